@@ -5,16 +5,16 @@
 
 Per row: a bfloat16 checkpoint with random weights is written; two iterations of two prompts x 2 rollouts are trained,
 the process is killed after the first and resumed; the model is exported to transformers' layout, and its logits there
-are compared with ours; it is sampled from and evaluated. Each command is a process of its own. Its memory is read every
-10 ms, by phase: the peak of anonymous pages, and of all resident ones, which also count libraries and the memory-mapped
-checkpoint, both of which the system may drop. `lfpo plan --device cpu` counts the checkpoint and no libraries. Needs
-22 GiB of memory and 50 GiB of disk for the largest row.
+are compared with ours; it is sampled from and evaluated. Each command is a process of its own (two ranks with FSDP),
+whose anonymous memory is read every 10 ms. Its peak in each phase, and the weights that stay in the checkpoint's mapped
+files, stand beside what `lfpo plan --device cpu` counts. Needs 22 GiB of memory and 50 GiB of disk for the largest row.
 """
 
 import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -29,6 +29,7 @@ ROWS: dict[str, tuple[str, int | None, list[str]]] = {
     "smallest": ("llada-8b", 1, LORA),
     "llada-8b": ("llada-8b", None, LORA),
     "llada-8b-4bit": ("llada-8b", None, [*LORA, "--load_in_4bit", "true"]),
+    "llada-8b-fsdp": ("llada-8b", None, [*LORA, "--fsdp", "true", "--rollout_gather", "layer"]),
     "dream-7b": ("dream-7b", None, LORA),
     "sdar-1.7b": ("sdar-1.7b", 6, ALL),
     "llada-moe-7b": ("llada-moe-7b", 8, LORA),
@@ -78,18 +79,19 @@ def write_checkpoint(folder: Path, layout: str, layers: int | None) -> None:
     (folder / "config.json").write_text(json.dumps(config))  # last: with it the checkpoint is complete
 
 
-def run_command(phases: Path, command: list[str]) -> int:
-    """`lfpo COMMAND` in this process; the phase it is in, of those of the plan, is written to a file as it changes."""
+def run_command(folder: Path, command: list[str]) -> int:
+    """`lfpo COMMAND` in this process. Its phase, of those of the plan, and the GiB of mapped weights are written to a
+    file as they change."""
     from lfpo.cli.command_line import main
     from lfpo.train.rl import LFPOTrainer
 
-    def enter(phase: str) -> None:
-        phases.write_text(phase)
+    def enter(phase: str, mapped: float = 0.0) -> None:
+        (folder / f"phase-{os.getpid()}").write_text(f"{phase} {mapped}")
 
     sample, export = LFPOTrainer.sample_and_score, LFPOTrainer.export
 
     def sampling(trainer: Any, *args: Any) -> Any:
-        enter("rollout")
+        enter("rollout", mapped_weights(trainer.model))
         batch = sample(trainer, *args)
         enter("update")
         return batch
@@ -104,29 +106,50 @@ def run_command(phases: Path, command: list[str]) -> int:
     return main(command)
 
 
-def watched(folder: Path, *command: str, until: Path | None = None) -> tuple[float, dict[str, list[float]]]:
-    """Run `lfpo COMMAND`: its seconds, and phase -> peaks of anonymous and of all memory, GiB. until: kill it then."""
-    phases, peaks, started = folder / "phase", dict[str, list[float]](), time.perf_counter()
-    phases.write_text("start")
-    child = [sys.executable, "-m", "benchmarks.true_size", str(folder), "--run", json.dumps(command)]
+def mapped_weights(model: Any) -> float:
+    """GiB of a model's weights that stay in its checkpoint's files, which are mapped to memory."""
+    lines = (line.split() for line in Path("/proc/self/maps").read_text().splitlines() if ".safetensors" in line)
+    ranges = [[int(end, 16) for end in line[0].split("-")] for line in lines]
+    mapped = (p for p in model.parameters() if any(low <= p.data_ptr() < high for low, high in ranges))
+    return sum(p.nbytes for p in mapped) / GIB
+
+
+def watched(folder: Path, *command: str, ranks: int = 1, until: Path | None = None) -> tuple[float, dict[str, float]]:
+    """Run `lfpo COMMAND`: its seconds, and phase -> GiB of memory it needs. until: kill it when this exists."""
+    for old in folder.glob("phase-*"):
+        old.unlink()
+    several = ["-m", "torch.distributed.run", "--nproc_per_node", str(ranks), "--module"] if ranks > 1 else ["-m"]
+    child = [sys.executable, *several, "benchmarks.true_size", str(folder), "--run", json.dumps(command)]
+    peaks, mapped, started = dict[str, float](), 0.0, time.perf_counter()
     with (folder / "output.log").open("a") as log:
-        process = subprocess.Popen(child, stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(child, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
     while process.poll() is None:
-        lines = dict(line.split(":", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
-        now = [int(lines.get(key, "0 kB").split()[0]) / 2**20 for key in ("RssAnon", "VmRSS")]
-        phase = phases.read_text() or "start"
-        peaks[phase] = [max(pair) for pair in zip(now, peaks.get(phase, now), strict=True)]
+        for file in folder.glob("phase-*"):
+            status = Path("/proc", file.name.removeprefix("phase-"), "status")
+            if words := file.read_text().split():
+                peaks[words[0]] = max(peaks.get(words[0], 0.0), anonymous(status))
+                mapped = max(mapped, float(words[1]))
         if until is not None and until.exists():
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
         time.sleep(0.01)
     if process.returncode and until is None:
         code = process.returncode
         raise SystemExit(f"lfpo {' '.join(command)}: exit code {code}; {folder}/output.log has its output")
-    return time.perf_counter() - started, peaks
+    return time.perf_counter() - started, {phase: peak + mapped for phase, peak in peaks.items()}
+
+
+def anonymous(status: Path) -> float:
+    """GiB of anonymous memory of a process; 0 if it has ended."""
+    try:
+        lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    return int(lines.get("RssAnon", "0 kB").split()[0]) / 2**20
 
 
 def run_row(folder: Path, layout: str, layers: int | None, settings: list[str]) -> dict[str, Any]:
-    """One row: phase -> GiB [anonymous, resident, planned], what -> seconds, and the largest difference of logits."""
+    """One row: phase -> GiB [needed, planned], what -> seconds, and the largest difference of logits."""
+    ranks = 2 if "--fsdp" in settings else 1
     model, run, exported = folder / "checkpoint", folder / "run", folder / "exported"
     if not (model / "config.json").exists():
         shutil.rmtree(model, ignore_errors=True)
@@ -134,13 +157,15 @@ def run_row(folder: Path, layout: str, layers: int | None, settings: list[str]) 
     for old in (run, exported):
         shutil.rmtree(old, ignore_errors=True)
     options = ["--model", str(model), *TRAIN, *settings]
-    watched(folder, "plan", "--device", "cpu", "--gpu_memory", "1000", "--output", str(folder / "plan.json"), *options)
-    plan = json.loads((folder / "plan.json").read_text())
+    planned = folder / "plan.json"
+    there = ["--device", "cpu", "--gpu_memory", "1000", "--gpus", str(ranks), "--output", str(planned)]
+    watched(folder, "plan", *there, *options)
+    plan = json.loads(planned.read_text())
     train = ["train", *options, "--output_dir", str(run)]
-    seconds, peaks = dict[str, float](), dict[str, dict[str, list[float]]]()
+    seconds, peaks = dict[str, float](), dict[str, dict[str, float]]()
     first = run / "checkpoints" / "step-1"
-    seconds["one iteration, killed"], peaks["killed"] = watched(folder, *train, until=first)
-    seconds["resume to the end"], peaks["train"] = watched(folder, *train, "--resume", "true")
+    seconds["one iteration, killed"], peaks["killed"] = watched(folder, *train, ranks=ranks, until=first)
+    seconds["resume to the end"], peaks["train"] = watched(folder, *train, "--resume", "true", ranks=ranks)
     to = ["--layout", "transformers", "--output", str(exported)]
     seconds["export"], peaks["export"] = watched(folder, "export", str(run), *to)
     trained = str(run / "model")
@@ -148,10 +173,9 @@ def run_row(folder: Path, layout: str, layers: int | None, settings: list[str]) 
     few = ["--task", "sudoku", "--n", "2", *LENGTH]
     seconds["eval"], peaks["eval"] = watched(folder, "eval", "--model", trained, *few)
     memory = {}
-    for phase, planned in zip(plan["phases"], plan["total"], strict=True):
-        runs = [peaks[part][phase] for part in ("killed", "train") if phase in peaks[part]]
-        memory[phase] = [*(max(found) for found in zip(*runs, strict=True)), planned / GIB]
-    commands = {name: max(found[0] for found in peaks[name].values()) for name in ("export", "sample", "eval")}
+    for phase, counted in zip(plan["phases"], plan["total"], strict=True):
+        memory[phase] = [max(peaks[part].get(phase, 0.0) for part in ("killed", "train")), counted / GIB]
+    commands = {name: max(peaks[name].values()) for name in ("export", "sample", "eval")}
     return {"seconds": seconds, "memory": memory, "commands": commands, **compare_logits(folder, trained, exported)}
 
 
@@ -176,7 +200,7 @@ def table(rows: dict[str, Any]) -> str:
     lines = ["| row | start | rollout | update | export | lfpo export, sample, eval | seconds | logits |"]
     lines.append("| --- |" + " ---: |" * 7)
     for name, row in rows.items():
-        phases = [f"{own:.1f}, {all_of:.1f} ({planned:.1f})" for own, all_of, planned in row["memory"].values()]
+        phases = [f"{needed:.1f} ({planned:.1f})" for needed, planned in row["memory"].values()]
         commands = ", ".join(f"{peak:.1f}" for peak in row["commands"].values())
         seconds = ", ".join(f"{value:.0f}" for value in row["seconds"].values())
         logits = f"{row['logits differ by']:.2g} of {row['of']:.2g}"
@@ -191,8 +215,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--run", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     if args.run is not None:
-        return run_command(args.folder / "phase", args.run)
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        return run_command(args.folder, args.run)
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # else waiting threads of a rank take the other's time
     done: dict[str, Any] = {}
     for name in args.rows:
         folder = args.folder / name

@@ -86,7 +86,7 @@ def test_peaks_are_those_of_real_steps(changes: dict[str, Any], monkeypatch: pyt
     step()  # creates the optimiser's state
     update = peak(step, CPU)
     plan = small(args)
-    standing = sum(plan.parts[name][2] for name in ("weights", "reference", "optimiser"))
+    standing = sum(plan.parts[name][2] for name in ("weights", "reference", "optimiser", "libraries"))
     held = sum(p.numel() * p.element_size() for p in model.parameters())
     counted = plan.parts["weights"][1] + (plan.parts["reference"][1] if args.lora else 0)
     # Scales of 4-bit weights are not among the parameters.

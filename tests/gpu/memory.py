@@ -17,7 +17,7 @@ from lfpo.models.layouts import LAYOUTS, with_layers
 from lfpo.runs.context import Context
 from lfpo.train.algorithm import Step, optimizer_step
 from lfpo.train.config import LFPOConfig
-from lfpo.train.plan.estimate import CONTEXT, Estimate
+from lfpo.train.plan.estimate import LIBRARIES, Estimate
 from lfpo.train.rl import LFPOTrainer
 
 TOLERANCE = 0.15
@@ -85,7 +85,7 @@ def against_plan(machine: Machine, label: str, changes: dict[str, Any]) -> list[
         ("rollouts", found.rollouts, plan.totals[1]),
         ("update", found.update, plan.totals[2]),
     ):
-        expected = planned - CONTEXT[machine.device.type] - standing
+        expected = planned - LIBRARIES[machine.device.type] - standing
         rows.append(measured(f"{label}: {phase}", bytes_found / 2**30, "GiB"))
         rows.append(at_most(f"{label}: {phase}, off the plan's", abs(bytes_found / expected - 1), TOLERANCE))
     return rows

@@ -19,6 +19,7 @@ from lfpo.base.errors import UserError
 from lfpo.base.files import replace_file, writing
 from lfpo.base.measure import matmul_peak
 from lfpo.models.loading import SHIPPED, load_tokenizer
+from lfpo.models.narrow_products import matmul
 from lfpo.models.settings import LoraSettings
 from lfpo.models.tensor_files import GIB
 from lfpo.prompts.dataset import read_rows
@@ -282,7 +283,7 @@ def _rates(config: PlanConfig) -> tuple[dict[str, float], str]:
     ):
         rates[dtype], origin = 1e12 * (stated or assumed), "stated" if stated else "assumed"
         if here and not stated:
-            rates[dtype] = EFFICIENCY * matmul_peak(torch.device(config.device), getattr(torch, dtype))
+            rates[dtype] = EFFICIENCY * matmul_peak(torch.device(config.device), getattr(torch, dtype), matmul)
             origin = f"{EFFICIENCY:.0%} of one large product, measured here"
         origins.append(f"{rates[dtype] / 1e12:.3g} TFLOP/s in {dtype} ({origin})")
     return rates, ", ".join(origins)

@@ -28,7 +28,7 @@ from lfpo.train.setup import samplers
 
 Phases = tuple[float, float, float, float]
 PHASES = ("start", "rollout", "update", "export")
-CONTEXT = {"cuda": 2**30, "cpu": 0}  # bytes that CUDA itself takes, approximately
+LIBRARIES = {"cuda": 2**30, "cpu": 0.3 * 2**30}  # bytes that CUDA's context, or Python and torch take, approximately
 
 
 class Estimate:
@@ -73,6 +73,9 @@ class Estimate:
         self.head_products = precision_of(args.head_precision, torch.device(device), self.dtype)
         self.head = self.hf.vocab_size * self.hf.hidden_size  # weights of the head, and of the embeddings
         self.adapter = 0 if args.lora is None else adapter_size(config, args.lora)
+        # The largest matrix with an adapter, and the weights of matrices without one: experts, by default.
+        experts = args.lora is not None and args.lora.experts
+        self.adapted, self.apart = (self.sizes.matrix, 0) if experts else (self.sizes.dense, self.sizes.experts)
         self.used = self.sizes.active + self.adapter  # weights of the layers that a token runs through
         self.trained = self.adapter or self.sizes.total
         self.share = 1 / (args.fsdp_size or gpus) if args.fsdp else 1.0  # of all weights, that one rank holds
@@ -80,7 +83,8 @@ class Estimate:
 
         turns = max(1, args.max_turns)  # each is a row; as many as there can be
         self.rollouts = turns * args.prompts_per_iteration * args.num_generations
-        self.problems = turns * args.eval_size if args.task or args.eval_file else 0
+        evaluations = sum(args.evaluates_after(step) for step in range(args.max_steps + 1))
+        self.problems = turns * args.eval_size if evaluations and (args.task or args.eval_file) else 0
         self.work = work = count(
             self.objective, self.sampler, trained_block=self.trained_block, group=args.num_generations
         )
@@ -99,7 +103,7 @@ class Estimate:
             **self._rollout_parts(),
             **self._update_parts(),
             **self._export_parts(),
-            "CUDA context": (CONTEXT[device],) * 4,
+            "libraries": (LIBRARIES[device],) * 4,
         }
         self.parts: dict[str, Phases] = {name: values for name, values in parts.items() if any(values)}
         self.host = {name: size for name, size in self._host().items() if size}
@@ -113,9 +117,8 @@ class Estimate:
         tokens, pairs = work.views * self.view_tokens, work.views * self.view_pairs
         one = model_flops(self.hf, self.used, tokens, pairs, work.targets)
         self.update_flops = self.rollouts * self.objective.num_iterations * (forwards + work.before / work.views) * one
-        times = sum(args.evaluates_after(step) for step in range(args.max_steps + 1))
         problem = sum(self._sampling(sampler)[1] for sampler in eval_samplers.values())
-        self.evaluation_flops = times * self.problems * problem
+        self.evaluation_flops = evaluations * self.problems * problem
 
     def _model_states(self) -> dict[str, Phases]:
         """What a run holds between passes: weights, reference, base policy, average, moments, gradients."""
@@ -132,10 +135,9 @@ class Estimate:
         # choice. FSDP gathers all of them.
         copies = 0.0
         if args.merges_lora(self.device) and not args.fsdp:
-            apart = 0 if args.lora and args.lora.experts else sizes.experts  # matrices without adapters
-            copies = self.per_product * (sizes.matrices - apart)
-            copies += 2 * apart * (self.autocast and per_weight > 2)
-            copies += 8 * sizes.matrix * (sizes.experts > apart)  # the sum of one stacked matrix, in float32
+            copies = self.per_product * (sizes.matrices - self.apart)
+            copies += 2 * self.apart * (self.autocast and per_weight > 2)
+            copies += 8 * sizes.matrix * (sizes.experts > self.apart)  # the sum of one stacked matrix, in float32
         elif self.autocast and not args.fsdp and not args.rollout_compile:
             copies = 2 * sizes.matrices * (per_weight > 2 and not args.load_in_4bit) + 2 * 2 * adapter
         on_gpu: Phases = (0, 0, 0, 0)
@@ -183,7 +185,7 @@ class Estimate:
         sizes, per_weight, lora = self.sizes, self.per_weight, self.args.lora is not None
         whole = self.per_product * sizes.matrices + per_weight * (sizes.total - sizes.matrices)
         merged = self.args.merges_lora(self.device)  # a sum is made in float32, one matrix at a time
-        adapters = 2 * 4 * sizes.matrix if merged else 2 * 2 * self.adapter * self.autocast
+        adapters = 2 * 4 * self.adapted if merged else 2 * 2 * self.adapter * self.autocast
         heads = per_weight * self.head * (1 if lora else 1 + self.work.others)
         per_gathered = per_weight if sizes.experts else self.per_product
         rollouts = whole + adapters
@@ -224,11 +226,11 @@ class Estimate:
         """What writing the model takes beside the run's own: one tensor that is gathered or merged (the sum in float32)
         and, where it is in the same memory, the file that such tensors are collected for."""
         args, sizes = self.args, self.sizes
-        adapted = sizes.matrix if args.lora and args.lora.experts else sizes.dense
-        merged = (3 * 4 + self.per_product) * adapted if args.lora else 0
+        merged = (3 * 4 + self.per_product) * self.adapted if args.lora else 0
         gathered = self.per_weight * max(sizes.matrix, self.head) if args.fsdp else 0
-        changed = args.lora or args.fsdp  # other tensors are written from where they are
-        file = min(FILE_BYTES, self.per_product * sizes.total / self.gpus) if changed and self.device == "cpu" else 0
+        # Other tensors are written from where they are.
+        changed = sizes.total / self.gpus if args.fsdp else (sizes.matrices - self.apart) * (args.lora is not None)
+        file = min(FILE_BYTES, self.per_product * changed) if self.device == "cpu" else 0
         return {"one tensor to write": (0, 0, 0, merged + gathered), "file to write": (0, 0, 0, file)}
 
     def _update_parts(self) -> dict[str, Phases]:
