@@ -60,11 +60,12 @@ def large(gpus: int = 1, **changes: Any) -> Estimate:
     [
         {},
         pytest.param({"gradient_checkpointing": True, "update_tokens": 1024}, marks=pytest.mark.long),
+        {"prompts_per_iteration": 1, "num_generations": 2, "gradient_checkpointing": True},
         {"lora": {"r": 8}, "dtype": "bfloat16", "objective": {"name": "diffu_grpo"}},
         pytest.param({"optim": "adamw_8bit", "offload_reference": True}, marks=pytest.mark.long),
         pytest.param({"lora": {"r": 8}, "load_in_4bit": True}, marks=pytest.mark.long),
     ],
-    ids=["full", "checkpointed", "lora", "light", "4-bit"],
+    ids=["full", "checkpointed", "one pass", "lora", "light", "4-bit"],
 )
 def test_peaks_are_those_of_real_steps(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
     if "optim" in changes or "load_in_4bit" in changes:

@@ -93,6 +93,7 @@ class Estimate:
         self.fullest = sum(fullest) * gpus / self.rollouts
         views = [math.ceil(rollouts * work.views) for rollouts in fullest]
         self.rows = max(work.unit, min(args.update_tokens // self.view_tokens, max(views)), 1)
+        self.one_pass = max(views) <= self.rows  # in each step
         # One for the rollouts, two for the EMA, and one for each update pass.
         passes = self.objective.num_iterations * sum(-(-n // self.rows) for n in views)
         self.transfers = 3 + passes if args.offload_reference else 0
@@ -160,7 +161,6 @@ class Estimate:
             "reference's layers on the GPU": on_gpu,
             "one dequantised matrix": (0, dequantised, dequantised, dequantised),
             "optimiser": optimiser,
-            "gradients": (0, 0, 4 * trained, 0),
         }
 
     def _host(self) -> dict[str, float]:
@@ -228,8 +228,8 @@ class Estimate:
         args, sizes = self.args, self.sizes
         merged = (3 * 4 + self.per_product) * self.adapted if args.lora else 0
         gathered = self.per_weight * max(sizes.matrix, self.head) if args.fsdp else 0
-        # Other tensors are written from where they are.
-        changed = sizes.total / self.gpus if args.fsdp else (sizes.matrices - self.apart) * (args.lora is not None)
+        # Other tensors are written from where they are; an expert's matrices are copied out of the stacked ones.
+        changed = sizes.total / self.gpus if args.fsdp else sizes.matrices if args.lora else sizes.experts
         file = min(FILE_BYTES, self.per_product * changed) if self.device == "cpu" else 0
         return {"one tensor to write": (0, 0, 0, merged + gathered), "file to write": (0, 0, 0, file)}
 
@@ -251,11 +251,15 @@ class Estimate:
         # backward pass, when the head's gradient is held twice; that of a split head has left by then, in a third copy.
         later, leaving = (0, 3 * head_gradient) if args.fsdp else (2 * head_gradient, 0)
         at_head = max(max(chunk, leaving) - (peak - held), later)
+        gradients = 4 * self.trained_here
+        if self.one_pass and not args.fsdp:  # they come while activations, states and chunk are freed
+            gradients = max(0, gradients - held - states - at_head)
         # After activations, states and chunk are freed: the all-reduce copies the gradients of whole parameters; split
         # embeddings are gathered, and their gradient is copied on its way.
         split = args.fsdp and all_weights
         reduced = self.head * (per_weight + 2 * 4) if split else 4 * self.trained if self.gpus > 1 else 0
         return {
+            "gradients": (0, 0, gradients, 0),
             "activations of a pass": (0, 0, peak, 0),
             "hidden states at targets": (0, 0, states, 0),
             "logits chunk, head's gradient": (0, 0, at_head, 0),
