@@ -28,7 +28,7 @@ ALL = ["--gradient_checkpointing", "true"]  # trained weights are float32: 20 by
 ROWS: dict[str, tuple[str, int | None, list[str]]] = {
     "smallest": ("llada-8b", 1, LORA),
     "llada-8b": ("llada-8b", None, LORA),
-    "llada-8b-4bit": ("llada-8b", None, [*LORA, "--load_in_4bit", "true"]),
+    "llada-8b-4bit": ("llada-8b", 8, [*LORA, "--load_in_4bit", "true"]),
     "llada-8b-fsdp": ("llada-8b", None, [*LORA, "--fsdp", "true", "--rollout_gather", "layer"]),
     "dream-7b": ("dream-7b", None, LORA),
     "sdar-1.7b": ("sdar-1.7b", 6, ALL),
@@ -82,6 +82,9 @@ def write_checkpoint(folder: Path, layout: str, layers: int | None) -> None:
 def run_command(folder: Path, command: list[str]) -> int:
     """`lfpo COMMAND` in this process. Its phase, of those of the plan, and the GiB of mapped weights are written to a
     file as they change."""
+    from lfpo.base.environment import before_torch
+
+    before_torch()
     from lfpo.cli.command_line import main
     from lfpo.train.rl import LFPOTrainer
 
@@ -216,7 +219,6 @@ def main(arguments: list[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     if args.run is not None:
         return run_command(args.folder, args.run)
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # else waiting threads of a rank take the other's time
     done: dict[str, Any] = {}
     for name in args.rows:
         folder = args.folder / name

@@ -1,5 +1,6 @@
 """Package versions and hardware, saved with every result because numbers depend on them."""
 
+import ctypes
 import os
 import platform
 
@@ -17,6 +18,20 @@ def versions() -> dict[str, str]:
         "transformers": transformers.__version__,
         "python": platform.python_version(),
     }
+
+
+_M_MMAP_THRESHOLD = -3
+
+
+def before_torch() -> None:
+    """Two settings of this process, made before torch is loaded. What the environment says of them is kept.
+
+    Waiting OpenMP threads sleep: a thread that spins takes the core of another process. Freed blocks of 2 MiB or more
+    go back to the system (glibc), which else keeps them: 50 % more memory after quantising a model to 4 bits.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if platform.libc_ver()[0] == "glibc" and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**21)
 
 
 def use_threads(number: int) -> None:

@@ -6,6 +6,7 @@ import signal
 import sys
 
 from lfpo.base.config import recipe_names
+from lfpo.base.environment import before_torch
 from lfpo.base.errors import LOST, ProcessLost, UserError, nearest
 from lfpo.base.version import VERSION
 from lfpo.cli.commands import COMMANDS
@@ -51,6 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     128 + N: signal N ended the command; training has saved a checkpoint.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    before_torch()
     try:
         code = _run(arguments)
         sys.stdout.flush()
