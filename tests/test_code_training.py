@@ -67,7 +67,7 @@ def test_random_text_and_hostile_programs_are_scored_and_gone() -> None:
     rng = random.Random(0)
     noise = ["".join(rng.choices(string.printable, k=rng.randrange(200))) for _ in range(60)]
     hostile = [attack.replace("add(a, b)", "remove_Occ(*a)") for attack, _ in (CHEATS | ENDLESS).values()]
-    hostile = [attack for attack in hostile if "recursion" not in attack]
+    hostile = [attack for attack in hostile if "recursion" not in attack][::5]  # tests/test_sandbox_attacks.py has all
     row = task.test_rows()[0]
     right = task.solution(row)
     completions = [*noise, *(f"```python\n{program}\n```" for program in hostile), right]

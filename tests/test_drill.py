@@ -1,4 +1,4 @@
-"""The fault drill notices when something is lost. tests/test_docs.py runs every group of faults."""
+"""The fault drill survives every group of faults, and notices when something is lost."""
 
 import json
 import random
@@ -8,19 +8,23 @@ from typing import Any
 
 import pytest
 
-from drill import command, failures
+from drill import command
 from drill.command import DrillConfig
 from drill.harness import ITERATIONS, Drill, Recovery, Row, difference, progress
+from lfpo.base.plugins import resolve
 
 
 @pytest.fixture(scope="module")
 def drill(tmp_path_factory: pytest.TempPathFactory) -> Drill:
-    return Drill(tmp_path_factory.mktemp("drill"), DrillConfig(), random.Random(0))
+    small = DrillConfig(kills=1, stops=1, damages=1, ranks=2, heads=1, fuzz=8, soak_minutes=0.1)
+    return Drill(tmp_path_factory.mktemp("drill"), small, random.Random(0))
 
 
-def test_a_reward_function_that_always_raises(drill: Drill):
-    row = failures.always_raises(drill)
-    assert row.tried == 1 and not row.failures, row
+@pytest.mark.long
+@pytest.mark.parametrize("faults", command.FAULTS)
+def test_a_group_of_faults(faults: str, drill: Drill):
+    rows: list[Row] = resolve(command.FAULTS[faults], {}, kind="fault")(drill)
+    assert rows and not [row for row in rows if row.failures]
 
 
 def test_any_difference_is_seen(drill: Drill, tmp_path: Path):

@@ -106,8 +106,8 @@ def trains_as_one(folder: Path, shards: int, lora: LoraSettings | None, checkpoi
     assert sum(p.to_local().numel() for p in matrices) <= sum(p.numel() for p in matrices) / parts + one_row
 
 
-CASES = [(1, 0, None, False), (3, 0, LORA, True), (4, 2, None, False)]
-LONG_CASES = [(2, 0, None, True), (4, 2, LORA, False)]
+CASES = [(1, 0, None, False), (2, 0, LORA, True), (4, 2, None, False)]
+LONG_CASES = [(3, 0, None, True), (4, 2, LORA, False)]
 
 
 @pytest.mark.parametrize(
