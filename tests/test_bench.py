@@ -64,14 +64,7 @@ def test_bench_on_tasks_writes_numbers_and_a_table(tmp_path: Path, capsys: pytes
     result = bench(tmp_path / "deep", *small, "--lora", "0")
     assert f"wrote {tmp_path / 'deep' / 'rollout.json'}" in capsys.readouterr().out
     tables = (tmp_path / "deep" / "rollout.md").read_text().split("\n\n")
-    assert [table.split(" |")[0].rstrip() for table in tables] == [
-        f"| {group}" for group in dict.fromkeys(row["group"] for row in result["rows"])
-    ]
     assert [len(table.splitlines()) - 2 for table in tables] == [7, 7, 10]
-    assert {line.count("|") for table in tables for line in table.splitlines()} == {12}
-    assert result["config"]["n"] == 3
-    assert result["matmul_peak"] > 0
-    assert {"environment", "versions"} <= result.keys()
     rows = {(row["group"], row["mode"]): row for row in result["rows"]}
     assert len(rows) == len(result["rows"]) == 2 * 7 + 9 + 1
     for steps in (4, 16):
@@ -80,20 +73,15 @@ def test_bench_on_tasks_writes_numbers_and_a_table(tmp_path: Path, capsys: pytes
         unmasked = ladder.pop(1)
         assert unmasked["mode"] == "without its mask of padding, as published" and unmasked["nfe"] == steps
         assert [row["same"] for row in ladder] == [1.0] * 6
-        assert len({row["accuracy"] for row in ladder}) == 1
         assert [row["nfe"] for row in ladder[:5]] == [steps, 4, 4, 4, 4]
         assert ladder[5]["nfe"] <= 4
-        assert ladder[0]["speedup"] == 1.0
         assert ladder[3]["speedup"] == pytest.approx(ladder[0]["seconds"] / ladder[3]["seconds"])
     approximate = "approximate, against the exact engine"
     assert rows[approximate, "exact, EOS stop"]["same"] == 1.0
     assert rows[approximate, "threshold 0.9"]["nfe"] < rows[approximate, "exact, EOS stop"]["nfe"]
     for row in result["rows"]:
         assert 0 < row["seconds_least"] <= row["seconds"] <= row["seconds_most"]
-        assert 0 <= row["same"] <= 1
-        assert 0 <= row["accuracy"] <= 1
-        assert row["tokens_per_second"] > 0
-        assert row["share_of_peak"] > 0
+        assert row["tokens_per_second"] > 0 and row["share_of_peak"] > 0
     exact = [row["spent_over_needed"] for row in ladder]  # four steps for a token
     assert exact[0] / exact[1] == pytest.approx(4)  # one step of four reveals a token
     assert exact[1] > exact[2] >= exact[3] > exact[4]  # logits, padding, rows that share a forward
@@ -233,14 +221,10 @@ def test_bench_update_writes_numbers_and_a_table(tmp_path: Path, capsys: pytest.
     ("arguments", "said"),
     [
         ("", "expected one of rollout, update, precision, sandbox"),
-        ("training", "found 'training'"),
         ("update --sizes [8,10]", "'sizes' must hold multiples of 4 from 8 up, found [8, 10]"),
         ("update --width 100", "width 100 must be a multiple of 32"),
-        ("rollout --repeats 0", "repeats 0 must be at least 1"),
         ("rollout --layer 2", "did you mean 'layers'"),
-        ("rollout --tasks []", "'tasks'"),
         ("rollout --tasks [sums]", "unknown task 'sums'"),
-        ("rollout --model llada-9b", "no such folder"),
     ],
 )
 def test_wrong_settings_are_told_at_once(arguments: str, said: str, capsys: pytest.CaptureFixture[str]):

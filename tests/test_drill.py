@@ -12,6 +12,8 @@ from drill import command
 from drill.command import DrillConfig
 from drill.harness import ITERATIONS, Drill, Recovery, Row, difference, progress
 from lfpo.base.plugins import resolve
+from lfpo.models import load_model, save_model
+from written_runs import write_run
 
 
 @pytest.fixture(scope="module")
@@ -27,23 +29,24 @@ def test_a_group_of_faults(faults: str, drill: Drill):
     assert rows and not [row for row in rows if row.failures]
 
 
-def test_any_difference_is_seen(drill: Drill, tmp_path: Path):
-    copy = tmp_path / "copy"
-    shutil.copytree(drill.unbroken, copy)
-    assert difference(drill.unbroken, copy) == "" and progress(copy) == ITERATIONS
+def test_any_difference_is_seen(tmp_path: Path):
+    whole, copy = write_run(tmp_path / "whole", ["text"], steps=ITERATIONS, eval_texts=["text"]), tmp_path / "copy"
+    save_model(load_model("embedded"), whole / "model")
+    shutil.copytree(whole, copy)
+    assert difference(whole, copy) == "" and progress(copy) == ITERATIONS
     lines = (copy / "metrics.jsonl").read_text().splitlines(keepends=True)
     changed = [*lines[:3], json.dumps({**json.loads(lines[3]), "loss": 0.0}) + "\n", *lines[4:]]
     for wrong, said in ((changed, "line 3 of metrics.jsonl"), (lines[:-1], f"has {ITERATIONS} lines")):
         (copy / "metrics.jsonl").write_text("".join(wrong))
-        assert said in difference(drill.unbroken, copy)
+        assert said in difference(whole, copy)
     (copy / "metrics.jsonl").write_text("".join(lines))
-    for file in ("rollouts/step-2.jsonl", "eval/step-2.jsonl"):
+    for file in ("rollouts/step-2.jsonl", f"eval/step-{ITERATIONS}.jsonl"):
         (copy / file).rename(tmp_path / "away")
-        assert f"{file} differs" in difference(drill.unbroken, copy)
+        assert f"{file} differs" in difference(whole, copy)
         (tmp_path / "away").rename(copy / file)
     weights = copy / "model" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
-    assert "the final weights differ" in difference(drill.unbroken, copy)
+    assert "the final weights differ" in difference(whole, copy)
 
 
 def fails(drill: Drill) -> list[Row]:

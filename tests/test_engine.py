@@ -7,8 +7,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +19,7 @@ import torch
 
 import lfpo.train.ray_engine
 import lfpo.train.ray_rewards
+import tiny
 from lfpo.base import distributed
 from lfpo.base.config import build
 from lfpo.base.errors import UserError
@@ -39,12 +38,12 @@ from lfpo.rollout.trajectory import Trajectory
 from lfpo.runs.context import Context
 from lfpo.runs.directory import Run
 from lfpo.train.config import EngineSettings, LFPOConfig
-from lfpo.train.ray_cluster import wait_for_start
+from lfpo.train.ray_cluster import connect, wait_for_start
 from lfpo.train.ray_engine import Job, RayEngine, Worker, set_weights, weights_of
 from lfpo.train.ray_rewards import by_tasks
 from lfpo.train.rl import LFPOTrainer
 from lfpo.train.setup import load_policies, make_engine
-from processes import run_ranks
+from processes import run_ranks, start
 from small_runs import choice_config, same
 
 SAMPLER = SamplerConfig(gen_length=8, temperature=1.0, steps=8)
@@ -163,18 +162,24 @@ def engine_of(args: LFPOConfig) -> Iterator[tuple[RayEngine, MaskedDiffusionLM]]
         engine.close()
 
 
+@pytest.fixture(scope="module")
+def pair(ray: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RayEngine, MaskedDiffusionLM]]:
+    """An engine of two workers, and theta_old."""
+    model = tiny.write_llada(tmp_path_factory.mktemp("engine") / "llada")
+    with engine_of(config(model, engine={"name": "ray", "workers": 2, "max_staleness": 2})) as made:
+        yield made
+
+
 @pytest.mark.long
-@pytest.mark.parametrize(("workers", "lora"), [(1, True), (3, False)])
-def test_workers_sample_what_the_local_engine_samples(workers: int, lora: bool, llada: Path, ray: Any):
-    changes: dict[str, Any] = {"lora": {"r": 2, "lora_alpha": 4}} if lora else {}
-    args, told = config(llada, engine={"name": "ray", "workers": workers}, **changes), list[int]()
+def test_a_worker_samples_with_an_adapter_what_the_local_engine_samples(llada: Path, ray: Any):
+    args, told = config(llada, engine={"name": "ray"}, lora={"r": 2, "lora_alpha": 4}), list[int]()
     with engine_of(args) as (engine, policy):
         for version in range(2):
             engine.update(version, policy)
             found = engine.sample(REQUEST, lambda index, t: told.extend(index))
             assert same(found, local(policy, 3).sample(REQUEST))
             with torch.no_grad():
-                for p in [p for _, p in factors(policy)] if lora else policy.backbone.parameters():
+                for _, p in factors(policy):
                     p.mul_(1.1)
         assert sorted(told) == sorted(2 * list(range(12)))
         metrics = engine.metrics()
@@ -191,23 +196,22 @@ def ready(engine: RayEngine, job: Job) -> bool:
 
 
 @pytest.mark.long
-def test_requests_are_sampled_beside_training_with_the_weights_they_came_with(llada: Path, ray: Any):
-    args, told = config(llada, engine={"name": "ray", "workers": 2, "max_staleness": 2}), list[int]()
-    with engine_of(args) as (engine, policy):
-        tickets, expected = [], []
-        for version in range(3):
-            engine.update(version, policy)
-            tickets.append(engine.submit(REQUEST))
-            expected.append(local(policy, 3).sample(REQUEST))
-            with torch.no_grad():
-                for p in policy.backbone.parameters():
-                    p.mul_(1.1)
-        assert [ticket.version for ticket in tickets] == [0, 1, 2]
-        assert all(ready(engine, ticket.work) for ticket in tickets)
-        for number in (1, 0, 2):  # in any order
-            assert same(engine.result(tickets[number], lambda index, t: told.extend(index)), expected[number])
-        assert sorted(told) == sorted(3 * list(range(12)))
-        assert engine.metrics()["engine/units_open"] == 0
+def test_requests_are_sampled_beside_training_with_the_weights_they_came_with(pair: tuple[RayEngine, Any]):
+    (engine, policy), told = pair, list[int]()
+    tickets, expected = [], []
+    for version in range(3):
+        engine.update(version, policy)
+        tickets.append(engine.submit(REQUEST))
+        expected.append(local(policy, 3).sample(REQUEST))
+        with torch.no_grad():
+            for p in policy.backbone.parameters():
+                p.mul_(1.1)
+    assert [ticket.version for ticket in tickets] == [0, 1, 2]
+    assert all(ready(engine, ticket.work) for ticket in tickets)
+    for number in (1, 0, 2):  # in any order
+        assert same(engine.result(tickets[number], lambda index, t: told.extend(index)), expected[number])
+    assert sorted(told) == sorted(3 * list(range(12)))
+    assert engine.metrics()["engine/units_open"] == 0
 
 
 def run_with(folder: Path, model: Path, **engine: Any) -> list[dict[str, Any]]:
@@ -227,28 +231,31 @@ def run_with(folder: Path, model: Path, **engine: Any) -> list[dict[str, Any]]:
 def test_training_ahead_is_that_of_the_local_engine(llada: Path, tmp_path: Path, ray: Any):
     mine = run_with(tmp_path / "local", llada, max_staleness=2, prompts_per_unit=1)
     assert [m.get("engine/staleness") for m in mine] == [None, 0, 1, 2, 2]  # an evaluation first
-    assert run_with(tmp_path / "ray", llada, max_staleness=2, name="ray", workers=2) == mine
+    assert run_with(tmp_path / "ray", llada, max_staleness=2, name="ray") == mine
 
 
-def worker_pids() -> list[int]:
-    """Those of the Ray cluster that this process started."""
-    return [p.pid for p in psutil.Process().children(recursive=True) if "ray::Worker" in " ".join(p.cmdline())]
+def sampling() -> Iterator[int]:
+    """Ids of the workers that sample, in the Ray cluster that this process started."""
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "ray::Worker.sample" in " ".join(process.cmdline()):
+                yield process.pid
 
 
 @pytest.mark.long
-def test_a_killed_worker_changes_nothing(llada: Path, ray: Any):
-    """One of two workers is killed once the first unit is sampled."""
+def test_a_killed_worker_changes_nothing(pair: tuple[RayEngine, MaskedDiffusionLM]):
+    """One of two workers is killed once a unit is sampled."""
     request = Request(PROMPTS * 8, list(range(96)), SAMPLER, generations=3)
-    left = [1]
+    (engine, policy), killed = pair, list[int]()
 
     def kill(*_: Any) -> None:
-        for pid in worker_pids()[: left.pop() if left else 0]:
+        if not killed and (pid := next(sampling(), None)):
+            killed.append(pid)
             os.kill(pid, signal.SIGKILL)
 
-    with engine_of(config(llada, engine={"name": "ray", "workers": 2})) as (engine, policy):
-        engine.update(0, policy)
-        assert same(engine.sample(request, kill), local(policy, 3).sample(request))
-        assert engine.metrics()["engine/lost"] > 0
+    engine.update(9, policy)
+    assert same(engine.sample(request, kill), local(policy, 3).sample(request))
+    assert engine.metrics()["engine/lost"] > 0
 
 
 @pytest.mark.long
@@ -318,8 +325,8 @@ def evaluated(engine: dict[str, Any], folder: Path) -> tuple[dict[str, float], s
 
 
 @pytest.mark.long
-def test_workers_evaluate_what_the_local_engine_evaluates(tmp_path: Path, ray: Any):
-    found = evaluated({"name": "ray", "workers": 2}, tmp_path / "ray")
+def test_a_worker_evaluates_what_the_local_engine_evaluates(tmp_path: Path, ray: Any):
+    found = evaluated({"name": "ray"}, tmp_path / "ray")
     assert found == evaluated({"prompts_per_unit": 1}, tmp_path / "local")
     assert found[0].keys() >= {"eval/hot/accuracy", "eval/greedy/nfe"}
 
@@ -424,19 +431,19 @@ def test_a_reward_function_that_cannot_be_sent_is_one_sentence(
         by_tasks([length], EngineSettings(reward_workers=9), closing)
 
 
+def connect_without_a_token(address: str) -> None:
+    for name in [name for name in os.environ if name.startswith("RAY_")]:
+        del os.environ[name]
+    connect(EngineSettings(name="ray", address=address))
+
+
 @pytest.mark.long
 def test_a_cluster_that_asks_for_a_token_is_one_sentence(ray: Any):
     if os.environ.get("RAY_AUTH_MODE") != "token":
         pytest.skip("this Ray begins clusters without a token")
     address = ray.get_runtime_context().gcs_address
-    program = (
-        "from lfpo.train.config import EngineSettings\n"
-        "from lfpo.train.ray_cluster import connect\n"
-        f"connect(EngineSettings(name='ray', address={address!r}))"
-    )
-    without = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=without)
-    assert f"UserError: engine ray: the cluster at {address!r} asks for a token; set RAY_AUTH_MODE" in process.stderr
+    said = start(connect_without_a_token, address).wait().stderr
+    assert f"UserError: engine ray: the cluster at {address!r} asks for a token; set RAY_AUTH_MODE" in said
 
 
 def two_ranks(folder: Path) -> None:
