@@ -33,30 +33,6 @@ def test_what_is_not_given_is_not_checked():
     ]
 
 
-def reversed_rows(t: Trajectory) -> Trajectory:
-    return t.rows(torch.arange(len(t)).flip(0))
-
-
-def all_alike(t: Trajectory) -> Trajectory:
-    return dataclasses.replace(t, tokens=t.tokens[:1].expand_as(t.tokens).clone())
-
-
-def one_left_masked(t: Trajectory) -> Trajectory:
-    return dataclasses.replace(t, tokens=t.tokens.index_fill(1, torch.tensor([0]), t.mask_id))
-
-
-def all_at_once(t: Trajectory) -> Trajectory:
-    return dataclasses.replace(t, reveal_step=t.reveal_step.clamp(max=0))
-
-
-def from_one(t: Trajectory) -> Trajectory:
-    return dataclasses.replace(t, reveal_step=t.reveal_step + (t.reveal_step >= 0))
-
-
-def sure(t: Trajectory) -> Trajectory:
-    return dataclasses.replace(t, confidence=torch.ones_like(t.confidence))
-
-
 def fails(check: str, told: str) -> None:
     model = load_model("embedded")
     with pytest.raises(AssertionError, match=told):
@@ -66,17 +42,20 @@ def fails(check: str, told: str) -> None:
 @pytest.mark.parametrize(
     ("change", "check", "told"),
     [
-        (reversed_rows, "returns_the_request", "row 0 has another prompt"),
-        (one_left_masked, "reveals_all_tokens", "a mask token was left"),
-        (all_alike, "samples", "all 8 rollouts of each prompt agree"),
-        (all_at_once, "keeps_to_the_threshold", "a token had"),
-        (from_one, "reveals_in_order", "a row's steps do not begin with 0"),
-        (sure, "knows_its_confidence", "off by up to"),
+        (lambda t: {"prompt_ids": t.prompt_ids.flip(0)}, "returns_the_request", "row 0 has another prompt"),
+        (lambda t: {"tokens": torch.full_like(t.tokens, t.mask_id)}, "reveals_all_tokens", "a mask token was left"),
+        (lambda t: {"tokens": t.tokens[:1].expand_as(t.tokens)}, "samples", "all 8 rollouts of each prompt agree"),
+        (lambda t: {"reveal_step": t.reveal_step.clamp(max=0)}, "keeps_to_the_threshold", "a token had"),
+        (lambda t: {"reveal_step": t.reveal_step + (t.reveal_step >= 0)}, "reveals_in_order", "do not begin with 0"),
+        (lambda t: {"confidence": torch.ones_like(t.confidence)}, "knows_its_confidence", "off by up to"),
     ],
 )
 def test_an_engine_that_is_wrong_fails(change, check, told, monkeypatch):
+    def changed(t: Trajectory) -> Trajectory:
+        return dataclasses.replace(t, **change(t))
+
     sample = LocalEngine.sample
-    monkeypatch.setattr(LocalEngine, "sample", lambda self, *request: change(sample(self, *request)))
+    monkeypatch.setattr(LocalEngine, "sample", lambda *request: changed(sample(*request)))
     fails(check, told)
 
 

@@ -29,7 +29,7 @@ from processes import environment
 STEPS, ROLLOUTS = 2, 8  # of an iteration, as in train_arguments
 STAND_INS = 4  # completions that functions score before the first iteration (lfpo.train.preflight)
 TIMEOUT = 2.0
-MEMORY, SLOW = 1.0, 30.0  # GiB for a reward function in a child process; seconds, which hold the start of one
+MEMORY, SLOW = 1.0, 20.0  # GiB for a reward function in a child process; seconds, which hold the start of one
 AGAIN = "same end once fixed"
 
 
