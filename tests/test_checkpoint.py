@@ -114,24 +114,21 @@ FILES = [
 ]
 
 
-@pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "missing"])
-def test_damage_is_seen_and_the_older_checkpoint_taken(trainee: Trainee, run: Path, file: str, damage: str) -> None:
-    older = trainee.save(run, 1)
-    newer = trainee.save(run, 2)
-    assert latest_checkpoint(run) == newer
-    content = (newer / file).read_bytes()
-    middle = len(content) // 2
-    if damage == "truncated":
-        (newer / file).write_bytes(content[:middle])
-    elif damage == "flipped":
-        (newer / file).write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
-    else:
-        (newer / file).unlink()
-    reports: list[str] = []
-    assert latest_checkpoint(run, reports.append) == older
-    assert len(reports) == 1
-    assert "step-2" in reports[0]
+def test_damage_is_seen_and_the_older_checkpoint_taken(trainee: Trainee, run: Path, damage: str) -> None:
+    older, newer = trainee.save(run, 1), trainee.save(run, 2)
+    for file in FILES:
+        assert latest_checkpoint(run) == newer
+        content = (newer / file).read_bytes()
+        middle = len(content) // 2
+        rest = bytes([content[middle] ^ 1]) + content[middle + 1 :] if damage == "flipped" else b""
+        (newer / file).write_bytes(content[:middle] + rest)
+        if damage == "missing":
+            (newer / file).unlink()
+        reports: list[str] = []
+        assert latest_checkpoint(run, reports.append) == older, file
+        assert len(reports) == 1 and "step-2" in reports[0]
+        (newer / file).write_bytes(content)
 
 
 @pytest.mark.parametrize("content", ["[]", "3", '{"state.json": 3}'])

@@ -87,10 +87,13 @@ def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
     assert "MPS lacks; lfpo runs on the CPU" in " ".join(capsys.readouterr().out.split())
 
 
-def test_training_without_evaluation_does_not_read_the_test_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_training_without_evaluation_does_not_read_the_test_split(
+    llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("lfpo.prompts.tasks.task.Task.test_rows", lambda self, n: [{}] * n)  # any row would fail
     for number, change in enumerate(({"eval_steps": "0"}, {"eval_samplers": "{}"}, {"eval_size": "0"})):
-        assert main(train_arguments(tmp_path, output_dir=str(tmp_path / str(number)), **change)) == 0
+        where = {"output_dir": str(tmp_path / str(number)), "model": str(llada)}
+        assert main(train_arguments(tmp_path, **where, **change)) == 0
         assert "eval" not in (tmp_path / str(number) / "metrics.jsonl").read_text()
         assert (tmp_path / str(number) / "report.html").exists()
 

@@ -99,7 +99,7 @@ SWAPS |= {ast.Lt: ast.GtE(), ast.LtE: ast.Gt(), ast.Gt: ast.LtE(), ast.GtE: ast.
 SWAPS |= {ast.Eq: ast.NotEq(), ast.NotEq: ast.Eq()}
 
 
-def mutants(program: str, most: int = 3) -> list[str]:
+def mutants(program: str, most: int) -> list[str]:
     """Programs with one change each: an operator or comparison turned round, a number off by one, no result at all."""
     tree = ast.parse(program)
     places = _places(tree)
@@ -185,7 +185,7 @@ def test_solutions_score_one_except_known_broken_rows(name: str) -> None:
 def test_mutants_score_as_they_do_in_a_plain_script(name: str) -> None:
     """A mutant scores 0 if and only if a test fails for it in a plain script."""
     task, rows = own(name), rows_of(name)
-    most = 1 if name.endswith("plus") else 3  # numpy loads slowly
+    most = 1 if name.endswith("plus") else 2  # numpy loads slowly
     pairs = [(row, mutant) for row in rows for mutant in mutants(row["solution"], most) if not task.needs(row)]
     plain = [passes_as_a_script(mutant, row) for row, mutant in pairs]
     assert plain.count(False) >= len(rows)
@@ -317,7 +317,7 @@ def test_mbpp_plus_does_not_train_on_its_test_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", SUITES)
 def test_samples_are_whole_programs_with_the_scorers_ids(name: str) -> None:
     task = own(name)
-    for row in task.test_rows():
+    for row in task.test_rows(3):
         record = task.sample_record(row, task.solution(row))
         assert record.keys() == {"task_id", "solution"} and all(type(value) is str for value in record.values())
         assert record["task_id"].partition("/")[0] in ("HumanEval", "Mbpp", "BigCodeBench")

@@ -65,9 +65,9 @@ def test_random_text_and_hostile_programs_are_scored_and_gone() -> None:
     task = get_task(f"mbpp@{MBPP}")
     assert isinstance(task, DataTask)
     rng = random.Random(0)
-    noise = ["".join(rng.choices(string.printable, k=rng.randrange(200))) for _ in range(60)]
+    noise = ["".join(rng.choices(string.printable, k=rng.randrange(200))) for _ in range(20)]
     hostile = [attack.replace("add(a, b)", "remove_Occ(*a)") for attack, _ in (CHEATS | ENDLESS).values()]
-    hostile = [attack for attack in hostile if "recursion" not in attack]
+    hostile = [attack for attack in hostile if "recursion" not in attack][::8]  # tests/test_sandbox_attacks.py has all
     row = task.test_rows()[0]
     right = task.solution(row)
     completions = [*noise, *(f"```python\n{program}\n```" for program in hostile), right]
@@ -81,7 +81,7 @@ def test_random_text_and_hostile_programs_are_scored_and_gone() -> None:
     )
     assert rewards.parts["pass_rate"] == [0.0] * (len(completions) - 1) + [1.0] == rewards.parts["all_tests_pass"]
     syntax = rewards.parts["syntax_compliance"]
-    assert syntax[-1] == 1 and syntax[:60].count(1.0) < 10
+    assert syntax[-1] == 1 and syntax[:20].count(1.0) < 5
     assert time.monotonic() - begin < 300
     assert open_files() == before
     until = time.monotonic() + 10

@@ -57,33 +57,33 @@ class ForkedCell:
 def test_a_grid_runs_each_cell_once_and_goes_on_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     class Failing(ForkedCell):
         def __init__(self, config: CompareConfig, folder: Path):
-            if folder.name.startswith("rejection-seed-101"):
+            if folder.name.startswith("rejection-seed-100"):
                 (folder / "log.txt").write_text("error: no such luck\n")
                 folder = folder / "nowhere"
             super().__init__(config, folder)
 
     monkeypatch.setattr("lfpo.compare.grid.start", Failing)
-    config, said = small(tmp_path), list[str]()
-    with pytest.raises(UserError, match=r"1 cells failed .* rejection, seed 101: error: no such luck"):
+    config, said = small(tmp_path, seeds=[100]), list[str]()
+    with pytest.raises(UserError, match=r"1 cells failed .* rejection, seed 100: error: no such luck"):
         run_compare(config, said.append)
-    assert sum(line.startswith("[") for line in said) == 1 + 2 * 2
+    assert sum(line.startswith("[") for line in said) == 1 + 2
     text = (tmp_path / "README.md").read_text()
-    assert "Missing: rejection, seed 101: error: no such luck" in text and "| 1 of 2 |" in text
+    assert "Missing: rejection, seed 100: error: no such luck" in text and "| 0 of 1 |" in text
     assert "![comparison](figures/comparison.svg)" in text and (tmp_path / "figures/comparison.svg").exists()
     base, *trained = json.loads((tmp_path / "results.json").read_text())["cells"]
     assert base["objective"] == "base" and base["curve"] == []
-    assert [(c["objective"], c["seed"]) for c in trained] == [("lfpo", 100), ("lfpo", 101), ("rejection", 100)]
-    for cell in trained:
-        assert [p["step"] for p in cell["curve"]] == [0, 1] and cell["curve"][1]["flops"] == cell["flops"] > 0
-        assert [p["threshold"] for p in cell["frontier"]] == [0.5, 0.9]
+    [cell] = trained
+    assert (cell["objective"], cell["seed"]) == ("lfpo", 100)
+    assert [p["step"] for p in cell["curve"]] == [0, 1] and cell["curve"][1]["flops"] == cell["flops"] > 0
+    assert [p["threshold"] for p in cell["frontier"]] == [0.5, 0.9]
 
     monkeypatch.setattr("lfpo.compare.grid.start", ForkedCell)
     dry: list[str] = []
-    assert run_compare(small(tmp_path, dry_run=True), dry.append) is None
-    assert dry[-2] == "rejection, seed 101: to run" and dry[-1].startswith("1 of 5 cells to run; about 0.0 core-hours")
+    assert run_compare(small(tmp_path, seeds=[100], dry_run=True), dry.append) is None
+    assert dry[-2] == "rejection, seed 100: to run" and dry[-1].startswith("1 of 3 cells to run; about 0.0 core-hours")
     again: list[str] = []
     assert run_compare(config, again.append) == tmp_path / "README.md"
-    assert [line.partition(":")[0] for line in again if line.startswith("[")] == ["[1/1] rejection, seed 101"]
+    assert [line.partition(":")[0] for line in again if line.startswith("[")] == ["[1/1] rejection, seed 100"]
     assert "Missing" not in (tmp_path / "README.md").read_text()
 
 

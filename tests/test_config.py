@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +51,17 @@ NEEDED: dict[type, dict[str, Any]] = {
     SFTConfig: {"output_dir": "out", "model": "embedded", "tasks": {"words": 1}},
     WatchConfig: {"run": "out"},
 }
+
+
+@functools.cache
+def recipe(name: str) -> dict[str, Any]:
+    return load_yaml(name)
+
+
+@pytest.fixture
+def read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading all recipes takes a second."""
+    monkeypatch.setattr("lfpo.cli.list_recipes.load_yaml", recipe)
 
 
 @dataclass
@@ -219,7 +231,7 @@ def test_unreadable_yaml_names_the_file(tmp_path: Path, text: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_shipped_recipes_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shipped_recipes_are_found_by_name(read_once: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     config = build(SFTConfig, load_yaml("embedded-pretrain"))
     assert config.init is not None
@@ -227,7 +239,7 @@ def test_shipped_recipes_are_found_by_name(tmp_path: Path, monkeypatch: pytest.M
     assert dataclasses.asdict(build(SFTConfig, load_yaml("embedded-pretrain.yaml"))) == dataclasses.asdict(config)
     for name in recipe_names():
         kinds: dict[str, type] = {"sft": SFTConfig, "compare": CompareConfig, "dpo": DPOConfig}
-        build(kinds.get(kind_of(name), LFPOConfig), load_yaml(name))
+        build(kinds.get(kind_of(name), LFPOConfig), recipe(name))
 
 
 def test_included_files_lie_under_the_file_that_names_them(tmp_path: Path) -> None:
@@ -288,7 +300,7 @@ def test_a_short_name_means_one_recipe():
     assert len(set(short)) == len(short)
     assert "paper/llada-8b-gsm8k" in recipe_names()
     for name in recipe_names():
-        assert load_yaml(name.rpartition("/")[2]) == load_yaml(name)
+        assert load_yaml(name.rpartition("/")[2]) == recipe(name)
 
 
 def test_parts_are_not_listed_as_runs():
@@ -299,7 +311,7 @@ def test_parts_are_not_listed_as_runs():
 
 
 def test_the_tables_hold_every_recipe_and_fit_80_columns(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    read_once: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["recipes"]) == 0
@@ -326,11 +338,11 @@ def test_evaluations_of_a_recipe():
     assert [step for step in range(11) if config.evaluates_after(step)] == [0, 4, 8, 10]
 
 
-def test_runs_on_gpus_state_their_steps_and_evaluate_seldom():
+def test_runs_on_gpus_state_their_steps_and_evaluate_seldom(read_once: None):
     """The defaults are for small models: at 8 B, an evaluation takes as long as several iterations."""
     for name in recipe_names():
         if kind_of(name) == "gpu":
-            values = load_yaml(name)
+            values = recipe(name)
             assert values["max_steps"] >= 100
             config = build(LFPOConfig, values)
             assert sum(config.evaluates_after(step) for step in range(config.max_steps + 1)) == 3

@@ -10,11 +10,11 @@ from lfpo import LFPOConfig, LFPOTrainer, SamplerConfig
 from lfpo.base.errors import UserError
 from lfpo.prompts.dataset import read_rows
 
-QUESTIONS = [{"question": f"{i} 1 1 = 2\n", "answer": f"#### {i}"} for i in range(2, 9)]
+QUESTIONS = [{"question": f"{i} 1 1 = 2\n", "answer": f"#### {i}"} for i in range(2, 6)]
 
 
 def short(prompts, completions, answer, **columns):
-    assert set(answer) <= set("2345678")
+    assert set(answer) <= set("2345")
     return [1.0 / (1 + len(text)) for text in completions]
 
 
@@ -34,14 +34,14 @@ def config(**changes: Any) -> LFPOConfig:
     values: dict[str, Any] = {"output_dir": "run", "columns": {"question": "prompt"}}
     values |= {"map_row": "test_dataset.shortened"}
     values |= {"sampler": SamplerConfig(gen_length=8, temperature=1.0, threshold=0.9), "prompts_per_iteration": 2}
-    values |= {"num_generations": 2, "eval_size": 3, "threads": 1}
+    values |= {"num_generations": 2, "eval_size": 3, "optimizer_steps_per_iteration": 1, "threads": 1}
     return LFPOConfig(**(values | changes))
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A data set as a folder of JSONL files, which the datasets library reads as it reads one of the hub."""
-    for split, rows in (("train", QUESTIONS), ("test", QUESTIONS[:4])):
+    for split, rows in (("train", QUESTIONS), ("test", QUESTIONS)):
         (tmp_path / f"data/{split}.jsonl").parent.mkdir(exist_ok=True)
         (tmp_path / f"data/{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return tmp_path / "data"
@@ -51,11 +51,11 @@ def test_a_named_data_set_trains_for_epochs_with_its_columns_renamed_and_its_row
     pytest.importorskip("datasets")
     given = {"dataset_name": str(folder), "dataset_test_split": "test[:3]", "num_train_epochs": 1.5}
     trainer = LFPOTrainer("embedded", short, args=config(output_dir=str(tmp_path / "run"), **given))
-    assert trainer.args.max_steps == trainer.total_steps == 6  # 1.5 x 7 rows, 2 at a time
+    assert trainer.args.max_steps == trainer.total_steps == 3  # 1.5 x 4 rows, 2 at a time
     assert [row["prompt"] for row in trainer.source.rows] == [row["question"] for row in QUESTIONS]
     assert [row["answer"] for row in trainer.source.eval_rows] == ["2", "3", "4"]
     trainer.train()
-    assert "max_steps: 6" in (tmp_path / "run/config.yaml").read_text()
+    assert "max_steps: 3" in (tmp_path / "run/config.yaml").read_text()
     assert "- Data: `data`" in (tmp_path / "run/model/README.md").read_text()
 
 

@@ -19,11 +19,12 @@ from lfpo.train.rl import LFPOTrainer
 from processes import Finished, run_lfpo, run_ranks
 
 ARGUMENTS = shlex.split(
-    "train choice --prompts_per_iteration 3 --num_generations 4 --reward_funcs [reward_samples.even_tokens] "
-    "--eval_size 4 --eval_samplers '{greedy: {}}' --eval_steps 1 --save_steps 1 --threads 1 --learning_rate 1e-2 "
-    "--lr_scheduler_type constant --optimizer_steps_per_iteration 2 --sampler '{threshold: null, remasking: random}' "
-    "--objective.timesteps 2 --objective.num_iterations 1 --objective.states stratified --objective.baseline 1 "
-    "--objective.deviation batch --objective.clip 1 --objective.target_weight equal"
+    "train choice --max_steps 2 --prompts_per_iteration 3 --num_generations 4 --eval_size 4 --eval_steps 1 "
+    "--save_steps 1 --reward_funcs [reward_samples.even_tokens] --eval_samplers '{greedy: {}}' --threads 1 "
+    "--learning_rate 1e-2 --lr_scheduler_type constant --optimizer_steps_per_iteration 2 "
+    "--sampler '{threshold: null, remasking: random}' --objective.timesteps 2 --objective.num_iterations 1 "
+    "--objective.states stratified --objective.baseline 1 --objective.deviation batch --objective.clip 1 "
+    "--objective.target_weight equal"
 )
 
 
@@ -55,9 +56,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(model: Path) -> Path:
-    """Three iterations in one process."""
+    """Two iterations in one process."""
     folder = model.parent / "alone"
-    process = run(folder, model, 1, "--max_steps", "3")
+    process = run(folder, model, 1)
     assert process.returncode == 0, process.stderr
     assert all(row["grad_norm"] > 0.01 for row in metrics(folder)[1:])
     return folder
@@ -65,9 +66,9 @@ def alone(model: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def sharded(model: Path) -> Path:
-    """Three iterations in two ranks with FSDP."""
+    """Two iterations in two ranks with FSDP."""
     folder = model.parent / "sharded"
-    process = run(folder, model, 2, "--max_steps", "3", "--fsdp", "true")
+    process = run(folder, model, 2, "--fsdp", "true")
     assert process.returncode == 0, process.stderr
     assert process.stdout.count(" parameters, float32") == 1  # rank 0 alone prints
     return folder
@@ -79,13 +80,13 @@ def test_two_ranks_with_fsdp_train_as_one(alone: Path, sharded: Path):
 
 def test_ranks_that_gather_layer_by_layer_in_rollouts_train_as_one(model: Path, alone: Path, tmp_path: Path):
     """Three prompts and four held-out problems on two ranks, which run different numbers of forwards."""
-    process = run(tmp_path / "run", model, 2, "--max_steps", "3", "--fsdp", "true", "--rollout_gather", "layer")
+    process = run(tmp_path / "run", model, 2, "--fsdp", "true", "--rollout_gather", "layer")
     assert process.returncode == 0, process.stderr
     assert_same_run(alone, tmp_path / "run")
 
 
 def test_three_ranks_train_as_one(model: Path, alone: Path, tmp_path: Path):
-    process = run(tmp_path / "run", model, 3, "--max_steps", "3")
+    process = run(tmp_path / "run", model, 3)
     assert process.returncode == 0, process.stderr
     assert process.stdout.count(" parameters, float32") == 1
     assert_same_run(alone, tmp_path / "run")
@@ -97,17 +98,17 @@ def test_a_checkpoint_of_two_ranks_resumes_on_one_and_on_three(
 ):
     folder = tmp_path / "run"
     shutil.copytree(sharded, folder)
-    shutil.rmtree(folder / "checkpoints" / "step-3")
-    process = run(folder, model, ranks, "--max_steps", "3", "--fsdp", fsdp, "--resume")
+    shutil.rmtree(folder / "checkpoints" / "step-2")
+    process = run(folder, model, ranks, "--fsdp", fsdp, "--resume")
     assert process.returncode == 0, process.stderr
-    assert "step-2" in process.stdout
+    assert "step-1" in process.stdout
     assert_same_run(alone, folder)
 
 
 @pytest.mark.long
 def test_adapters_train_the_same_over_split_layers(model: Path, tmp_path: Path):
     """With the adapter apart in one process, and merged for rollouts over split layers."""
-    lora = ("--lora", "{r: 2, lora_alpha: 4}", "--max_steps", "2")
+    lora = ("--lora", "{r: 2, lora_alpha: 4}")
     for name, ranks, more in (("one", 1, ()), ("split", 2, ("--fsdp", "true", "--merge_lora", "true"))):
         process = run(tmp_path / name, model, ranks, *more, *lora)
         assert process.returncode == 0, process.stderr
@@ -116,7 +117,7 @@ def test_adapters_train_the_same_over_split_layers(model: Path, tmp_path: Path):
 
 @pytest.mark.long
 def test_two_copies_of_two_parts_train_and_resume_as_one_process(model: Path, tmp_path: Path):
-    sizes = ("--max_steps", "2", "--prompts_per_iteration", "4")
+    sizes = ("--prompts_per_iteration", "4")
     split = ("--fsdp", "true", "--fsdp_size", "2")
     for name, ranks, more in (("one", 1, ()), ("split", 4, split)):
         process = run(tmp_path / name, model, ranks, *sizes, *more)
@@ -145,7 +146,7 @@ def test_ranks_that_their_launcher_starts_again_resume_and_end_the_same(alone: P
     folder, marker = tmp_path / "run", tmp_path / "killed"
     failing = ["--objective.name", "failing:Failing"]
     failing += ["--objective.after", str(folder / "checkpoints/step-1"), "--objective.marker", str(marker)]
-    arguments, launched = [*failing, "--max_steps", "3", "--fsdp", "true"], {"TORCHELASTIC_RUN_ID": "some-id"}
+    arguments, launched = [*failing, "--fsdp", "true"], {"TORCHELASTIC_RUN_ID": "some-id"}
     lost = run(folder, model, 2, *arguments, **launched)
     assert marker.exists()
     assert lost.returncode == 75
@@ -156,7 +157,7 @@ def test_ranks_that_their_launcher_starts_again_resume_and_end_the_same(alone: P
     assert_same_run(alone, folder)
 
 
-@pytest.mark.parametrize("objective", ["rejection", "trace_rl"])
+@pytest.mark.parametrize("objective", ["rejection", pytest.param("trace_rl", marks=pytest.mark.long)])
 def test_split_over_ranks_of_which_one_has_nothing_to_learn_from(objective: str, model: Path, tmp_path: Path):
     folder = tmp_path / "run"
     process = run(

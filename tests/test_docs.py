@@ -41,7 +41,6 @@ SMOKE = {
     "--overrides.max_steps 1 --overrides.prompts_per_iteration 2 --overrides.num_generations 2 "
     "--overrides.eval_steps 1 --overrides.optimizer_steps_per_iteration 1",
 }
-DRILL = "--kills 1 --stops 1 --damages 1 --ranks 1 --fuzz 8 --soak_minutes 0.1 --heads 1"
 OURS = "--eval_samplers '{greedy: {threshold: 0.5}}'"  # added to train
 TINY = "--sampler.gen_length 8 --sampler.steps 8 --sampler.block_length 8"  # for models of the hub
 PAPER = f"{TINY} --sampler.early_stop none " + " ".join(
@@ -151,6 +150,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         "lfpo.train.export.run_export",
         "lfpo.train.export.run_push",
         "lfpo.cli.demo.run_demo",
+        "lfpo.cli.list_recipes.run_recipes",
     ):
         monkeypatch.setattr(place, lambda *args, **kwargs: None)
 
@@ -220,13 +220,6 @@ def test_documented_drills_name_every_group_of_faults(monkeypatch: pytest.Monkey
     monkeypatch.setattr("drill.command.run_drill", asked.append)
     assert [drill(options.split()) for options in drills()] == [0] * len(asked)
     assert {name for config in asked for name in config.chosen} == set(FAULTS)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("faults", FAULTS)
-def test_a_drill(faults: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    assert drill(["--faults", faults, *shlex.split(DRILL)]) == 0
 
 
 @pytest.mark.long

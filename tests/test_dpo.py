@@ -80,7 +80,12 @@ SPLIT = ["--fsdp", "true"]
 
 @pytest.mark.parametrize(
     ("lora", "parallel"),
-    [([], []), ([], SPLIT), pytest.param(SOME, [], marks=pytest.mark.long), (SOME, SPLIT)],
+    [
+        ([], []),
+        pytest.param([], SPLIT, marks=pytest.mark.long),
+        pytest.param(SOME, [], marks=pytest.mark.long),
+        (SOME, SPLIT),
+    ],
     ids=["full", "full, split", "lora", "lora, split"],
 )
 def test_two_ranks_start_a_run_that_one_ends_as_if_it_had_run_alone(

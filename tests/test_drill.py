@@ -1,4 +1,4 @@
-"""The fault drill notices when something is lost. tests/test_docs.py runs every group of faults."""
+"""The fault drill survives every group of faults, and notices when something is lost."""
 
 import json
 import random
@@ -8,38 +8,45 @@ from typing import Any
 
 import pytest
 
-from drill import command, failures
+from drill import command
 from drill.command import DrillConfig
 from drill.harness import ITERATIONS, Drill, Recovery, Row, difference, progress
+from lfpo.base.plugins import resolve
+from lfpo.models import load_model, save_model
+from written_runs import write_run
 
 
 @pytest.fixture(scope="module")
 def drill(tmp_path_factory: pytest.TempPathFactory) -> Drill:
-    return Drill(tmp_path_factory.mktemp("drill"), DrillConfig(), random.Random(0))
+    small = DrillConfig(kills=1, stops=1, damages=1, ranks=2, heads=1, fuzz=8, soak_minutes=0.1)
+    return Drill(tmp_path_factory.mktemp("drill"), small, random.Random(0))
 
 
-def test_a_reward_function_that_always_raises(drill: Drill):
-    row = failures.always_raises(drill)
-    assert row.tried == 1 and not row.failures, row
+@pytest.mark.long
+@pytest.mark.parametrize("faults", command.FAULTS)
+def test_a_group_of_faults(faults: str, drill: Drill):
+    rows: list[Row] = resolve(command.FAULTS[faults], {}, kind="fault")(drill)
+    assert rows and not [row for row in rows if row.failures]
 
 
-def test_any_difference_is_seen(drill: Drill, tmp_path: Path):
-    copy = tmp_path / "copy"
-    shutil.copytree(drill.unbroken, copy)
-    assert difference(drill.unbroken, copy) == "" and progress(copy) == ITERATIONS
+def test_any_difference_is_seen(tmp_path: Path):
+    whole, copy = write_run(tmp_path / "whole", ["text"], steps=ITERATIONS, eval_texts=["text"]), tmp_path / "copy"
+    save_model(load_model("embedded"), whole / "model")
+    shutil.copytree(whole, copy)
+    assert difference(whole, copy) == "" and progress(copy) == ITERATIONS
     lines = (copy / "metrics.jsonl").read_text().splitlines(keepends=True)
     changed = [*lines[:3], json.dumps({**json.loads(lines[3]), "loss": 0.0}) + "\n", *lines[4:]]
     for wrong, said in ((changed, "line 3 of metrics.jsonl"), (lines[:-1], f"has {ITERATIONS} lines")):
         (copy / "metrics.jsonl").write_text("".join(wrong))
-        assert said in difference(drill.unbroken, copy)
+        assert said in difference(whole, copy)
     (copy / "metrics.jsonl").write_text("".join(lines))
-    for file in ("rollouts/step-2.jsonl", "eval/step-2.jsonl"):
+    for file in ("rollouts/step-2.jsonl", f"eval/step-{ITERATIONS}.jsonl"):
         (copy / file).rename(tmp_path / "away")
-        assert f"{file} differs" in difference(drill.unbroken, copy)
+        assert f"{file} differs" in difference(whole, copy)
         (tmp_path / "away").rename(copy / file)
     weights = copy / "model" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
-    assert "the final weights differ" in difference(drill.unbroken, copy)
+    assert "the final weights differ" in difference(whole, copy)
 
 
 def fails(drill: Drill) -> list[Row]:

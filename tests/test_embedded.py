@@ -53,8 +53,7 @@ def test_its_tokenizer_keeps_every_text(name: str):
     ("shipped", "name", "most"),
     [
         *(pytest.param("embedded", n, 0.75, marks=[] if n == "sudoku" else [pytest.mark.long]) for n in TASKS),
-        ("embedded-block", "sudoku", 0.85),
-        pytest.param("embedded-block", "choice", 0.85, marks=pytest.mark.long),
+        *(pytest.param("embedded-block", n, 0.85, marks=pytest.mark.long) for n in ("sudoku", "choice")),
     ],
 )
 def test_it_is_flawed_but_not_hopeless(shipped: str, name: str, most: float):

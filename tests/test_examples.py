@@ -20,20 +20,24 @@ JOB, DAY = EXAMPLES / "two-machines.slurm", EXAMPLES / "llada-8b-gsm8k-in-a-day.
 ROWS = Path(__file__).parent / "data" / "gsm8k"
 
 # Starts the command on two machines, which are both this one.
-SRUN = '#!/bin/bash\n"$@" & a=$!\n"$@" & b=$!\nwait $a; x=$?; wait $b; y=$?\nexit $(( x > y ? x : y ))\n'
-SCONTROL = '#!/bin/bash\nif [ "$1" = show ]; then echo localhost; else echo "$@" >> requeued; fi\n'
+SRUN = '"$@" & a=$!\n"$@" & b=$!\nwait $a; x=$?; wait $b; y=$?\nexit $(( x > y ? x : y ))\n'
+SCONTROL = 'if [ "$1" = show ]; then echo localhost; else echo "$@" >> requeued; fi\n'
 
 needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
 
 
+def programs(folder: Path, **scripts: str) -> str:
+    """A search path on which these shell scripts come first, then the programs of this environment."""
+    (folder / "bin").mkdir(exist_ok=True)
+    for name, text in scripts.items():
+        (folder / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
+        (folder / "bin" / name).chmod(0o755)
+    return os.pathsep.join([str(folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
+
+
 def slurm(folder: Path, *arguments: str, torchrun: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the job in `folder`. torchrun: a shell script in its place; the real one without it."""
-    programs = {"srun": SRUN, "scontrol": SCONTROL} | ({"torchrun": f"#!/bin/bash\n{torchrun}\n"} if torchrun else {})
-    (folder / "bin").mkdir(exist_ok=True)
-    for name, text in programs.items():
-        (folder / "bin" / name).write_text(text)
-        (folder / "bin" / name).chmod(0o755)
-    path = os.pathsep.join([str(folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
+    path = programs(folder, srun=SRUN, scontrol=SCONTROL, **({"torchrun": torchrun} if torchrun else {}))
     job = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "a,b", "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         ["bash", str(JOB), *arguments],
@@ -92,6 +96,23 @@ def test_the_slurm_job_trains_on_two_machines_and_goes_on_after_a_stop(tmp_path:
     assert not (tmp_path / "requeued").exists()
 
 
+def day(folder: Path, *keys: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OUT": "day", **variables}
+    command = ["bash", str(DAY), *keys]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
+
+
+@needs_bash
+def test_no_day_is_spent_on_a_base_model_that_is_far_from_what_is_published(tmp_path: Path):
+    results = ('{"fits": true}', "day/plan.json"), ('{"accuracy": 0.6}', "day/base/gsm8k.json")
+    told = "\n".join(["mkdir -p day/base", *(f"echo '{text}' > {file}" for text, file in results)])
+    stopped = day(tmp_path, "--seed", "1", PATH=programs(tmp_path, lfpo=f'echo "$@"\n{told}'))
+    assert stopped.returncode == 1
+    assert "Find out why before a day is spent" in stopped.stderr
+    trained = [line for line in stopped.stdout.splitlines() if line.startswith("train ")]
+    assert len(trained) == 1 and trained[0].endswith("--dry_run --seed 1")
+
+
 @needs_bash
 @pytest.mark.long
 def test_a_day_on_a_gpu_with_a_tiny_model(tmp_path: Path):
@@ -99,26 +120,10 @@ def test_a_day_on_a_gpu_with_a_tiny_model(tmp_path: Path):
     size = ["--sampler.gen_length", "8", "--sampler.steps", "8", "--sampler.block_length", "8"]
     keys = ["--max_steps", "2", "--prompts_per_iteration", "2", "--num_generations", "2", "--eval_size", "2"]
     keys += ["--optimizer_steps_per_iteration", "1", "--lora.r", "4", *size, "--eval_samplers", "{greedy: {steps: 8}}"]
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    variables = {"MODEL": str(model), "TASK": f"gsm8k@{ROWS}", "EVAL": " ".join(["--n 2", *size]), "OUT": "day"}
-
-    def run(**more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["bash", str(DAY), *keys],
-            cwd=tmp_path,
-            env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", **variables, **more},
-            capture_output=True,
-            text=True,
-            timeout=900,
-        )
-
-    stopped = run()
-    assert stopped.returncode == 1
-    assert "Find out why before a day is spent" in stopped.stderr
-    assert "Nothing was written" in stopped.stdout  # the dry run passed
-    assert not (tmp_path / "day/run").exists()
-    ended = run(ANYWAY="1")
+    variables = {"MODEL": str(model), "TASK": f"gsm8k@{ROWS}", "EVAL": " ".join(["--n 2", *size])}
+    ended = day(tmp_path, *keys, PATH=programs(tmp_path), OMP_NUM_THREADS="1", ANYWAY="1", **variables)
     assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "Nothing was written" in ended.stdout  # the dry run passed
     result = json.loads((tmp_path / "day/result.json").read_text())
     assert (result["iterations"], result["base"]["n"], result["trained"]["n"]) == (2, 2, 2)
     assert result["published_base_accuracy"] == 0.772
@@ -163,7 +168,11 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytes
     notebook = json.loads((EXAMPLES / "walkthrough.ipynb").read_text())
     cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert not any(cell.get("outputs") for cell in notebook["cells"])  # outputs would go stale
-    (tmp_path / "notebook.py").write_text("\n\n".join(cells))
+    script = "\n\n".join(cells)
+    for size, small in (("max_steps=8", "max_steps=2"), ("eval_steps=4", "eval_steps=1"), ("size=100", "size=10")):
+        assert size in script
+        script = script.replace(size, small)
+    (tmp_path / "notebook.py").write_text(script)
     monkeypatch.chdir(tmp_path)
     ended = start(run_script, tmp_path / "notebook.py", MPLBACKEND="agg").wait()
     assert ended.returncode == 0, ended.stderr

@@ -367,8 +367,7 @@ def test_the_size_of_a_chunk_changes_no_objective(
 ):
     objective, models, views, signal = step_of(request.getfixturevalue(family), name, **knobs)
     vocab_size, tokens = models[CURRENT].vocab_size, int(views.target.sum())
-    size = 5 if tokens % 5 else 7  # the last chunk is smaller than the others
-    assert tokens % size
+    size = next(n for n in range(tokens // 3 + 1, tokens) if tokens % n)  # the last chunk is smaller than the others
     results = []
     for elements in (2**24, size * vocab_size + 3):
         with chunks_of(elements), Products() as products:

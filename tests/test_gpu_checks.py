@@ -12,7 +12,7 @@ from gpu.rows import Machine, at_most, measured
 
 SMALL = Machine(gpu=False)
 # tests/test_plan.py measures memory against the plan in `make test`, by the same function.
-QUICK = {"attention", "blocks", "loss", "loss-kernel", "waits"}
+QUICK = {"attention", "blocks", "loss", "loss-kernel"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.long]) for n in CHECKS])

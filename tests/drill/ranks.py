@@ -56,7 +56,8 @@ class Network:
 
 
 def ranks(drill: Drill) -> list[Row]:
-    """Each rank killed and stopped at each place in turn; a hang in Python; restarts by torchrun."""
+    """Each rank killed and stopped at each place in turn; a hang in Python; restarts by torchrun, which takes half a
+    minute to end a stopped rank: that one from three runs on."""
     if not (count := drill.settings.ranks):
         return []
     rows = []
@@ -66,7 +67,7 @@ def ranks(drill: Drill) -> list[Row]:
             waits.append(_lose(drill, row, do, PLACES[number % len(PLACES)], number // len(PLACES) % 2))
         row.note = f"the other ended within {max(waits):.1f} s and named it; bit-identical end"
         rows += [row] if row.tried else []
-    return [*rows, _hung(drill), _elastic(drill, "kill"), _elastic(drill, "stop")]
+    return [*rows, _hung(drill), *(_elastic(drill, do) for do in ("kill", "stop")[: 1 + (count > 2)])]
 
 
 def _lose(drill: Drill, row: Row, do: str, place: str, lost: int) -> float:
