@@ -188,16 +188,6 @@ def test_unigrpo_ratio_rises_in_equal_steps():
     assert UniGRPO(num_iterations=1).step(100, 0) == 100
 
 
-def test_unigrpo_masks_at_that_ratio():
-    objective = UniGRPO(num_iterations=3, diffusion_steps=4, min_step=2)  # t_1 can only be 2
-    t = rollouts(["abab"] * N)
-    masks = [hidden(views_of(objective, t, iteration), 2) for iteration in range(3)]
-    check_rate(masks[0], 2 / 4)
-    check_rate(masks[1], 3 / 4)
-    assert bool(masks[2].all())
-    check_rate(masks[0] & ~masks[1], 1 / 2 * 1 / 4)  # each pass draws its own masks: they are not nested
-
-
 def test_unigrpo_starts_anywhere_between_its_bounds_and_goes_on_from_there():
     objective = UniGRPO(num_iterations=3, diffusion_steps=10, min_step=3)
     t = rollouts(["a" * 4000] * 200)  # long: the share of masked tokens tells the ratio
