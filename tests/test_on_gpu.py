@@ -146,13 +146,15 @@ DYNAMIC: dict[str, Any] = {"remasking": "low_confidence_dynamic", "threshold": 0
 
 
 @pytest.mark.parametrize("settings", [{}, {"threshold": 1.0}, DYNAMIC, {**DYNAMIC, "editing_threshold": 0.3}])
-def test_stored_blocks_wait_for_the_device_only_to_look_for_finished_rows_and_edits(settings: dict[str, Any]):
+def test_stored_blocks_wait_for_the_device_only_to_look_for_finished_rows_and_edits(
+    settings: dict[str, Any], llada: Path
+):
     prompts, seeds = [[5, 6, 7], [8, 9, 10], [8, 9, 10], [4] * 9], [1, 2, 3, 4]
     sampler = SamplerConfig(gen_length=12, temperature=1.0, **settings)
     found = []
     for place in ("cpu", "cuda"):
         with cuda_stand_in() if place == "cuda" else contextlib.nullcontext() as gpu:
-            model = load_model("embedded", device=place)
+            model = load_model("embedded" if sampler.edits else llada, device=place)
             model.block_length = 4
             at = 0 if gpu is None else gpu.waits
             trajectory = rollout(model, prompts, sampler, seeds)
