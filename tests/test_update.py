@@ -25,6 +25,7 @@ def gradients(model: MaskedDiffusionLM) -> torch.Tensor:
 
 
 def test_loss_is_the_mean_over_all_target_positions(checkpoint: Path):
+    objective: Any
     objective, policies, views, signal = step_of(checkpoint, **AS_PUBLISHED)
     loss = accumulate_gradients(objective, policies, views, signal, update_tokens=10**6)[0]
     total, count = 0.0, 0
