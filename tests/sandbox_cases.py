@@ -491,11 +491,11 @@ def attack_problems(rung: str, endless: Sequence[str] = tuple(ENDLESS)) -> list[
     return scored + problems(pairs, sandbox.judge(shared_job("add", sources, ["\n".join(TESTS)] * len(pairs))))
 
 
-def value_problems(rung: str) -> list[str]:
+def value_problems(rung: str, cheats: bool = True) -> list[str]:
     """Cheats by what a program returns or defines that scored; harmless variants and honest programs that failed."""
     sandbox = Sandbox(rung, PATIENT, libraries=installed_libraries(), unsafe="root")
     cases = [(program, imported(test), True) for program, test in HONEST + ([] if rung == "limits" else PROCESSES)]
-    for principle, table in BY_PRINCIPLE.items():
+    for principle, table in BY_PRINCIPLE.items() if cheats else ():
         for attack, harmless, test in table:
             complete = test if principle == OF_THE_SUITE else imported(test)
             cases += [(attack, complete, False), (harmless, complete, True)]

@@ -101,6 +101,7 @@ def choice_config(folder: Path, model: Path | str, **settings: Any) -> LFPOConfi
 
 def whole_and_resumed(folder: Path, model: Path, steps: int, **settings: Any) -> tuple[LFPOTrainer, LFPOTrainer]:
     """Trainers of `choice_config` after a run in one go, and after one that was resumed from its first iteration."""
+    settings = {"eval_steps": 0, **settings}
     whole = LFPOTrainer(args=choice_config(folder / "whole", model, max_steps=steps, **settings))
     whole.train()
     LFPOTrainer(args=choice_config(folder / "parts", model, max_steps=1, **settings)).train()

@@ -64,12 +64,12 @@ def test_training(changes: dict[str, Any], llada: Path, tmp_path: Path):
         trainer.train(resume=resume)
         return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in trainer.run.read_metrics()]
 
-    here = train(2, "here")
     with cuda_stand_in():
         there = train(2, "there")
     if changes.get("bf16"):  # not used on the CPU, so the numbers differ
-        assert [row.keys() for row in here] == [row.keys() for row in there]
+        assert all(row["grad_norm"] > 0 for row in there[1:])
         return
+    here = train(2, "here")
     assert there == [pytest.approx(row, rel=1e-4, abs=1e-6, nan_ok=True) for row in here]
     same = pytest.approx(there[-1], rel=1e-4, abs=1e-6, nan_ok=True)
     weights = load_file(tmp_path / "there" / "model" / "model.safetensors")
@@ -120,22 +120,18 @@ LOOKS = 1 / LOOK_EVERY["cuda"]
     [
         # The schedule says which rows are finished, where they stand and what is masked.
         ({}, 0),
-        ({"alg": "origin"}, 0),
         ({"cache": "dual"}, 0),
-        ({"cache": "prefix"}, 0),
         # The loop looks for finished rows now and then. Without a plan the step asks where the rows' caches stand.
-        ({"early_stop": "eos"}, LOOKS),
         ({"early_stop": "eos", "cache": "prefix"}, LOOKS),
         ({"threshold": 1.0}, LOOKS),
         ({"threshold": 1.0, "cache": "dual"}, 1 + LOOKS),
-        ({"threshold": 1.0, "cache": "prefix"}, 1 + LOOKS),
     ],
     ids=str,
 )
-def test_how_often_a_forward_waits_for_the_device(settings: dict[str, Any], waits: float):
+def test_how_often_a_forward_waits_for_the_device(settings: dict[str, Any], waits: float, llada: Path):
     found = []
     with cuda_stand_in() as gpu:
-        model = load_model("embedded", device="cuda")
+        model = load_model(llada, device="cuda")
         for length in (8, 24):
             gpu.waits = 0
             trajectory = rollout(
@@ -150,13 +146,15 @@ DYNAMIC: dict[str, Any] = {"remasking": "low_confidence_dynamic", "threshold": 0
 
 
 @pytest.mark.parametrize("settings", [{}, {"threshold": 1.0}, DYNAMIC, {**DYNAMIC, "editing_threshold": 0.3}])
-def test_stored_blocks_wait_for_the_device_only_to_look_for_finished_rows_and_edits(settings: dict[str, Any]):
+def test_stored_blocks_wait_for_the_device_only_to_look_for_finished_rows_and_edits(
+    settings: dict[str, Any], llada: Path
+):
     prompts, seeds = [[5, 6, 7], [8, 9, 10], [8, 9, 10], [4] * 9], [1, 2, 3, 4]
     sampler = SamplerConfig(gen_length=12, temperature=1.0, **settings)
     found = []
     for place in ("cpu", "cuda"):
         with cuda_stand_in() if place == "cuda" else contextlib.nullcontext() as gpu:
-            model = load_model("embedded", device=place)
+            model = load_model("embedded" if sampler.edits else llada, device=place)
             model.block_length = 4
             at = 0 if gpu is None else gpu.waits
             trajectory = rollout(model, prompts, sampler, seeds)

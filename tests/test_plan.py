@@ -55,13 +55,26 @@ def large(gpus: int = 1, **changes: Any) -> Estimate:
     return Estimate(recipe(**changes), model_config("llada-8b"), gpus=gpus)
 
 
+@pytest.fixture
+def simple_activations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many bytes a token, for tests of other parts of a plan: to measure those of one more shape takes seconds."""
+    size = {"full": 20_000.0, "checkpointed": 2_000.0, "forward": 2_000.0}
+
+    def activations(kind: str, config: Any, rows: int, length: int, *_: Any) -> tuple[float, float]:
+        return size[kind] * rows * length, size[kind] * rows * length
+
+    monkeypatch.setattr("lfpo.train.plan.estimate.activations", activations)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         {},
         pytest.param({"gradient_checkpointing": True, "update_tokens": 1024}, marks=pytest.mark.long),
         {"prompts_per_iteration": 1, "num_generations": 2, "gradient_checkpointing": True},
-        {"lora": {"r": 8}, "dtype": "bfloat16", "objective": {"name": "diffu_grpo"}},
+        pytest.param(
+            {"lora": {"r": 8}, "dtype": "bfloat16", "objective": {"name": "diffu_grpo"}}, marks=pytest.mark.long
+        ),
         pytest.param({"optim": "adamw_8bit", "offload_reference": True}, marks=pytest.mark.long),
         pytest.param({"lora": {"r": 8}, "load_in_4bit": True}, marks=pytest.mark.long),
     ],
@@ -107,6 +120,7 @@ def test_parameter_counts_by_hand():
     assert model_shape(model_config("apple/DiffuCoder-7B-Instruct"))[0].total == 7_615_616_512
 
 
+@pytest.mark.usefixtures("simple_activations")
 def test_offloading_by_hand():
     """LLaDA-8B on one GPU with an offloaded reference and paged moments: 26 GiB of layers are in CPU memory only."""
     heavy: dict[str, Any] = {"gradient_checkpointing": True, "prompts_per_iteration": 2}
@@ -129,6 +143,7 @@ def test_offloading_by_hand():
     assert "copies for sampling" not in large(2, fsdp=True, **heavy).parts
 
 
+@pytest.mark.usefixtures("simple_activations")
 def test_a_base_in_four_bits_by_hand():
     sizes = model_shape(model_config("llada-8b"))[0]
     plan = large(lora={"r": 64}, dtype="bfloat16", load_in_4bit=True)
@@ -152,6 +167,7 @@ def test_an_adapter_counts_the_layers_that_have_experts(experts: bool):
 QUARTER: dict[str, Any] = {"prompts_per_iteration": 4, "gradient_checkpointing": True}
 
 
+@pytest.mark.usefixtures("simple_activations")
 @pytest.mark.long
 def test_splitting_divides_all_weights():
     """LLaDA-8B on four GPUs. A pass holds the heads of both policies, two layers in bfloat16, a gradient in bfloat16
@@ -241,6 +257,7 @@ def printed_plan(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("simple_activations")
 def test_the_command_prints_each_way_that_fits_with_its_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
@@ -269,6 +286,7 @@ def test_the_command_prints_each_way_that_fits_with_its_command(
         assert way["tokens"] == 40 * 16 * 8 * 4
 
 
+@pytest.mark.usefixtures("simple_activations")
 def test_nothing_fits_is_an_error(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("lfpo.train.plan.command.ways", lambda *_: [])
     assert main(["plan", "sudoku", "--gpu_memory", "0.01"]) == 2
@@ -286,6 +304,7 @@ def test_bitsandbytes_does_not_speak_when_it_is_imported():
 MANY: dict[str, Any] = {"num_generations": 64, "update_tokens": 4096, "rollout_tokens": 4096}
 
 
+@pytest.mark.usefixtures("simple_activations")
 def test_ways_of_a_recipe_with_8_bit_moments():
     """More GPUs are tried with adamw_torch, since FSDP cannot split 8-bit moments."""
     args = recipe(optim="adamw_8bit", gradient_checkpointing=True, prompts_per_iteration=2, **MANY)
@@ -298,6 +317,7 @@ def test_ways_of_a_recipe_with_8_bit_moments():
     assert ways(small, args, 1, memory=0) == []
 
 
+@pytest.mark.usefixtures("simple_activations")
 def test_a_stated_number_of_gpus_is_kept():
     args = recipe(prompts_per_iteration=4, **MANY)
     found = ways(small, args, 4, memory=0.9 * small(args, 4).peak)
@@ -305,7 +325,7 @@ def test_a_stated_number_of_gpus_is_kept():
     assert {way.label for way in found} == {"all weights", "all weights, FSDP", "LoRA", "LoRA, 4-bit base"}
 
 
-@pytest.mark.long
+@pytest.mark.usefixtures("simple_activations")
 def test_settings_that_exclude_each_other_are_changed_together():
     args = recipe(prompts_per_iteration=4, fsdp=True, fsdp_size=2, **MANY)
     found = {way.label: way.changes for way in ways(small, args, 4, memory=0.9 * small(args, 4).peak)}
@@ -314,6 +334,7 @@ def test_settings_that_exclude_each_other_are_changed_together():
     assert [way.label for way in ways(small, args, 1, memory=0.9 * small(args, 1).peak)] == ["LoRA, 4-bit base"]
 
 
+@pytest.mark.usefixtures("simple_activations")
 def test_hours_and_cost_by_hand():
     sizes = {"prompts_per_iteration": 4, "num_generations": 2, "optimizer_steps_per_iteration": 2}
     args = recipe(task="sudoku", max_steps=10, eval_steps=5, eval_size=7, **sizes)
@@ -336,6 +357,7 @@ def test_hours_and_cost_by_hand():
     assert Estimate(recipe(data_file="x"), MODEL).evaluation_flops == 0
 
 
+@pytest.mark.usefixtures("simple_activations")
 def test_the_start_of_a_run_says_what_the_plan_counts():
     args = LFPOConfig(
         output_dir="x", model="llada-8b", max_steps=10, lora=LoraSettings(r=8), dtype="bfloat16", task="gsm8k"
@@ -398,6 +420,7 @@ def test_rollouts_by_workers_beside_the_update():
     assert taken(**workers, max_staleness=1) == (2.0, 1.5, 2.0)
 
 
+@pytest.mark.usefixtures("simple_activations")
 @pytest.mark.parametrize("experts", [False, True])
 def test_an_export_merges_one_adapted_matrix_at_a_time(experts: bool):
     """LLaDA-MoE-7B has 64 experts in a layer. Without adapters their stacked matrices are written as they are."""

@@ -40,6 +40,7 @@ def test_right_answers_are_right_and_others_are_not(name: str):
     assert not task.correct(row["answer"] * 2, row)
 
 
+@pytest.mark.long  # five seconds of CPU time; the same process is tried with mathematics
 def test_an_answer_that_takes_forever_is_wrong_and_the_next_is_judged():
     task = get_task("reasoning_gym:countdown")
     row = task.test_rows(1)[0]

@@ -56,6 +56,11 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report(Run(write_comparison(tmp_path_factory.mktemp("comparison"))))
+
+
+@pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of a run whose completions are code, hostile, or broken."""
     texts = [CODE, HOSTILE, "half \ud83d a character, \x1b[31m and \x00 control"]
@@ -210,8 +215,8 @@ def test_the_player_is_saved_as_png_and_gif(running: Any, real: Path, tmp_path: 
         assert page.locator(".cell.masked").count() == 0  # back where it was
 
 
-def test_a_comparison_shows_its_curves_and_its_table(running: Any, tmp_path: Path):
-    with opened_page(running, _comparison(tmp_path)) as opened:
+def test_a_comparison_shows_its_curves_and_its_table(running: Any, comparison: Path):
+    with opened_page(running, comparison) as opened:
         front, work = opened.page.locator("figure.chart").all()
         assert front.locator("text.named").all_text_contents() == ["base", "lfpo", "agrpo", "unigrpo", "rejection"]
         assert work.locator("path.line").count() == 4
@@ -274,8 +279,8 @@ def test_long_lines_are_drawn_as_means_over_a_thin_line_of_all_values(running: A
 
 
 @pytest.fixture(params=["real", "written", "measured", "comparison"])
-def any_page(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    return _comparison(tmp_path) if request.param == "comparison" else request.getfixturevalue(request.param)
+def any_page(request: pytest.FixtureRequest) -> Path:
+    return request.getfixturevalue(request.param)
 
 
 def test_a_phone_has_no_sideways_scroll(running: Any, any_page: Path):
@@ -365,10 +370,6 @@ def _wait(opened: Page, what: Callable[[], bool], seconds: int = 60) -> None:
             return
         opened.page.wait_for_timeout(100)
     raise AssertionError(f"still not true after {seconds} seconds")
-
-
-def _comparison(folder: Path) -> Path:
-    return write_report(Run(write_comparison(folder)))
 
 
 @pytest.mark.long

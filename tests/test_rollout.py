@@ -36,9 +36,8 @@ def model(checkpoint: Path) -> MaskedDiffusionLM:
     return model
 
 
-@pytest.mark.parametrize(
-    ("steps", "block", "cfg"), [(16, 16, 0.0), (16, 4, 0.0), (4, 16, 0.0), (6, 8, 0.0), (64, 8, 0.0), (16, 8, 1.5)]
-)
+@pytest.mark.parametrize("checkpoint", ["llada"], indirect=True)
+@pytest.mark.parametrize(("steps", "block", "cfg"), [(16, 16, 0.0), (6, 8, 0.0), (64, 8, 0.0), (16, 8, 1.5)])
 def test_greedy_tokens_equal_the_published_procedure(model: MaskedDiffusionLM, steps: int, block: int, cfg: float):
     """Six steps in two blocks are three for 8 tokens: uneven counts."""
     sampler = SamplerConfig(gen_length=16, block_length=block, steps=steps, cfg_scale=cfg)
@@ -80,26 +79,29 @@ def make_eos_common(model: MaskedDiffusionLM, sampler: SamplerConfig) -> None:
     model.eos_id = int(whole.tokens[whole.reveal_step[:, 0].argmin(), 0])
 
 
+BATCHED: list[dict[str, Any]] = [
+    {},
+    {"remasking": "random", "block_length": 4},
+    {"threshold": 0.4},
+    {"early_stop": "both", "early_stop_threshold": 0.15, "block_length": 4},
+    {"cfg_scale": 0.5},
+    {"entropy_bound": 1.0, "early_stop": "eos"},
+    {"rule": "tau_budget", "threshold": 0.2, "block_length": 4},
+    {"rule": "plackett_luce", "alg_temp": 0.5, "steps": 4},
+    {"alg": "origin", "block_length": 4},
+    {"alg": "maskgit_plus", "top_k": 5, "steps": 16, "early_stop": "eos"},
+    {"temperature": 0.0, "alg": "topk_margin", "steps": 6},
+    {"alg": "entropy", "alg_temp": 0.5, "top_p": 0.9, "block_length": 4, "steps": 4},
+    {"threshold": 0.4, "block_length": 4, "cache": "dual"},
+    {"factor": 1.0, "block_length": 4, "cache": "prefix"},
+    {"alg": "origin", "steps": 8, "cache": "prefix", "cache_refresh": 3, "block_length": 4, "early_stop": "eos"},
+]
+
+
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"remasking": "random", "block_length": 4},
-        {"threshold": 0.4},
-        {"early_stop": "both", "early_stop_threshold": 0.15, "block_length": 4},
-        {"cfg_scale": 0.5},
-        {"factor": 1.0, "block_length": 4},
-        {"entropy_bound": 1.0, "early_stop": "eos"},
-        {"rule": "tau_budget", "threshold": 0.2, "block_length": 4},
-        {"rule": "plackett_luce", "alg_temp": 0.5, "steps": 4},
-        {"alg": "origin", "block_length": 4},
-        {"alg": "maskgit_plus", "top_k": 5, "steps": 16, "early_stop": "eos"},
-        {"temperature": 0.0, "alg": "topk_margin", "steps": 6},
-        {"alg": "entropy", "alg_temp": 0.5, "top_p": 0.9, "block_length": 4, "steps": 4},
-        {"threshold": 0.4, "block_length": 4, "cache": "dual"},
-        {"factor": 1.0, "block_length": 4, "cache": "prefix"},
-        {"alg": "origin", "steps": 8, "cache": "prefix", "cache_refresh": 3, "block_length": 4, "early_stop": "eos"},
-    ],
+    ("checkpoint", "settings"),
+    [*(("llada", settings) for settings in BATCHED), *(("dream", BATCHED[i]) for i in (0, 5, 12, 14))],
+    indirect=["checkpoint"],
 )
 def test_a_row_does_not_depend_on_its_batch_mates(model: MaskedDiffusionLM, settings: dict):
     sampler = SamplerConfig(**{"gen_length": 8, "temperature": 1.0, **settings})
@@ -247,6 +249,7 @@ def test_short_rows_are_not_padded_to_the_longest(model: MaskedDiffusionLM, monk
         {"early_stop": "both", "early_stop_threshold": 0.15, "steps": 16, "schedule": "uniform"},
     ],
 )
+@pytest.mark.parametrize("checkpoint", ["llada"], indirect=True)
 def test_the_gpu_code_path_changes_nothing(model: MaskedDiffusionLM, monkeypatch: pytest.MonkeyPatch, settings: dict):
     """On a GPU the device is not asked which positions are masked, nor which rows are finished if the plan says it."""
     sampler = SamplerConfig(gen_length=8, temperature=1.0, **settings)

@@ -240,14 +240,14 @@ for _ in range(28):
         os.setsid()
         while True: pass
 def f():
-    time.sleep(4)
+    time.sleep(2)
     return 1
 """
 BUSY = """
 import os, time
 def f():
     begin = time.process_time()
-    while time.process_time() - begin < 1: pass
+    while time.process_time() - begin < 0.5: pass
     return 1
 def cores(): return len(os.sched_getaffinity(0))
 def leave():

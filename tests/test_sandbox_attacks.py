@@ -44,7 +44,8 @@ def assert_nothing_is_left():
 
 @on_every_rung
 def test_cheats_by_what_a_program_returns_or_defines_score_zero_and_honest_programs_pass(rung):
-    assert not value_problems(rung)
+    """The process that judges decides about cheats, on every rung alike; on all rungs they run as another user."""
+    assert not value_problems(rung, cheats=rung == RUNGS[0])
 
 
 @needs_root

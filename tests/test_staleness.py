@@ -15,7 +15,6 @@ from lfpo.base.config import build
 from lfpo.base.errors import UserError
 from lfpo.models import load_model
 from lfpo.models.roles import OLD
-from lfpo.objectives import OBJECTIVES
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import join
@@ -26,7 +25,7 @@ from lfpo.train.collect import Batch, collect
 from lfpo.train.config import LFPOConfig
 from lfpo.train.queue import part
 from lfpo.train.rl import LFPOTrainer
-from small_runs import AS_PUBLISHED, same, step_of
+from small_runs import AS_PUBLISHED, same
 from test_distributed import assert_same_run, run
 from test_train import ROWS, config, even_letters, metrics, without_times
 
@@ -105,29 +104,9 @@ def flat(policy: Any) -> torch.Tensor:
     return torch.cat([p.detach().flatten().clone() for p in policy.parameters()])
 
 
-class Recorded(dict[str, Any]):
-    """Policies that note which of them is read."""
-
-    def __init__(self, policies: dict[str, Any]):
-        super().__init__(policies)
-        self.read: set[str] = set()
-
-    def __getitem__(self, name: str) -> Any:
-        self.read.add(name)
-        return super().__getitem__(name)
-
-
-@pytest.mark.parametrize(("name", "knobs"), [*((name, {}) for name in OBJECTIVES), ("rldf", {"num_iterations": 1})])
-def test_objectives_say_whether_they_read_theta_old(name: str, knobs: dict[str, Any], checkpoint: Path):
-    objective, models, views, signal = step_of(checkpoint, name, **knobs)
-    policies = Recorded(models)
-    accumulate_gradients(objective, policies, views, signal, update_tokens=10**6)
-    assert (OLD in policies.read) == getattr(objective, "reads_old", True)
-
-
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"lora": {"r": 2, "lora_alpha": 4}, "average_decay": 0.5, "old_policy": "sampler"}, {"old_policy": "sampler"}],
+    [{"lora": {"r": 2, "lora_alpha": 4}, "average_decay": 0.5, "old_policy": "sampler"}, {"old_policy": "sampler"}],
 )
 def test_a_run_killed_with_a_queue_resumes_to_the_same_bits(changes: dict[str, Any], llada: Path, tmp_path: Path):
     trainer_of(llada, tmp_path, "whole", 2, **changes).train()

@@ -24,7 +24,7 @@ from lfpo.rewards.sudoku import is_grid
 from lfpo.train.example_configs import SFTConfig
 from lfpo.train.sft import _tokenizer_corpus
 
-N = 3000
+N = 1000
 ROWS = 400
 
 

@@ -2,8 +2,6 @@
 
 import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ from lfpo import LFPOConfig, LFPOTrainer
 from lfpo.base.errors import UserError
 from lfpo.runs.directory import Run
 from lfpo.runs.trackers import TRACKERS, reporting
+from processes import run_lfpo
 from small_runs import choice_config
 
 
@@ -62,13 +61,14 @@ def test_tensorboard_forgets_steps_that_a_crash_had_logged_behind_the_checkpoint
     assert logged(tmp_path / "tensorboard")[0]["reward"] == [(1, 1.0), (2, 20.0)]
 
 
+@pytest.mark.long
 def test_wandb_offline(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     # In a process of its own: what other trackers have set up in this one would hide what is missing.
     command = "train --task choice --max_steps 1 --prompts_per_iteration 2 --num_generations 2 --report_to wandb"
     command += f" --output_dir {tmp_path / 'run'}"
-    subprocess.run([sys.executable, "-m", "lfpo", *command.split()], check=True)
+    assert run_lfpo(*command.split()).returncode == 0
     assert list((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"))
     (table,) = (tmp_path / "run" / "wandb").glob("offline-run-*/files/media/table/completions_*.json")
     shown = json.loads(table.read_text())

@@ -127,9 +127,10 @@ def test_an_export_holds_a_file_and_a_sum(wide: Path, tmp_path: Path):
     assert max(files) < FILE_BYTES + 2 * VOCABULARY * WIDTH
 
 
-def test_a_plan_holds_no_more_rows_than_there_are(tmp_path: Path):
+def test_a_plan_holds_no_more_rows_than_there_are(monkeypatch: pytest.MonkeyPatch):
     """SDAR: a cache of four rollouts, not of as many rows as rollout_tokens allow."""
     config = model_config("sdar-1.7b")
+    monkeypatch.setattr("lfpo.train.plan.estimate.activations", lambda *_: (0.0, 0.0))
 
     def cache(**changes: Any) -> float:
         args = LFPOConfig(output_dir="unused", data_file="unused", **{"prompts_per_iteration": 1, **changes})

@@ -10,17 +10,12 @@ from benchmarks.rectified import rectified_loss
 from lfpo.base.batching import left_pad
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.roles import CURRENT, OLD
-from lfpo.objectives import OBJECTIVES, make_objective
+from lfpo.objectives import OBJECTIVES
 from lfpo.objectives.lfpo import LFPO
-from lfpo.objectives.views import passes
-from lfpo.rollout.denoise import rollout
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.algorithm import accumulate_gradients, blocks_of, ema_update, equal_weights
 from lfpo.train.config import LFPOConfig
 from lfpo.train.plan.work import fullest_rank
-from small_runs import AS_PUBLISHED, step_of
-
-PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15]]
+from small_runs import AS_PUBLISHED, rolled, step_of
 
 
 def gradients(model: MaskedDiffusionLM) -> torch.Tensor:
@@ -29,37 +24,10 @@ def gradients(model: MaskedDiffusionLM) -> torch.Tensor:
     return flat
 
 
-@pytest.fixture
-def setting(checkpoint: Path):
-    """Policy, a reference that differs from it, views of four rollouts, and a signal for each; float64."""
-    model = load_model(checkpoint, dtype=torch.float64)
-    reference = model.frozen_copy()
-    with torch.no_grad():
-        for p in reference.parameters():
-            p.add_(0.02 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel()), dtype=p.dtype))
-    sampler = SamplerConfig(gen_length=8, temperature=1.0, steps=4)
-    trajectory = rollout(reference, PROMPTS, sampler, [1, 2, 3, 4])
-    objective = make_objective({**AS_PUBLISHED, "timesteps": 3})
-    signal = torch.tensor([1.0, 0.0, 0.7, 0.5], dtype=torch.float64)
-    views = objective.views(trajectory, signal, [1, 2, 3, 4], 0)
-    return objective, {CURRENT: model, OLD: reference}, views, signal
-
-
-@pytest.mark.parametrize("tokens", [1, 30, 10**6])
-def test_the_size_of_a_pass_changes_no_gradient(setting, tokens: int):
-    padded = accumulate_gradients(*setting, update_tokens=10**6)[0]
-    expected = gradients(setting[1][CURRENT])
-    in_passes = accumulate_gradients(*setting, update_tokens=tokens)[0]
-    assert in_passes == pytest.approx(padded, rel=1e-12)
-    torch.testing.assert_close(gradients(setting[1][CURRENT]), expected, rtol=1e-10, atol=1e-14)
-    lengths = setting[2].attention_mask.sum(-1)
-    for index in passes(setting[2], tokens):
-        assert len(index) * lengths[index].max() <= tokens or len(index) == 1
-
-
-def test_loss_is_the_mean_over_all_target_positions(setting):
-    objective, policies, views, signal = setting
-    loss = accumulate_gradients(*setting, update_tokens=10**6)[0]
+def test_loss_is_the_mean_over_all_target_positions(checkpoint: Path):
+    objective: Any
+    objective, policies, views, signal = step_of(checkpoint, **AS_PUBLISHED)
+    loss = accumulate_gradients(objective, policies, views, signal, update_tokens=10**6)[0]
     total, count = 0.0, 0
     with torch.no_grad():
         for i in range(len(views)):
@@ -93,9 +61,12 @@ def test_rows_are_padded_on_the_left_by_hand():
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_a_policy_that_equals_theta_costs_no_forward(name: str, llada: Path, monkeypatch: pytest.MonkeyPatch):
-    """Under two names one model gives the gradient that two equal ones give, in fewer forwards."""
-    objective, models, views, signal = step_of(llada, name)
+def test_a_policy_that_equals_theta_costs_no_forward_and_its_ratios_are_one(
+    name: str, llada: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Under two names one model gives the gradient that two equal ones give, in fewer forwards; and in every pass
+    ratios of 1. GDPO's public code has 0.67 to 1.41 there, because old and current are scored on different masks."""
+    objective, models, _, signal = step_of(llada, name)
     models[OLD] = models[CURRENT].frozen_copy()
     assert equal_weights(models[OLD], models[CURRENT])
     forwards, forward = [0], MaskedDiffusionLM.hidden
@@ -105,16 +76,21 @@ def test_a_policy_that_equals_theta_costs_no_forward(name: str, llada: Path, mon
         return forward(*args, **kwargs)
 
     monkeypatch.setattr(MaskedDiffusionLM, "hidden", counting)
-    found = []
-    for old in (models[OLD], models[CURRENT]):
-        before = forwards[0]
-        loss, measures = accumulate_gradients(objective, {**models, OLD: old}, views, signal, update_tokens=10**6)
-        found.append((loss, gradients(models[CURRENT]), measures, forwards[0] - before))
-    (loss, gradient, measures, two), (shared_loss, shared_gradient, shared_measures, one) = found
-    assert shared_loss == pytest.approx(loss, rel=1e-5, abs=1e-6)
-    torch.testing.assert_close(shared_gradient, gradient, rtol=1e-4, atol=1e-6)
-    assert shared_measures.keys() == measures.keys()
-    assert one < two or "kl/old" not in measures
+    t = rolled(objective, models[OLD], [[5, 6, 7], [5, 6, 7], [9, 10], [9, 10]])
+    for inner in {0, objective.num_iterations - 1}:
+        views, found = objective.views(t, signal, [1, 2, 3, 4], inner), []
+        for old in (models[OLD], models[CURRENT]):
+            before = forwards[0]
+            loss, measures = accumulate_gradients(objective, {**models, OLD: old}, views, signal, update_tokens=10**6)
+            found.append((loss, gradients(models[CURRENT]), measures, forwards[0] - before))
+        (loss, gradient, measures, two), (shared_loss, shared_gradient, shared, one) = found
+        assert shared_loss == pytest.approx(loss, rel=1e-5, abs=1e-6)
+        torch.testing.assert_close(shared_gradient, gradient, rtol=1e-4, atol=1e-6)
+        assert shared.keys() == measures.keys()
+        assert one < two or "kl/old" not in measures
+        if "ratio/mean" in shared:
+            total, count = shared["ratio/mean"].tolist()
+            assert total == pytest.approx(count, rel=1e-9) and shared["ratio/clipped"][0] == 0
 
 
 def recipe_of(prompts: int, generations: int, steps: int) -> LFPOConfig:
