@@ -151,7 +151,7 @@ def test_a_base_in_four_bits_by_hand():
     assert plan.trained == adapter
     base = sizes.matrices * (0.5 + 1 / 64 + 4 / 64 / 256) + 2 * (sizes.total - sizes.matrices)
     assert max(plan.parts["weights"]) == min(plan.parts["weights"]) == pytest.approx(base + 4 * adapter)
-    assert plan.parts["one dequantised matrix"] == pytest.approx((0, *[2 * 4096 * 12288] * 3))
+    assert plan.parts["one matrix outside 4 bits"] == pytest.approx((0, *[2 * 4096 * 12288] * 3))
     assert list(plan.parts["copies for sampling"]) == [0, 2 * 2 * adapter, 0, 0]
 
 

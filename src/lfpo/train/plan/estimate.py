@@ -144,6 +144,8 @@ class Estimate:
         on_gpu: Phases = (0, 0, 0, 0)
         if args.offload_reference:
             on_gpu = (0, per_weight * (sizes.layers - sizes.matrices * (copies > 0)), per_weight * sizes.layer, 0)
+        # bitsandbytes takes 14 bytes a weight to quantise on a CPU.
+        quantising = 14 * sizes.matrix * (args.load_in_4bit and self.device == "cpu")
         dequantised = self.per_product * sizes.matrix if args.load_in_4bit else 0
 
         trained = self.trained_here
@@ -159,7 +161,7 @@ class Estimate:
             "average": ((4 if args.lora else per_weight) * trained if args.average_decay else 0,) * 4,
             "copies for sampling": (0, copies, 0, 0),
             "reference's layers on the GPU": on_gpu,
-            "one dequantised matrix": (0, dequantised, dequantised, dequantised),
+            "one matrix outside 4 bits": (quantising, dequantised, dequantised, dequantised),
             "optimiser": optimiser,
         }
 
