@@ -122,7 +122,7 @@ def watched(folder: Path, *command: str, ranks: int = 1, until: Path | None = No
     for old in folder.glob("phase-*"):
         old.unlink()
     several = ["-m", "torch.distributed.run", "--nproc_per_node", str(ranks), "--module"] if ranks > 1 else ["-m"]
-    child = [sys.executable, *several, "benchmarks.true_size", str(folder), "--run", json.dumps(command)]
+    child = [sys.executable, *several, "benchmarks.true_size", str(folder), "--command", json.dumps(command)]
     peaks, mapped, started = dict[str, float](), 0.0, time.perf_counter()
     with (folder / "output.log").open("a") as log:
         process = subprocess.Popen(child, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
@@ -135,7 +135,7 @@ def watched(folder: Path, *command: str, ranks: int = 1, until: Path | None = No
         if until is not None and until.exists():
             os.killpg(process.pid, signal.SIGKILL)
         time.sleep(0.01)
-    if process.returncode and until is None:
+    if process.returncode and not (until is not None and until.exists()):
         code = process.returncode
         raise SystemExit(f"lfpo {' '.join(command)}: exit code {code}; {folder}/output.log has its output")
     return time.perf_counter() - started, {phase: peak + mapped for phase, peak in peaks.items()}
@@ -215,10 +215,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS)[1:])
-    parser.add_argument("--run", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument("--command", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
-    if args.run is not None:
-        return run_command(args.folder, args.run)
+    if args.command is not None:
+        return run_command(args.folder, args.command)
     done: dict[str, Any] = {}
     for name in args.rows:
         folder = args.folder / name

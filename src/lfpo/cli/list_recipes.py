@@ -21,14 +21,15 @@ TITLES = {
 
 def run_recipes() -> None:
     """Print every recipe of a whole run with its model, task and needs, and the names of the parts to include."""
-    console = Console()
+    console, rows = Console(), dict[str, list[tuple[str, str, str, str]]]()
+    for name in recipe_names():
+        rows.setdefault(kind_of(name), []).append(row(name))
     for kind, title in TITLES.items():
         table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
         for column in ("name", "model", "task", "needs"):
             table.add_column(column, no_wrap=column == "name")
-        for name in recipe_names():
-            if kind_of(name) == kind:
-                table.add_row(*row(name))
+        for cells in rows[kind]:
+            table.add_row(*cells)
         console.print(table)
     parts = sorted({*recipe_names(parts=True)} - {*recipe_names()})
     console.print("Parts for `include: [...]` in a recipe of your own:", style="bold", highlight=False)
