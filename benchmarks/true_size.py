@@ -11,6 +11,7 @@ files, stand beside what `lfpo plan --device cpu` counts. Needs 22 GiB of memory
 """
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -29,7 +30,7 @@ ROWS: dict[str, tuple[str, int | None, list[str]]] = {
     "smallest": ("llada-8b", 1, LORA),
     "llada-8b": ("llada-8b", None, LORA),
     "llada-8b-4bit": ("llada-8b", 8, [*LORA, "--load_in_4bit", "true"]),
-    "llada-8b-fsdp": ("llada-8b", None, [*LORA, "--fsdp", "true", "--rollout_gather", "layer"]),
+    "llada-8b-fsdp": ("llada-8b", 4, [*LORA, "--fsdp", "true", "--rollout_gather", "layer"]),
     "dream-7b": ("dream-7b", None, LORA),
     "sdar-1.7b": ("sdar-1.7b", 6, ALL),
     "llada-moe-7b": ("llada-moe-7b", 8, LORA),
@@ -125,7 +126,7 @@ def watched(folder: Path, *command: str, ranks: int = 1, until: Path | None = No
     child = [sys.executable, *several, "benchmarks.true_size", str(folder), "--command", json.dumps(command)]
     peaks, mapped, started = dict[str, float](), 0.0, time.perf_counter()
     with (folder / "output.log").open("a") as log:
-        process = subprocess.Popen(child, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(child, stdout=log, stderr=subprocess.STDOUT)
     while process.poll() is None:
         for file in folder.glob("phase-*"):
             status = Path("/proc", file.name.removeprefix("phase-"), "status")
@@ -133,7 +134,10 @@ def watched(folder: Path, *command: str, ranks: int = 1, until: Path | None = No
                 peaks[words[0]] = max(peaks.get(words[0], 0.0), anonymous(status))
                 mapped = max(mapped, float(words[1]))
         if until is not None and until.exists():
-            os.killpg(process.pid, signal.SIGKILL)
+            for file in folder.glob("phase-*"):  # torchrun's ranks are in sessions of their own
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(file.name.removeprefix("phase-")), signal.SIGKILL)
+            process.kill()
         time.sleep(0.01)
     if process.returncode and not (until is not None and until.exists()):
         code = process.returncode
