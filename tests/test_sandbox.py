@@ -122,9 +122,10 @@ def test_class_fixtures_run_once_and_methods_that_do_not_run_fail(sandbox):
 def test_libraries_can_be_imported_only_if_given(tmp_path):
     tmp_path.chmod(0o755)
     (tmp_path / "treasure.py").write_text("VALUE = 5\n")
+    (link := tmp_path / "link").symlink_to(tmp_path)
     job = Job("def f():\n    import treasure\n    return treasure.VALUE", tests=["assert f() == 5"])
     assert not Sandbox(limits=LIMITS, unsafe="root").judge(job).passed
-    assert Sandbox(limits=LIMITS, libraries=[str(tmp_path)], unsafe="root").judge(job).passed
+    assert Sandbox(limits=LIMITS, libraries=[str(link)], unsafe="root").judge(job).passed
 
 
 # The pool

@@ -150,7 +150,7 @@ class Sandbox:
             raise UserError(f"a sandbox needs at least one worker, not {workers}")
         self.rung = launch.usable_rung(rung, unsafe)
         self.limits = limits or Limits()
-        self.libraries = tuple(os.path.abspath(path) for path in libraries)
+        self.libraries = tuple(os.path.realpath(path) for path in libraries)
         own = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
         rank, ranks = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self.workers = workers or max(1, len(own) // ranks)
