@@ -73,9 +73,9 @@ class Handler(BaseHTTPRequestHandler):
             with server.lock:
                 server.open_now -= 1
 
-    def head(self, length: int, status: int = 200, **headers: str) -> None:
+    def head(self, length: int, status: int = 200, kind: str = "application/json", **headers: str) -> None:
         self.send_response(status)
-        for name, value in {"Content-Type": "application/json", "Content-Length": str(length), **headers}.items():
+        for name, value in {"Content-Type": kind, "Content-Length": str(length), **headers}.items():
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
 
@@ -123,6 +123,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def fault_cut(self, text: str) -> None:
         self.reply(json.dumps(chat(text)), cut=40)
+
+    def fault_html(self, text: str) -> None:
+        self.reply("<html>gateway</html>", 200, "text/html")
 
     def fault_denied(self, text: str) -> None:
         self.reply(json.dumps({"error": {"message": f"wrong key {self.headers['Authorization']}"}}), 401)

@@ -1,6 +1,7 @@
 """`python -m benchmarks` on small models, the plain loop it measures against, and its measuring instruments."""
 
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 
 import tiny
 from benchmarks.__main__ import main
+from benchmarks.iteration import Iteration
 from benchmarks.measure import measured, median_and_range, peak_memory
 from benchmarks.modes import Mode
 from benchmarks.peers.__main__ import DEFAULTS, Side, write_model
@@ -20,10 +22,13 @@ from benchmarks.problem import Problem
 from benchmarks.rollout import describe
 from benchmarks.spent import recorded
 from benchmarks.true_size import main as true_size
-from benchmarks.update import FORMS
+from benchmarks.update import FORMS, BenchUpdateConfig, padding_cases, run_bench_update
+from benchmarks.update import LAYOUTS as UPDATE_LAYOUTS
 from lfpo.base.measure import matmul_peak, timed
-from lfpo.models import load_model
+from lfpo.models import load_model, load_tokenizer
 from lfpo.models.layouts import LAYOUTS
+from lfpo.prompts.encoding import encode_rows
+from lfpo.prompts.tasks import get_task
 from lfpo.rewards.sandbox import Sandbox
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.sampler import SamplerConfig
@@ -31,6 +36,11 @@ from lfpo.train.flops import forward_flops, rollout_flops
 from reference_sampler import generate
 
 CPU = torch.device("cpu")
+# Without the unused ids at the end: there a layout's special tokens are the last ones.
+SMALL: dict[str, dict[str, Any]] = {
+    "llada": {**tiny.LLADA_CONFIG, "embedding_size": tiny.LLADA_VOCAB},
+    "dream": {**tiny.DREAM_CONFIG, "vocab_size": tiny.DREAM_VOCAB},
+}
 
 
 @pytest.mark.parametrize(("block", "steps"), [(8, 8), (4, 6), (4, 32)])
@@ -64,7 +74,14 @@ def test_bench_on_tasks_writes_numbers_and_a_table(tmp_path: Path, capsys: pytes
     result = bench(tmp_path / "deep", *small, "--lora", "0")
     assert f"wrote {tmp_path / 'deep' / 'rollout.json'}" in capsys.readouterr().out
     tables = (tmp_path / "deep" / "rollout.md").read_text().split("\n\n")
+    assert [table.split(" |")[0].rstrip() for table in tables] == [
+        f"| {group}" for group in dict.fromkeys(row["group"] for row in result["rows"])
+    ]
     assert [len(table.splitlines()) - 2 for table in tables] == [7, 7, 10]
+    assert {line.count("|") for table in tables for line in table.splitlines()} == {12}
+    assert result["config"]["n"] == 3
+    assert result["matmul_peak"] > 0
+    assert {"environment", "versions"} <= result.keys()
     rows = {(row["group"], row["mode"]): row for row in result["rows"]}
     assert len(rows) == len(result["rows"]) == 2 * 7 + 9 + 1
     for steps in (4, 16):
@@ -73,15 +90,20 @@ def test_bench_on_tasks_writes_numbers_and_a_table(tmp_path: Path, capsys: pytes
         unmasked = ladder.pop(1)
         assert unmasked["mode"] == "without its mask of padding, as published" and unmasked["nfe"] == steps
         assert [row["same"] for row in ladder] == [1.0] * 6
+        assert len({row["accuracy"] for row in ladder}) == 1
         assert [row["nfe"] for row in ladder[:5]] == [steps, 4, 4, 4, 4]
         assert ladder[5]["nfe"] <= 4
+        assert ladder[0]["speedup"] == 1.0
         assert ladder[3]["speedup"] == pytest.approx(ladder[0]["seconds"] / ladder[3]["seconds"])
     approximate = "approximate, against the exact engine"
     assert rows[approximate, "exact, EOS stop"]["same"] == 1.0
     assert rows[approximate, "threshold 0.9"]["nfe"] < rows[approximate, "exact, EOS stop"]["nfe"]
     for row in result["rows"]:
         assert 0 < row["seconds_least"] <= row["seconds"] <= row["seconds_most"]
-        assert row["tokens_per_second"] > 0 and row["share_of_peak"] > 0
+        assert 0 <= row["same"] <= 1
+        assert 0 <= row["accuracy"] <= 1
+        assert row["tokens_per_second"] > 0
+        assert row["share_of_peak"] > 0
     exact = [row["spent_over_needed"] for row in ladder]  # four steps for a token
     assert exact[0] / exact[1] == pytest.approx(4)  # one step of four reveals a token
     assert exact[1] > exact[2] >= exact[3] > exact[4]  # logits, padding, rows that share a forward
@@ -132,9 +154,9 @@ def test_the_flops_spent_are_those_of_padded_rows(llada: Path, cache: str):
     assert not {"hidden", "window_hidden", "head"} & vars(model).keys()
 
 
-def test_bench_on_a_layout_with_random_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    # Without the unused ids at the end: there a layout's special tokens are the last ones.
-    monkeypatch.setitem(LAYOUTS, "small", {**tiny.LLADA_CONFIG, "embedding_size": tiny.LLADA_VOCAB})
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_bench_on_a_layout_with_random_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str):
+    monkeypatch.setitem(LAYOUTS, "small", SMALL[family])
     small = ("--model", "small", "--layers", "1", "--n", "2", "--prompt_length", "8", "--gen_length", "8")
     forms = ("--lora", "4", "--compile", "true")
     result = bench(tmp_path, *small, "--block_length", "4", "--tokens_per_step", "[1, 2]", *forms)
@@ -192,10 +214,25 @@ def test_peak_memory_sees_what_was_held_for_a_moment():
     assert peak < 0.2 * size
 
 
+def test_both_layouts_are_the_same_step():
+    cases, padding = padding_cases(BenchUpdateConfig(update_tokens=300, prompts=6), CPU)
+    losses = [work() for work in cases.values()]
+    assert losses == pytest.approx(losses[:1] * 2, rel=1e-5)
+    model, tokenizer = load_model("embedded"), load_tokenizer("embedded")
+    tasks = [get_task(name) for name in ("choice", "words", "sudoku")]
+    rows = [tasks[i % 3].row("train", i) for i in range(6)]
+    lengths = [len(p) for p in encode_rows(rows, tokenizer, model, 64)]
+    completion = max(task.gen_length for task in tasks)
+    real, longest = sum(lengths) / 6 + completion, max(lengths) + completion
+    # Each rollout is seen four times, or less often where it took fewer steps.
+    assert padding["padded to the longest"] == pytest.approx(1 - real / longest, abs=0.02)
+    assert 0 <= padding["like lengths together"] <= padding["padded to the longest"]
+
+
 @pytest.mark.long
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the peak is read from Linux's /proc")
 def test_bench_update_writes_numbers_and_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    sizes = ("--vocabulary", "2000", "--width", "256", "--tokens", "512", "--sizes", "[8, 16]", "--prompts", "6")
+    sizes = ("--vocabulary", "2000", "--width", "256", "--tokens", "1024", "--sizes", "[8, 16]", "--prompts", "6")
     assert main(["update", "--repeats", "1", "--output", str(tmp_path), *sizes]) == 0
     printed = capsys.readouterr().out
     rows = {(row["group"], row["case"]): row for row in json.loads((tmp_path / "update.json").read_text())["rows"]}
@@ -221,10 +258,14 @@ def test_bench_update_writes_numbers_and_a_table(tmp_path: Path, capsys: pytest.
     ("arguments", "said"),
     [
         ("", "expected one of rollout, update, precision, sandbox"),
+        ("training", "found 'training'"),
         ("update --sizes [8,10]", "'sizes' must hold multiples of 4 from 8 up, found [8, 10]"),
         ("update --width 100", "width 100 must be a multiple of 32"),
+        ("rollout --repeats 0", "repeats 0 must be at least 1"),
         ("rollout --layer 2", "did you mean 'layers'"),
+        ("rollout --tasks []", "'tasks'"),
         ("rollout --tasks [sums]", "unknown task 'sums'"),
+        ("rollout --model llada-9b", "no such folder"),
     ],
 )
 def test_wrong_settings_are_told_at_once(arguments: str, said: str, capsys: pytest.CaptureFixture[str]):
@@ -245,6 +286,32 @@ def test_times_of_cases():
     assert 0 <= rows["a"]["seconds_least"] <= rows["a"]["seconds"] <= rows["a"]["seconds_most"] < 1
     assert rows["a"].keys() == {"peak_memory", "seconds", "seconds_least", "seconds_most"}
     assert 1e8 < matmul_peak(CPU, torch.float32) < 1e14
+
+
+def test_bench_update_goes_on_without_what_cannot_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The plain loss and the iterations do not fit, and then the time is over."""
+
+    def too_much(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def over(case: Iteration) -> dict[str, Any]:
+        monkeypatch.setattr("benchmarks.measure.time.monotonic", lambda: math.inf)
+        return too_much()
+
+    monkeypatch.setattr("benchmarks.update.rectified_loss", too_much)
+    monkeypatch.setattr("benchmarks.iteration._in_own_process", over)
+    config = BenchUpdateConfig(tokens=2, vocabulary=600, width=32, repeats=1, budget=60, output=str(tmp_path))
+    rows = json.loads(run_bench_update(config).read_text())["rows"]
+    failures = {row["case"]: row.get("failed") for row in rows}
+    assert failures == {
+        "plain": "does not fit in memory",
+        **dict.fromkeys(("fused", "fused, one head", "fused, one head, r 0 or 1")),
+        "K x N = 8": "does not fit in memory",
+        **dict.fromkeys([f"K x N = {n}" for n in (32, 128, 256)], "not run, out of budget"),
+        **dict.fromkeys([f"K x N = 8, {form}" for form in FORMS], "not run, out of budget"),
+        **dict.fromkeys(UPDATE_LAYOUTS, "not run, out of budget"),
+    }
+    assert "plain: does not fit in memory" in (tmp_path / "update.md").read_text()
 
 
 def test_bench_sandbox_measures_correct_programs(

@@ -42,15 +42,16 @@ def sampler_of(settings: dict[str, Any]) -> SamplerConfig:
     return SamplerConfig(**lengths, steps=per_block * blocks, **dynamic)
 
 
-@pytest.mark.parametrize("name", BLOCK_FAMILIES)
-def test_block_samplers_give_the_published_tokens_at_the_published_steps(name: str, tmp_path: Path):
+@pytest.mark.parametrize(("name", "store_blocks"), [*((name, True) for name in BLOCK_FAMILIES), ("sdar", False)])
+def test_block_samplers_give_the_published_tokens_at_the_published_steps(name: str, store_blocks: bool, tmp_path: Path):
     model, runs = load_model(golden(name, tmp_path / name)), eligible(name)
     assert len(runs) == BLOCK_FAMILIES[name]
     for run in runs:
         settings = run["settings"]
         stop = settings.get("stopping_criteria_idx", [settings.get("eos_id", golden_sampler(name)["eos_id"])])
         model.eos_id = stop[0]
-        check(rollout(model, [run["prompt"]], sampler_of(settings), [0]), run)
+        found = rollout(model, [run["prompt"]], sampler_of(settings), [0], store_blocks=store_blocks)
+        check(found, run)
 
 
 def check(found: Trajectory, run: dict[str, Any]) -> None:

@@ -36,12 +36,15 @@ def model(tmp_path: Path) -> MaskedDiffusionLM:
 
 
 SETTINGS: list[dict[str, Any]] = [
+    {},
     {"remasking": "random", "steps": 24},
     {"remasking": "low_confidence_static", "steps": 6, "top_k": 20},
     {"remasking": "low_confidence_dynamic", "threshold": 0.3, "steps": 6},
+    {"remasking": "sequential", "temperature": 0.7},
     {"threshold": 0.3},
     {"alg": "origin", "steps": 24},
     {"alg": "entropy", "alg_temp": 0.5},
+    {"early_stop": "eos"},
     {"early_stop": "both", "early_stop_threshold": 0.15},
 ]
 

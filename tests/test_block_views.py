@@ -138,7 +138,7 @@ def test_blocks_that_were_never_reached_are_padding(rollouts: Trajectory):
     assert not (after == rollouts.eos_id).any()
 
 
-@pytest.mark.parametrize("name", ["espo", "gdpo", "gdsd", "rejection", "coupled_grpo"])
+@pytest.mark.parametrize("name", ["espo", "bgpo", "gdpo", "gdsd", "rejection", "unigrpo", "coupled_grpo"])
 def test_random_masks_are_predicted_in_all_blocks_at_once(name: str, model: MaskedDiffusionLM, rollouts: Trajectory):
     views = views_for(name, rollouts, num_iterations=1)
     logits = Predictions(views, policies(model)).logits()
@@ -157,7 +157,7 @@ def test_random_masks_are_predicted_in_all_blocks_at_once(name: str, model: Mask
     assert compared > 5
 
 
-@pytest.mark.parametrize("name", ["lfpo", "agrpo", "trace_rl", "cj_grpo", "espo"])
+@pytest.mark.parametrize("name", ["lfpo", "agrpo", "trace_rl", "rldf", "cj_grpo", "espo", "bgpo", "rejection"])
 def test_a_gradient_does_not_depend_on_passes_or_batch_mates(name: str, tmp_path: Path):
     model = load_model(write_llada(tmp_path / "blocks", block_length=BLOCK), dtype=torch.float64)
     rollouts = rolled(model)

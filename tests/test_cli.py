@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from lfpo.base.environment import before_torch
 from lfpo.cli.command_line import main
 from processes import environment, start
 
@@ -191,3 +192,28 @@ def test_no_disk_space_at_save_is_one_line_and_keeps_the_last_checkpoint(llada: 
     assert "step-1 is intact" in ended.stderr
     assert "Traceback" not in ended.stderr
     assert main(train_arguments(tmp_path, model=model, max_steps="2", resume="true")) == 0
+
+
+FREED = """
+from lfpo.base.environment import before_torch
+before_torch()
+first = b"1" * 2**24  # when it is freed, glibc's own threshold grows to its size
+del first
+pairs = [(b"1" * 2**23, b"1" * 2**16) for _ in range(16)]
+small = [pair[1] for pair in pairs]
+del pairs
+print(open("/proc/self/status").read().split("RssAnon:")[1].split()[0])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator, and /proc")
+def test_freed_memory_goes_back_to_the_system_and_waiting_threads_sleep(monkeypatch: pytest.MonkeyPatch):
+    variables = {k: v for k, v in os.environ.items() if k not in ("MALLOC_MMAP_THRESHOLD_", "OMP_WAIT_POLICY")}
+    found = subprocess.run([sys.executable, "-c", FREED], env=variables, capture_output=True, text=True, check=True)
+    assert int(found.stdout) < 32 * 1024, "128 MiB were freed"
+    for given, expected in ((None, "PASSIVE"), ("ACTIVE", "ACTIVE")):
+        monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
+        if given is None:
+            monkeypatch.delenv("OMP_WAIT_POLICY")
+        before_torch()
+        assert os.environ["OMP_WAIT_POLICY"] == expected

@@ -21,15 +21,21 @@ def container(group: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def test_its_values_have_the_types_that_kubernetes_takes():
+def test_it_has_the_fields_that_kuberay_asks_for_and_no_others():
     assert (JOB["apiVersion"], JOB["kind"]) == ("ray.io/v1", "RayJob")
     assert re.fullmatch(r"[a-z0-9-]+", JOB["metadata"]["name"])
+    assert JOB["spec"].keys() == {"backoffLimit", "shutdownAfterJobFinishes", "entrypoint", "rayClusterSpec"}
+    assert CLUSTER.keys() == {"rayVersion", "headGroupSpec", "workerGroupSpecs"}
+    assert HEAD.keys() == {"rayStartParams", "template"}
+    assert WORKERS.keys() == {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"}
+    assert WORKERS["minReplicas"] <= WORKERS["replicas"] <= WORKERS["maxReplicas"]
     for group in (HEAD, WORKERS):
+        # Kubernetes takes text only.
+        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
         its = container(group)
-        # Text only.
-        assert all(
-            isinstance(v, str) for part in (group["rayStartParams"], *its["resources"].values()) for v in part.values()
-        )
+        assert its.keys() == {"name", "image", "env", "resources", "volumeMounts"}
+        assert all(isinstance(v, str) for part in its["resources"].values() for v in part.values())
+        assert its["resources"]["requests"]["nvidia.com/gpu"] == its["resources"]["limits"]["nvidia.com/gpu"]
         volumes = {volume["name"] for volume in group["template"]["spec"]["volumes"]}
         assert {mount["name"] for mount in its["volumeMounts"]} == volumes
 

@@ -61,18 +61,25 @@ def test_gradient_is_r_pi_plus_minus_rest(seed: int, beta: float):
     torch.testing.assert_close(grad(z), expected.detach(), rtol=1e-9, atol=1e-9)
 
 
-def test_negatives_saturate():
-    """Descending a pure negative (r = 0) slows down by itself."""
+def test_negatives_saturate_where_unlikelihood_runs_away():
+    """Descending a pure negative (r = 0) slows down by itself; dropping pi-'s normaliser would not."""
     z_ref, y, r = torch.zeros(1, 5, dtype=torch.float64), torch.tensor([2]), double([0.0])
     norms, z = [], z_ref.clone()
-    for _ in range(500):
+    for _ in range(2000):
         z = z.detach().requires_grad_()
         rectified_loss(z, z_ref, y, r, beta=1.0).sum().backward()
         norms.append(grad(z).norm().item())
         z = z - 0.5 * grad(z)
-    assert norms[-1] < 0.02 * norms[0]
+    assert norms[-1] < 0.01 * norms[0]
     assert all(b <= a + 1e-12 for a, b in itertools.pairwise(norms))
     assert -20 < float(z.detach().log_softmax(-1)[0, 2]) < -4
+
+    free = z_ref.clone()
+    for _ in range(2000):
+        free = free.detach().requires_grad_()
+        (free.log_softmax(-1)[0, 2]).backward()  # minimise log pi(y): the same first gradient, no saturation
+        free = free - 0.5 * grad(free)
+    assert float(free.detach().log_softmax(-1)[0, 2]) < -500
 
 
 def test_optimum_is_kl_regularised_rl_at_half_beta():
@@ -80,10 +87,10 @@ def test_optimum_is_kl_regularised_rl_at_half_beta():
     beta, rbar = 0.5, double([0.52, 0.5, 0.48])
     p = torch.full((3,), 1 / 3, dtype=torch.float64)
     z_ref, z = torch.zeros(3, 3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
-    for _ in range(500):
+    for _ in range(4000):
         z = z.detach().requires_grad_()
         (rectified_loss(z.expand(3, 3), z_ref, torch.arange(3), rbar, beta=beta) * p).sum().backward()
-        z = z - 8.0 * grad(z)
+        z = z - 1.0 * grad(z)
     ratio = (z - z_ref[0]).log_softmax(-1) - p.log()
     torch.testing.assert_close(ratio.detach(), (rbar - 0.5) * 2 / beta, atol=4e-3, rtol=0)
 

@@ -117,9 +117,32 @@ def gsm8k_forms(gold: str) -> list[str]:
     ]
 
 
+def gsm8k_misses(gold: str, rng: random.Random) -> Iterator[str]:
+    """Completions whose last marked answer is another number, no number, or not marked."""
+    value = to_number(gold)
+    assert value is not None
+    n = int(value)
+    digits = list(str(n))
+    place = rng.randrange(len(digits))
+    digits[place] = rng.choice([d for d in "123456789" if d != digits[place]])
+    yield f"#### {''.join(digits).replace('--', '-')}"
+    yield from (f"#### {other}" for other in (n + 1, f"{n}.5", f"{n}00" if n else 3, -n or 4, f"{n} thousand"))
+    yield from (f"\\boxed{{{n}\\text{{ {word}}}}}" for word in ("million", "tens", "below zero", "and a half", "to 1"))
+    yield from (f"#### {n}{mark}" for mark in ("_7", ":1", "t", " xy", " 1/2", f" = {n + 1}", "\\,5"))
+    yield from (f"#### {n + 1} = {n}", f"#### x^2 = {n}", f"#### x > {n}", f"**{n}** or **{n}**")
+    yield from (f"#### {n} or {n}", f"#### {n} {n}", f"#### {n}+0", f"{n}", f"the answer is {n}", f"<answer>{n}")
+    yield from (f"\\boxed{{{n}", f"#### {n}\n#### {n + 2}", f"\\boxed{{{n}}} \\boxed{{{n + 3}}}", "####", f"#### x{n}")
+
+
 def test_gsm8k_accepts_every_gold_answer_in_every_form() -> None:
     for gold in GSM8K:
         assert all(is_number(form, gold) and accepts(form, gold) for form in gsm8k_forms(gold)), gold
+
+
+def test_gsm8k_rejects_near_misses() -> None:
+    rng = random.Random(0)
+    tried = [(miss, gold, is_number(miss, gold)) for gold in GSM8K for miss in gsm8k_misses(gold, rng)]
+    assert not [case for case in tried if case[2]] and len(tried) > 500
 
 
 def math_forms(gold: str) -> list[str]:
@@ -167,9 +190,8 @@ def test_math_accepts_every_gold_answer_in_every_form(monkeypatch: pytest.Monkey
 def test_math_rejects_near_misses() -> None:
     pytest.importorskip("math_verify")
     rng = random.Random(0)
-    tried = [(f"\\boxed{{{miss}}}", gold) for gold in MATH + GSM8K for miss in math_misses(gold, rng)]
-    assert not [case for case in tried if case[1] in MATH and accepts(*case)] and len(tried) > 1000
-    assert not [case for case in tried if to_number(case[1]) is not None and is_number(*case)]
+    tried = [(miss, gold, accepts(f"\\boxed{{{miss}}}", gold)) for gold in MATH for miss in math_misses(gold, rng)]
+    assert not [case for case in tried if case[2]] and len(tried) > 500
 
 
 HUGE = [

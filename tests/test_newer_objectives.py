@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import peers
 from letters import Table, rollouts
 from lfpo.base.errors import UserError
 from lfpo.models.roles import CURRENT, OLD
@@ -16,6 +17,7 @@ from lfpo.objectives.bgpo import BGPO
 from lfpo.objectives.cj_grpo import CJGRPO
 from lfpo.objectives.egspo import EGSPO
 from lfpo.objectives.espo import ESPO
+from lfpo.objectives.gdpo import GDPO
 from lfpo.objectives.gdsd import GDSD
 from lfpo.objectives.justgrpo import JustGRPO
 from lfpo.objectives.objective import Objective, check_rollouts
@@ -106,6 +108,12 @@ def test_masks_of_the_elbo_hide_each_number_of_tokens_alike(text: str, after_eos
         check_rate(hidden[:, None] == 1, 1 / 2 if least == 0 else 1 / 3)
 
 
+def test_masks_of_gdpo_s_nodes_have_their_shares_of_the_scored_tokens():
+    """Nodes 0.11, 0.5 and 0.89 of three tokens, rounded down; the first masks none."""
+    views = views_of(GDPO(nodes=3, after_eos=False), rollouts(["abeaaa"] * 20))
+    assert views.target.sum(-1).tolist() == [1] * 20 + [2] * 20
+
+
 @pytest.mark.parametrize("after_eos", [True, False])
 @pytest.mark.parametrize("name", ["espo", "gdsd", "justgrpo", "bgpo", "cj_grpo", "gdpo", "egspo"])
 def test_tokens_after_the_first_eos_are_scored_on_request_only(name: str, after_eos: bool):
@@ -136,6 +144,14 @@ def test_rldf_draws_states_by_their_mean_surprise_without_replacement():
     assert len(views_of(RLDF(states=4), few)) == 200  # drawn again where a rollout has fewer steps
 
 
+def test_states_never_show_an_end_that_was_not_placed_yet():
+    """The last two tokens are revealed at the last step, so every earlier state hides them (RLDF's code shows them)."""
+    t = rollouts(["abee"] * 20, ["0122"] * 20)
+    views = views_of(RLDF(states=3), t)
+    assert bool((views.input_ids[:, -2:] == 3).all())
+    assert bool(views.target[:, -2].all()) and not views.target[:, -1].any()  # the first EOS is trained
+
+
 def test_means_of_steps_by_hand():
     t = rollouts(["abea", "baab"], ["1013", "0-20"])
     values = torch.tensor([[1.0, 2.0, 4.0, 8.0], [1.0, 9.0, 2.0, 4.0]])
@@ -144,6 +160,25 @@ def test_means_of_steps_by_hand():
 
 
 # Published defects, and what is made of them.
+
+
+def gdsd_gradient(moved: float, **knobs: float) -> float:
+    """The gradient of the golden file's model on its own draws, when one parameter has moved from theta_old's."""
+    case = peers.NEWER["cases"]["gdsd(psi=10,eps=4e-4,beta=1e-3,mc=2,on_policy)"]
+    objective = make_objective({"name": "gdsd", "beta": 0.0, **knobs})
+    views = GDSD().mask_views(peers.trajectory(), peers.masks(case).view(2, 2, 4, 13)[0, :, :, 5:])
+    model: Any = peers.ClosedFormModel(moved)
+    policies: Any = {CURRENT: model, OLD: peers.ClosedFormModel()}
+    accumulate_gradients(objective, policies, views, peers.advantages(), update_tokens=10**6)
+    return float(model.s.grad)
+
+
+def test_gdsd_s_published_bounds_end_learning_after_one_small_step():
+    start = gdsd_gradient(0.0)
+    assert gdsd_gradient(1e-5) == pytest.approx(start, rel=1e-3)
+    assert abs(gdsd_gradient(1e-3)) < 0.02 * start
+    assert gdsd_gradient(3e-3) == 0.0
+    assert gdsd_gradient(3e-3, epsilon=0.5) == pytest.approx(start, rel=0.01)
 
 
 def test_bgpo_stays_finite_where_log_of_its_ratio_is_not():

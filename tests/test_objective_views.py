@@ -157,7 +157,7 @@ def test_a_mask_belongs_to_its_rollout(name: str, iteration: int):
 
 @pytest.mark.parametrize("name", sorted(set(OBJECTIVES) - WITHOUT_DRAWS))
 def test_every_rollout_and_every_pass_draws_anew(name: str):
-    size = 60
+    size = 200
     t = rollouts(["abababab"] * size, prompts=["abbabbab"] * size, temperature=1.0)
     passes = [drawn(views_of(made(name), t, iteration)) for iteration in (0, 1)]
     assert passes[0] == drawn(views_of(made(name), t, 0))
@@ -186,6 +186,16 @@ def test_unigrpo_ratio_rises_in_equal_steps():
     assert [UniGRPO(num_iterations=5).step(100, n) for n in range(5)] == [100, 325, 550, 775, 1000]
     assert [UniGRPO(num_iterations=4, diffusion_steps=100).step(1, n) for n in range(4)] == [1, 34, 67, 100]
     assert UniGRPO(num_iterations=1).step(100, 0) == 100
+
+
+def test_unigrpo_masks_at_that_ratio():
+    objective = UniGRPO(num_iterations=3, diffusion_steps=4, min_step=2)  # t_1 can only be 2
+    t = rollouts(["abab"] * N)
+    masks = [hidden(views_of(objective, t, iteration), 2) for iteration in range(3)]
+    check_rate(masks[0], 2 / 4)
+    check_rate(masks[1], 3 / 4)
+    assert bool(masks[2].all())
+    check_rate(masks[0] & ~masks[1], 1 / 2 * 1 / 4)  # each pass draws its own masks: they are not nested
 
 
 def test_unigrpo_starts_anywhere_between_its_bounds_and_goes_on_from_there():

@@ -27,8 +27,27 @@ NARROW: dict[str, dict[str, Any]] = {
     "dream-7b": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
                  "intermediate_size": 64},
 }
+SPECIAL = {
+    "llada-8b": {"<|startoftext|>": 126080, "<|endoftext|>": 126081, "<|mdm_mask|>": 126336,
+                 "<|start_header_id|>": 126346, "<|end_header_id|>": 126347, "<|eot_id|>": 126348},
+    "dream-7b": {"<|endoftext|>": 151643, "<|im_start|>": 151644, "<|im_end|>": 151645, "<|mask|>": 151666},
+}
 # fmt: on
-MASKS = {"llada-8b": "<|mdm_mask|>", "dream-7b": "<|mask|>"}
+TEMPLATE = {
+    "llada-8b": "{{ '<|startoftext|>' }}{% for m in messages %}<|start_header_id|>{{ m['role'] }}<|end_header_id|>\n\n"
+    "{{ m['content'] }}<|eot_id|>{% endfor %}<|start_header_id|>assistant<|end_header_id|>\n\n",
+    "dream-7b": "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "<|im_start|>assistant\n",
+}
+KEYS = {
+    "llada-8b": (
+        "model.transformer.wte.weight",
+        "model.transformer.blocks.1.attn_out.weight",
+        "model.transformer.blocks.1.ff_proj.weight",
+        "model.transformer.ff_out.weight",
+    ),
+    "dream-7b": ("model.embed_tokens.weight", "model.layers.1.self_attn.k_proj.bias", "lm_head.weight"),
+}
 ARGUMENTS = [
     *("--max_steps", "2", "--prompts_per_iteration", "2", "--num_generations", "2", "--eval_size", "1"),
     *("--optimizer_steps_per_iteration", "1", "--update_tokens", "1024", "--rollout_tokens", "1024", "--threads", "1"),
@@ -44,20 +63,21 @@ def write_checkpoint(layout: str, folder: Path, monkeypatch: pytest.MonkeyPatch)
     """In shards with an index, as published; returns its keys."""
     config = {**LAYOUTS[layout], **NARROW[layout]}
     vocab = {token: i for i, token in enumerate(tiny.byte_alphabet())}
-    named = {config["eos_token_id"]: "<|endoftext|>", config["mask_token_id"]: MASKS[layout]}
+    named = {i: token for token, i in SPECIAL[layout].items()}
     vocab |= {named.get(i, f"<{i}>"): i for i in range(256, config["vocab_size"])}
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tiny.byte_level(vocab),
         eos_token="<|endoftext|>",
         pad_token="<|endoftext|>",
-        additional_special_tokens=list(named.values()),
+        additional_special_tokens=list(SPECIAL[layout]),
     )
-    fast.chat_template = tiny.CHATML
+    fast.chat_template = TEMPLATE[layout]
     with monkeypatch.context() as small:
         small.setattr(lfpo.models.tensor_files, "FILE_BYTES", 2**24)
         save_model(init_model(config, seed=0), folder, fast)
     index = json.loads((folder / "model.safetensors.index.json").read_text())
     assert len(set(index["weight_map"].values())) > 1
+    assert set(KEYS[layout]) <= index["weight_map"].keys()
     return set(index["weight_map"])
 
 

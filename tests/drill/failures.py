@@ -29,7 +29,7 @@ from processes import environment
 STEPS, ROLLOUTS = 2, 8  # of an iteration, as in train_arguments
 STAND_INS = 4  # completions that functions score before the first iteration (lfpo.train.preflight)
 TIMEOUT = 2.0
-MEMORY, SLOW = 1.0, 20.0  # GiB for a reward function in a child process; seconds, which hold the start of one
+MEMORY, SLOW = 1.0, 30.0  # GiB for a reward function in a child process; seconds, which hold the start of one
 AGAIN = "same end once fixed"
 
 
@@ -64,7 +64,6 @@ def nonfinite(drill: Drill) -> list[Row]:
 def rewards(drill: Drill) -> list[Row]:
     """Functions that raise, hang, return garbage, leak or never return; sandbox workers that are killed."""
     rows = []
-    waiting = _contained(drill, "endless")  # for SLOW seconds
     third = STAND_INS + 2 * ROLLOUTS + 1  # the first reward of the third batch
     for do, said in (("raise", "ConnectionError: the judge"), ("hang", f"it ran for more than {TIMEOUT:g} s")):
         row = Row(f"a reward function {do}s", "counted, named in the log, the run went on")
@@ -82,7 +81,7 @@ def rewards(drill: Drill) -> list[Row]:
         ("endless", "calls C code that never returns", "it ran for more than"),
     ):
         row = Row(f"a reward function {name}", "its child process killed, counted, named in the log, the run went on")
-        folder, child, _ = waiting if do == "endless" else _contained(drill, do)
+        folder, child, _ = _contained(drill, do)
         rows.append(row.add(_cost_one_batch(child, folder, 1, said)))
     return [*rows, _workers_killed()]
 

@@ -56,8 +56,8 @@ class Network:
 
 
 def ranks(drill: Drill) -> list[Row]:
-    """Each rank killed and stopped at each place in turn; a hang in Python; restarts by torchrun, which takes half a
-    minute to end a stopped rank: that one from three runs on."""
+    """Each rank killed and stopped at each place in turn; a hang in Python; restarts by torchrun after a killed rank
+    and, where more than two ranks are lost, after a stopped one, which torchrun takes half a minute to end."""
     if not (count := drill.settings.ranks):
         return []
     rows = []
@@ -67,7 +67,8 @@ def ranks(drill: Drill) -> list[Row]:
             waits.append(_lose(drill, row, do, PLACES[number % len(PLACES)], number // len(PLACES) % 2))
         row.note = f"the other ended within {max(waits):.1f} s and named it; bit-identical end"
         rows += [row] if row.tried else []
-    return [*rows, _hung(drill), *(_elastic(drill, do) for do in ("kill", "stop")[: 1 + (count > 2)])]
+    restarts = ("kill", "stop") if count > 2 else ("kill",)
+    return [*rows, _hung(drill), *(_elastic(drill, do) for do in restarts)]
 
 
 def _lose(drill: Drill, row: Row, do: str, place: str, lost: int) -> float:
