@@ -85,7 +85,7 @@ def run_command(folder: Path, command: list[str]) -> int:
     file as they change."""
     from lfpo.base.environment import before_torch
 
-    before_torch()
+    before_torch()  # the imports below load it
     from lfpo.cli.command_line import main
     from lfpo.train.rl import LFPOTrainer
 
@@ -120,38 +120,33 @@ def mapped_weights(model: Any) -> float:
 
 def watched(folder: Path, *command: str, ranks: int = 1, until: Path | None = None) -> tuple[float, dict[str, float]]:
     """Run `lfpo COMMAND`: its seconds, and phase -> GiB of memory it needs. until: kill it when this exists."""
+    from benchmarks.measure import status_bytes  # it loads torch, which the commands load later
+
     for old in folder.glob("phase-*"):
         old.unlink()
     several = ["-m", "torch.distributed.run", "--nproc_per_node", str(ranks), "--module"] if ranks > 1 else ["-m"]
     child = [sys.executable, *several, "benchmarks.true_size", str(folder), "--command", json.dumps(command)]
-    peaks, mapped, started = dict[str, float](), 0.0, time.perf_counter()
+    peaks, mapped, killed, started = dict[str, float](), 0.0, False, time.perf_counter()
     with (folder / "output.log").open("a") as log:
         process = subprocess.Popen(child, stdout=log, stderr=subprocess.STDOUT)
     while process.poll() is None:
-        for file in folder.glob("phase-*"):
-            status = Path("/proc", file.name.removeprefix("phase-"), "status")
-            if words := file.read_text().split():
-                peaks[words[0]] = max(peaks.get(words[0], 0.0), anonymous(status))
-                mapped = max(mapped, float(words[1]))
-        if until is not None and until.exists():
-            for file in folder.glob("phase-*"):  # torchrun's ranks are in sessions of their own
+        seen = {int(file.name.removeprefix("phase-")): file.read_text().split() for file in folder.glob("phase-*")}
+        for pid, words in seen.items():
+            # A process that has ended has no such number, and one that is beginning to write has no words yet.
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError, StopIteration, ValueError):
+                phase, stays = words
+                peaks[phase] = max(peaks.get(phase, 0.0), status_bytes("RssAnon", Path(f"/proc/{pid}/status")) / GIB)
+                mapped = max(mapped, float(stays))
+        if killed := until is not None and until.exists():
+            for pid in seen:  # torchrun's ranks are in sessions of their own
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(file.name.removeprefix("phase-")), signal.SIGKILL)
+                    os.kill(pid, signal.SIGKILL)
             process.kill()
         time.sleep(0.01)
-    if process.returncode and not (until is not None and until.exists()):
+    if process.returncode and not killed:
         code = process.returncode
         raise SystemExit(f"lfpo {' '.join(command)}: exit code {code}; {folder}/output.log has its output")
     return time.perf_counter() - started, {phase: peak + mapped for phase, peak in peaks.items()}
-
-
-def anonymous(status: Path) -> float:
-    """GiB of anonymous memory of a process; 0 if it has ended."""
-    try:
-        lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
-    except (FileNotFoundError, ProcessLookupError):
-        return 0.0
-    return int(lines.get("RssAnon", "0 kB").split()[0]) / 2**20
 
 
 def run_row(folder: Path, layout: str, layers: int | None, settings: list[str]) -> dict[str, Any]:

@@ -24,10 +24,11 @@ _M_MMAP_THRESHOLD = -3
 
 
 def before_torch() -> None:
-    """Two settings of this process, made before torch is loaded. What the environment says of them is kept.
+    """Change two settings of this process, before torch is loaded. A value set in the environment stays.
 
-    Waiting OpenMP threads sleep: a thread that spins takes the core of another process. Freed blocks of 2 MiB or more
-    go back to the system (glibc), which else keeps them: 50 % more memory after quantising a model to 4 bits.
+    Waiting OpenMP threads sleep (OMP_WAIT_POLICY): a thread that spins takes time from other processes. glibc returns
+    freed blocks of 2 MiB or more to the system (MALLOC_MMAP_THRESHOLD_); without this, quantising to 4 bits left 50 %
+    more memory in use.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if platform.libc_ver()[0] == "glibc" and "MALLOC_MMAP_THRESHOLD_" not in os.environ:

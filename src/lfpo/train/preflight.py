@@ -18,7 +18,6 @@ from lfpo.base.environment import describe_environment
 from lfpo.base.errors import UserError
 from lfpo.base.measure import matmul_peak
 from lfpo.models import MaskedDiffusionLM
-from lfpo.models.narrow_products import matmul
 from lfpo.models.tensor_files import GIB
 from lfpo.prompts.encoding import encode_prompt, misfit
 from lfpo.prompts.sources import PromptSource
@@ -58,7 +57,7 @@ def preflight(trainer: LFPOTrainer) -> tuple[PromptSource, str]:
     names, plan = ", ".join(map(reward_name, rewarding)), ""
     if (device := distributed.device()).type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory
-        rate = EFFICIENCY * matmul_peak(device, torch.bfloat16 if args.bf16 else getattr(torch, args.dtype), matmul)
+        rate = EFFICIENCY * matmul_peak(device, torch.bfloat16 if args.bf16 else getattr(torch, args.dtype))
         plan = plan_line(args, longest, gpus=distributed.world(), memory=memory, flop_rate=rate)
     found = {
         "base": f"{args.model}: {parameters:,} parameters{share}, {args.dtype}",
