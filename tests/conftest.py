@@ -12,6 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("untimed", deadline=None)  # a busy machine may take seconds for an example
+settings.load_profile("untimed")
 
 # torch and tiny, which needs torch, are imported below: the process that starts the workers runs no test.
 

@@ -18,7 +18,7 @@ PIECES = st.sampled_from(["```", "``", "\n", "\n", " ", "\t", "py", "x", "\r", "
 
 
 @given(st.lists(PIECES, max_size=16).map("".join))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_fenced_blocks_are_those_of_the_definition(text: str) -> None:
     assert fenced_blocks(text) == FENCE.findall(text)
 

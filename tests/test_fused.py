@@ -159,7 +159,7 @@ def test_the_rectified_sum_by_hand_on_two_tokens():
     elements=st.integers(1, 60),
     upstream=st.sampled_from([1.0, -3.0]),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_any_shape_in_any_chunks_gives_the_plain_sum(
     seed: int,
     sizes: tuple[int, int, int],

@@ -50,7 +50,7 @@ def test_goldens(case: dict):
 
 
 @given(st.integers(0, 10**6), st.floats(0.05, 3.0))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_gradient_is_r_pi_plus_minus_rest(seed: int, beta: float):
     z, z_ref, y, r = random_case(seed)
     z.requires_grad_()
@@ -155,7 +155,6 @@ def test_advantages_in_units_of_the_group_s_mean_by_hand():
     torch.testing.assert_close(half, 0.5 + double([3.5, -0.5, -0.5, -0.5, high, high, high, -0.5, 0, 0]) / 8)
 
 
-@settings(deadline=None)
 @given(
     rewards=st.lists(st.floats(-5, 5).map(lambda x: round(x, 3)), min_size=4, max_size=12).filter(
         lambda x: len(set(x)) > 1

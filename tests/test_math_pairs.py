@@ -57,7 +57,7 @@ FORMS = (
 UNITS = ("cm", "kg", "hours", "apples", "dollars")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(-99999, 99999), st.integers(0, 3), st.sampled_from(FORMS), st.sampled_from(UNITS), st.data())
 def test_a_number_is_right_in_every_form_and_wrong_once_changed(
     value: int, places: int, form: str, unit: str, data: st.DataObject

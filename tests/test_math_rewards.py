@@ -249,7 +249,7 @@ PIECES = [*PIECE_LINES.split(), " ", "\n", "a ", "cm "]
 
 
 @given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=4), st.sampled_from([95, 199, 390, 990, 1990, 10**6]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_no_repeated_text_takes_a_second(pieces: list[str], size: int) -> None:
     unit = "".join(pieces)
     text = unit * (size // len(unit))

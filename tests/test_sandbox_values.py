@@ -37,7 +37,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_values_keep_type_and_content(value: Any) -> None:
     back = decode(encode(value))
     assert back == value and type(back) is type(value)
@@ -181,7 +181,7 @@ def memory_limit(more: int) -> Iterator[None]:
 
 
 @given(st.binary(max_size=60), st.sampled_from(sorted(FORGED)), st.integers(0, 60))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_no_bytes_run_anything(noise: bytes, name: str, at: int) -> None:
     """Nor takes much memory: an index or a size in the bytes may ask for any amount."""
     data = FORGED[name][:at] + noise + FORGED[name][at:]

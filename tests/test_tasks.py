@@ -299,13 +299,13 @@ expressions = st.recursive(
 
 
 @given(expressions)
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200, derandomize=True)
 def test_agrees_with_python(source: str) -> None:
     assert evaluate(parse(source)) == eval(source)
 
 
 @given(st.text(alphabet="0123456789+-*/%()x_.,'[]{}= \n#lambdif", max_size=40))
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=400, derandomize=True)
 def test_random_text_gives_a_fraction_or_a_value_error(source: str) -> None:
     try:
         assert isinstance(evaluate(parse(source), {"x": 2}), Fraction)

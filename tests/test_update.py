@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.rectified import rectified_loss
@@ -98,7 +98,6 @@ def recipe_of(prompts: int, generations: int, steps: int) -> LFPOConfig:
     return LFPOConfig(output_dir="unused", **sizes)  # type: ignore[arg-type]
 
 
-@settings(deadline=None)
 @given(st.integers(1, 24), st.integers(2, 12), st.integers(1, 9), st.integers(0, 3))
 def test_groups_and_ranks_share_in_all_blocks_alike(prompts: int, generations: int, steps: int, iteration: int):
     size, steps = prompts * generations, min(steps, prompts * generations)
@@ -119,7 +118,6 @@ class Whole(LFPO):
     whole_groups = True
 
 
-@settings(deadline=None)
 @given(st.integers(1, 24), st.integers(2, 12), st.integers(1, 9))
 def test_whole_groups_stay_whole_and_are_dealt_like_rollouts(prompts: int, generations: int, steps: int):
     args = recipe_of(prompts, generations, min(steps, prompts))
