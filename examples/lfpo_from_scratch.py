@@ -23,7 +23,7 @@ from lfpo.prompts.tasks import get_task
 ITERATIONS, PROMPTS, ROLLOUTS = 12, 16, 8  # each iteration: 16 prompts, 8 rollouts of each
 PASSES, BLOCKS = 4, 4  # passes through an iteration's rollouts, and optimiser steps in each pass
 LEARNING_RATE, MAX_GRAD_NORM, AVERAGE_DECAY = 2e-4, 1.0, 0.8
-BETA = 0.3  # how far the implicit policies pi+ and pi- stand from theta_old
+BETA = 0.5  # how far the implicit policies pi+ and pi- stand from theta_old
 BASELINE, CLIP = 0.8, 0.8  # share of the group's mean reward that is subtracted; bound of the advantage
 THRESHOLD, CAREFUL = 0.9, 0.98  # a forward reveals all tokens that are at least so probable; CAREFUL in evaluation only
 

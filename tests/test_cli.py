@@ -207,13 +207,15 @@ print(open("/proc/self/status").read().split("RssAnon:")[1].split()[0])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator, and /proc")
-def test_freed_memory_goes_back_to_the_system_and_waiting_threads_sleep(monkeypatch: pytest.MonkeyPatch):
-    variables = {k: v for k, v in os.environ.items() if k not in ("MALLOC_MMAP_THRESHOLD_", "OMP_WAIT_POLICY")}
+def test_settings_of_the_process_before_torch(monkeypatch: pytest.MonkeyPatch):
+    settings = {"OMP_WAIT_POLICY": "PASSIVE", "THP_MEM_ALLOC_ENABLE": "1"}
+    variables = {k: v for k, v in os.environ.items() if k not in {"MALLOC_MMAP_THRESHOLD_", *settings}}
     found = subprocess.run([sys.executable, "-c", FREED], env=variables, capture_output=True, text=True, check=True)
     assert int(found.stdout) < 32 * 1024, "128 MiB were freed"
-    for given, expected in ((None, "PASSIVE"), ("ACTIVE", "ACTIVE")):
-        monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
-        if given is None:
-            monkeypatch.delenv("OMP_WAIT_POLICY")
+    for name, expected in settings.items():
+        monkeypatch.setenv(name, "theirs")
         before_torch()
-        assert os.environ["OMP_WAIT_POLICY"] == expected
+        assert os.environ[name] == "theirs"
+        monkeypatch.delenv(name)
+        before_torch()
+        assert os.environ[name] == expected

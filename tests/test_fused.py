@@ -23,11 +23,11 @@ from lfpo.models import load_model
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives import OBJECTIVES
 from lfpo.objectives.agrpo import logp_as_drawn
-from lfpo.objectives.ops.fused import CHUNK_ELEMENTS, cross_entropy_sum, in_chunks, rectified_sum
+from lfpo.objectives.ops.fused import CHUNK_ELEMENTS, in_chunks, rectified_sum
 from lfpo.objectives.predictions import Predictions
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.algorithm import accumulate_gradients
-from lfpo.train.sft import Example, accumulate_sft_gradients
+from lfpo.train.sft import Example, accumulate_sft_gradients, cross_entropy_sum
 from small_runs import step_of
 
 

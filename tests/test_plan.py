@@ -186,7 +186,7 @@ def test_splitting_divides_all_weights():
     in_updates = 4 * 2 * head + (2 * 2 + 2 + 4) * sizes.layer
     assert gathered() == [0, in_rollouts, in_updates, 0]
     assert gathered(bf16=False)[1] == 4 * sizes.total
-    assert gathered(rollout_gather="layer")[1] == 4 * head + 2 * 4 * head  # head, and embeddings with their copy
+    assert gathered(rollout_gather="layer")[1] == 4 * head + 3 * 2 * sizes.layer
     # Two machines of two: each holds a copy, and each GPU half of it.
     assert large(4, fsdp=True, fsdp_size=2, **QUARTER).parts["weights"][1] == 2 * sizes.total
     lora: dict[str, Any] = {"lora": {"r": 64}, "dtype": "bfloat16"}

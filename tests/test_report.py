@@ -9,7 +9,7 @@ import pytest
 
 from lfpo.base.errors import UserError
 from lfpo.models import load_tokenizer
-from lfpo.prompts.encoding import token_texts
+from lfpo.prompts.tokenizer import token_texts
 from lfpo.report import write_report
 from lfpo.report.charts import SIGNAL
 from lfpo.report.completions import highlight, histogram, playable, reveal_map, reward_histograms, sudoku_grid

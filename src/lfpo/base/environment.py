@@ -24,13 +24,15 @@ _M_MMAP_THRESHOLD = -3
 
 
 def before_torch() -> None:
-    """Change two settings of this process, before torch is loaded. A value set in the environment stays.
+    """Change three settings of this process, before torch is loaded. A value set in the environment stays.
 
-    Waiting OpenMP threads sleep (OMP_WAIT_POLICY): a thread that spins takes time from other processes. glibc returns
+    Waiting OpenMP threads sleep (OMP_WAIT_POLICY): a thread that spins takes time from other processes. torch's CPU
+    tensors lie in huge pages (THP_MEM_ALLOC_ENABLE), which the system hands out several times as fast. glibc returns
     freed blocks of 2 MiB or more to the system (MALLOC_MMAP_THRESHOLD_); without this, quantising to 4 bits left 50 %
     more memory in use.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     if platform.libc_ver()[0] == "glibc" and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**21)
 

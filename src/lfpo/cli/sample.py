@@ -13,8 +13,9 @@ from lfpo.cli.settings import SampleConfig
 from lfpo.models import load_model, load_tokenizer
 from lfpo.models.loading import resolve
 from lfpo.models.tensor_files import check_memory
-from lfpo.prompts.encoding import encode_rows, token_texts
+from lfpo.prompts.encoding import encode_rows
 from lfpo.prompts.tasks import get_task
+from lfpo.prompts.tokenizer import token_texts
 from lfpo.rewards.answers import marked_answer
 from lfpo.rewards.sudoku import grid_digits
 from lfpo.rollout.engine import Request, as_it_is

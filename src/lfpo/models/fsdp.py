@@ -1,23 +1,25 @@
 """FSDP2: splits a policy's weights, gradients and optimiser state over ranks.
 
-Each layer and the embeddings are units of their own under one root, the body. In a forward or backward pass a unit is
-gathered when it is needed, and its gradient is reduced as soon as it is complete; units of one root prefetch each other
-and overlap with computation. The head is split by hand, because losses read its weights directly
-(MaskedDiffusionLM.head_weight). LoRA factors, norms and biases stay whole; `distributed.sum_gradients` sums their
-gradients.
+Each layer is a unit of its own under one root, the body. In a forward or backward pass a unit is gathered when it is
+needed, and its gradient is reduced as soon as it is complete; units of one root prefetch each other and overlap with
+computation. Embeddings and head are split by hand: a lookup moves the vectors of tokens, not the whole table, and
+losses read the head's weights directly (MaskedDiffusionLM.head_weight). LoRA factors, norms and biases stay whole;
+`distributed.sum_gradients` sums their gradients.
 
 Rollouts and evaluation run on whole weights (`gathered`), or gather each layer for its forward (`gathered_by_layer`).
 """
 
 import contextlib
+import functools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from torch import distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
 from lfpo.base.distributed import sum_number, whole
 from lfpo.models.experts import routers
@@ -43,27 +45,59 @@ def shard(policy: MaskedDiffusionLM, mesh: DeviceMesh, *, cast: bool = False) ->
 
 def _split(backbone: Any, mesh: DeviceMesh, cast: bool) -> None:
     # Autocast leaves norms in float32, and a unit is gathered in one dtype.
-    small = {p for p in backbone.model.parameters() if p.ndim < 2}
+    ignored = {p for p in backbone.model.parameters() if p.ndim < 2} | {backbone.model.embed_tokens.weight}
     in_bfloat16 = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    for unit in (backbone.model.embed_tokens, *backbone.model.layers, backbone.model):
+    for unit in (*backbone.model.layers, backbone.model):
         narrow = cast and unit in [*backbone.model.layers] and not routers(backbone)  # routers compute in float32
         fully_shard(
             unit,
             mesh=mesh,
             reshard_after_forward=True,  # else FSDP keeps the root gathered after a forward
             mp_policy=in_bfloat16 if narrow else MixedPrecisionPolicy(),
-            ignored_params=small,
+            ignored_params=ignored,
         )
     for module in backbone.modules():
         if isinstance(module, FSDPModule):
             # Sum gradients, do not average them: the loss is already divided by the normaliser of all ranks.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+    embeddings = backbone.model.embed_tokens
+    embeddings.weight = _split_rows(embeddings.weight, mesh)
+    embeddings.forward = functools.partial(look_up, embeddings)
     if not tie(backbone):
-        head = backbone.lm_head.weight
-        rows = distribute_tensor(head.detach(), mesh, [Replicate()] * (mesh.ndim - 1) + [Shard(0)], src_data_rank=None)
-        own = rows.to_local().clone()  # not a view, which would keep all rows in memory
-        backbone.lm_head.weight = nn.Parameter(split_like(rows, own), requires_grad=head.requires_grad)
+        backbone.lm_head.weight = _split_rows(backbone.lm_head.weight, mesh)
+
+
+def _split_rows(weight: nn.Parameter, mesh: DeviceMesh) -> nn.Parameter:
+    rows = distribute_tensor(weight.detach(), mesh, [Replicate()] * (mesh.ndim - 1) + [Shard(0)], src_data_rank=None)
+    own = rows.to_local().clone()  # not a view, which would keep all rows in memory
+    return nn.Parameter(split_like(rows, own), requires_grad=weight.requires_grad)
+
+
+def look_up(embeddings: nn.Embedding, input_ids: torch.Tensor) -> torch.Tensor:
+    """Vectors [..., D] of tokens [...] from rows that are split over ranks: each rank looks up its own rows for the
+    tokens of all, and the vectors go back to their ranks. A collective, and so is its backward pass; ranks may have
+    different numbers of tokens."""
+    weight: Any = embeddings.weight
+    mesh, ids = weight.device_mesh, input_ids.flatten()
+    shards, replicated = mesh.get_group(mesh.ndim - 1), [Replicate()] * (mesh.ndim - 1)
+
+    def change(x: torch.Tensor, old: Placement, new: Placement) -> torch.Tensor:
+        found = DTensor.from_local(x, mesh, [*replicated, old], run_check=False).redistribute(mesh, [*replicated, new])
+        return found.to_local()
+
+    most = torch.tensor(len(ids), device=ids.device)
+    dist.all_reduce(most, dist.ReduceOp.MAX, group=shards)
+    padded = nn.functional.pad(ids, (0, int(most) - len(ids)))
+    first = dist.get_rank(shards) * -(-len(weight) // dist.get_world_size(shards))
+    rows = change(padded, Shard(0), Replicate()) - first
+    # The redistribution sums the gradient over groups that hold the same rows.
+    own = weight.redistribute(mesh, weight.placements).to_local(
+        grad_placements=[*([Partial()] * len(replicated)), Shard(0)]
+    )
+    here = (rows >= 0) & (rows < len(own))
+    vectors = nn.functional.embedding(rows.where(here, 0), own) * here[:, None]
+    return change(vectors, Partial(), Shard(0))[: len(ids)].view(*input_ids.shape, -1)
 
 
 def tie(backbone: Any) -> bool:

@@ -22,7 +22,7 @@ KL = Literal["k1", "k2", "k3"]
 
 @dataclass(frozen=True)
 class LFPO(Objective):
-    beta: Positive = 0.3
+    beta: Positive = 0.5
     timesteps: Count = 1
     states: Literal["noised", "stratified"] = "noised"
     reward_transform: Literal["centered", "raw"] = "centered"
@@ -35,6 +35,7 @@ class LFPO(Objective):
     target_weight: Literal["p_old", "equal"] = "p_old"
 
     EARLIER: ClassVar[dict[str, Any]] = {  # defaults of runs whose config.yaml does not name every knob
+        "beta": 0.3,
         "timesteps": 4,
         "states": "stratified",
         "clip": 1.0,

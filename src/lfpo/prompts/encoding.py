@@ -86,21 +86,3 @@ def decode_completions(tokenizer: Any, tokens_BC: torch.Tensor, eos_id: int) -> 
         end = ids.index(eos_id) if eos_id in ids else len(ids)
         texts.append(tokenizer.decode(ids[:end], skip_special_tokens=True))
     return texts
-
-
-def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """Text of each token, with special tokens by name. The concatenation is the text that `ids` decode to.
-
-    A character that is split over several tokens is the text of the last one; the others have an empty text.
-    """
-    texts = tokenizer.batch_decode([[i] for i in ids], clean_up_tokenization_spaces=False)
-    start = 0
-    while start < len(texts):
-        if "\ufffd" in texts[start]:
-            for end in range(start + 2, min(start + 4, len(ids)) + 1):  # a character has at most four bytes
-                whole = tokenizer.decode(ids[start:end], clean_up_tokenization_spaces=False)
-                if "\ufffd" not in whole:
-                    texts[start:end] = [""] * (end - start - 1) + [whole]
-                    break
-        start += 1
-    return texts

@@ -1,6 +1,7 @@
-"""A small byte-level BPE tokenizer for models trained from scratch, with LLaDA's special tokens."""
+"""A small byte-level BPE tokenizer for models trained from scratch, with LLaDA's special tokens; and the text of each
+token, of any tokenizer."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -42,3 +43,21 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
         chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
     )
+
+
+def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """Text of each token, with special tokens by name. The concatenation is the text that `ids` decode to.
+
+    A character that is split over several tokens is the text of the last one; the others have an empty text.
+    """
+    texts = tokenizer.batch_decode([[i] for i in ids], clean_up_tokenization_spaces=False)
+    start = 0
+    while start < len(texts):
+        if "\ufffd" in texts[start]:
+            for end in range(start + 2, min(start + 4, len(ids)) + 1):  # a character has at most four bytes
+                whole = tokenizer.decode(ids[start:end], clean_up_tokenization_spaces=False)
+                if "\ufffd" not in whole:
+                    texts[start:end] = [""] * (end - start - 1) + [whole]
+                    break
+        start += 1
+    return texts

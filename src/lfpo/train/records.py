@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from lfpo.prompts.encoding import token_texts
+from lfpo.prompts.tokenizer import token_texts
 from lfpo.rollout.edits import EditedTrajectory
 from lfpo.rollout.trajectory import Trajectory
 from lfpo.train.collect import Batch

@@ -21,9 +21,10 @@ from lfpo.base.errors import UserError
 from lfpo.base.rng import generator, python_rng
 from lfpo.models import MaskedDiffusionLM, init_model
 from lfpo.models.fsdp import one_pass
+from lfpo.models.head import Precision
 from lfpo.models.lora import factors
 from lfpo.models.roles import CURRENT
-from lfpo.objectives.ops.fused import cross_entropy_sum
+from lfpo.objectives.ops.fused import rectified_sum
 from lfpo.prompts.encoding import encode_prompt, misfit
 from lfpo.prompts.jsonl import load_jsonl
 from lfpo.prompts.sources import in_epochs
@@ -156,6 +157,18 @@ def accumulate_sft_gradients(
             (loss := factor * loss).backward()
         total += loss.item()
     return total
+
+
+def cross_entropy_sum(
+    hidden_TD: torch.Tensor,
+    head_VD: torch.Tensor,
+    y_T: torch.Tensor,
+    token_weight_T: torch.Tensor,
+    precision: Precision = "float32",
+) -> torch.Tensor:
+    """sum over T of -w log softmax(z)(y), z = hidden @ head.T: the rectified loss at r = 1, beta = 1."""
+    r_T, heads = torch.ones_like(token_weight_T), (head_VD, head_VD)
+    return rectified_sum(hidden_TD, hidden_TD, *heads, y_T, r_T, token_weight_T, beta=1.0, precision=precision)
 
 
 def encode_example(

@@ -102,19 +102,6 @@ def rectified_sum(
     return FusedSum.apply(hidden_TD, head_VD, head_old_VD.detach(), chunk, precision)
 
 
-def cross_entropy_sum(
-    hidden_TD: torch.Tensor,
-    head_VD: torch.Tensor,
-    y_T: torch.Tensor,
-    token_weight_T: torch.Tensor,
-    precision: Precision = "float32",
-) -> torch.Tensor:
-    """sum over T of -w log softmax(z)(y), z = hidden @ head.T: the rectified loss at r = 1, beta = 1."""
-    r_T = torch.ones_like(token_weight_T)
-    heads = (head_VD, head_VD)
-    return rectified_sum(hidden_TD, hidden_TD, *heads, y_T, r_T, token_weight_T, beta=1.0, precision=precision)
-
-
 # (tokens of the chunk, head, head_old or None where it is the head) -> loss, and its gradient in the logits [t, V].
 Chunk = Callable[[slice, torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]
 

@@ -179,9 +179,9 @@ class Estimate:
 
     def _gathered(self) -> Phases:
         """Weights gathered by FSDP, as in lfpo.models.fsdp. In rollouts all of them, the layers' matrices in bfloat16
-        under autocast; with `rollout_gather: layer` the head, and the embeddings or two layers with a copy of one. In
-        an update the heads of a pass and two layers, in bfloat16 under autocast (float32 with experts), and either the
-        copy that is made of one, or two gradients: a layer's, and in float32 the one before it on its way."""
+        under autocast; with `rollout_gather: layer` the head and two layers with a copy of one. In an update the heads
+        of a pass and two layers, in bfloat16 under autocast (float32 with experts), and either the copy that is made of
+        one, or two gradients: a layer's, and in float32 the one before it on its way."""
         if not self.args.fsdp:
             return (0, 0, 0, 0)
         sizes, per_weight, lora = self.sizes, self.per_weight, self.args.lora is not None
@@ -192,7 +192,7 @@ class Estimate:
         per_gathered = per_weight if sizes.experts else self.per_product
         rollouts = whole + adapters
         if self.args.rollout_gather == "layer":
-            rollouts = per_weight * self.head + max(3 * per_gathered * sizes.layer, 2 * per_weight * self.head)
+            rollouts = per_weight * self.head + 3 * per_gathered * sizes.layer
         return (0, rollouts, heads + sizes.layer * (3 * per_gathered + (0 if lora else 4)), 0)
 
     def _rollout_parts(self) -> dict[str, Phases]:
@@ -256,10 +256,8 @@ class Estimate:
         gradients = 4 * self.trained_here
         if self.one_pass and not args.fsdp:  # they come while activations, states and chunk are freed
             gradients = max(0, gradients - held - states - at_head)
-        # After activations, states and chunk are freed: the all-reduce copies the gradients of whole parameters; split
-        # embeddings are gathered, and their gradient is copied on its way.
-        split = args.fsdp and all_weights
-        reduced = self.head * (per_weight + 2 * 4) if split else 4 * self.trained if self.gpus > 1 else 0
+        # After activations, states and chunk are freed: the all-reduce copies the gradients of whole parameters.
+        reduced = 4 * self.trained if self.gpus > 1 and not (args.fsdp and all_weights) else 0
         return {
             "gradients": (0, 0, gradients, 0),
             "activations of a pass": (0, 0, peak, 0),
