@@ -85,7 +85,7 @@ def run_command(folder: Path, command: list[str]) -> int:
     file as they change."""
     from lfpo.base.environment import before_torch
 
-    before_torch()  # the imports below load it
+    before_torch()  # the imports below load torch
     from lfpo.cli.command_line import main
     from lfpo.train.rl import LFPOTrainer
 
@@ -120,7 +120,7 @@ def mapped_weights(model: Any) -> float:
 
 def watched(folder: Path, *command: str, ranks: int = 1, until: Path | None = None) -> tuple[float, dict[str, float]]:
     """Run `lfpo COMMAND`: its seconds, and phase -> GiB of memory it needs. until: kill it when this exists."""
-    from benchmarks.measure import status_bytes  # it loads torch, which the commands load later
+    from benchmarks.measure import status_bytes  # loads torch, so not before `run_command` calls before_torch
 
     for old in folder.glob("phase-*"):
         old.unlink()

@@ -44,7 +44,7 @@ def shard(policy: MaskedDiffusionLM, mesh: DeviceMesh, *, cast: bool = False) ->
 
 
 def _split(backbone: Any, mesh: DeviceMesh, cast: bool) -> None:
-    # Autocast leaves norms in float32, and a unit is gathered in one dtype.
+    # A unit is gathered in one dtype, and autocast leaves norms in float32. Embeddings are split below.
     ignored = {p for p in backbone.model.parameters() if p.ndim < 2} | {backbone.model.embed_tokens.weight}
     in_bfloat16 = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for unit in (*backbone.model.layers, backbone.model):
@@ -79,21 +79,22 @@ def look_up(embeddings: nn.Embedding, input_ids: torch.Tensor) -> torch.Tensor:
     tokens of all, and the vectors go back to their ranks. A collective, and so is its backward pass; ranks may have
     different numbers of tokens."""
     weight: Any = embeddings.weight
-    mesh, ids = weight.device_mesh, input_ids.flatten()
-    shards, replicated = mesh.get_group(mesh.ndim - 1), [Replicate()] * (mesh.ndim - 1)
+    mesh, ids, replicated = weight.device_mesh, input_ids.flatten(), weight.placements[:-1]
+    shards = mesh.get_group(mesh.ndim - 1)
 
     def change(x: torch.Tensor, old: Placement, new: Placement) -> torch.Tensor:
+        """`x` as each rank of the shards has it under another placement."""
         found = DTensor.from_local(x, mesh, [*replicated, old], run_check=False).redistribute(mesh, [*replicated, new])
         return found.to_local()
 
     most = torch.tensor(len(ids), device=ids.device)
     dist.all_reduce(most, dist.ReduceOp.MAX, group=shards)
     padded = nn.functional.pad(ids, (0, int(most) - len(ids)))
-    first = dist.get_rank(shards) * -(-len(weight) // dist.get_world_size(shards))
+    first = dist.get_rank(shards) * -(-len(weight) // dist.get_world_size(shards))  # parts of ceil(V / ranks)
     rows = change(padded, Shard(0), Replicate()) - first
     # The redistribution sums the gradient over groups that hold the same rows.
     own = weight.redistribute(mesh, weight.placements).to_local(
-        grad_placements=[*([Partial()] * len(replicated)), Shard(0)]
+        grad_placements=[*(Partial() for _ in replicated), Shard(0)]
     )
     here = (rows >= 0) & (rows < len(own))
     vectors = nn.functional.embedding(rows.where(here, 0), own) * here[:, None]
