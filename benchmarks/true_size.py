@@ -69,7 +69,7 @@ def write_checkpoint(folder: Path, layout: str, layers: int | None) -> None:
     own = state_shapes(skeleton(config).backbone)
     shapes, generator = checkpoint_shapes(pieces(family_of(config, folder), own), own), torch.Generator().manual_seed(0)
 
-    def drawn(name: str) -> torch.Tensor:
+    def drawn(name: str, writer: int) -> torch.Tensor:
         weight = torch.empty(torch.Size(shapes[name]), dtype=torch.bfloat16)
         return weight.fill_(1.0) if weight.dim() == 1 else weight.normal_(0, 0.02, generator=generator)
 

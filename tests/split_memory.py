@@ -4,6 +4,7 @@
     python tests/split_memory.py traffic
     python tests/split_memory.py rollout
     python tests/split_memory.py start --width 4096 --mlp 12288 --vocabulary 126464 --dtype bfloat16
+    python tests/split_memory.py save --layers 1 --width 4096 --mlp 12288 --vocabulary 126464
 
 Ranks are processes on the CPU over gloo. What is counted is a process's anonymous memory (not pages of files that are
 mapped into it), read every 2 ms, above that before. `pass`: forward and backward of 8 tokens, so that little else but
@@ -11,7 +12,7 @@ weights and gradients is held, in units of one layer's gradient; the median of t
 wait for a core, or for the other rank, now and then shows more. `start`: a checkpoint with random weights is read, and
 the reference made from it. `traffic`: the bytes that FSDP gathers and sums in a pass under bfloat16 autocast, where it
 gathers the layers' matrices in float32 and in bfloat16; without the head, which is gathered once in float32.
-`rollout`: peak and bytes gathered of 16 forwards of 8 tokens, with the whole model gathered once or each layer for
+`save`: the model is written. `rollout`: peak and bytes gathered of 16 forwards of 8 tokens, with the whole model gathered once or each layer for
 every forward (`rollout_gather`).
 """
 
@@ -126,6 +127,15 @@ def start(folder: Path, output: Path) -> None:
     del model, reference
 
 
+def save(folder: Path, output: Path) -> None:
+    """Write the peak of writing the model, and the size of its largest tensor, in bytes."""
+    distributed.start()
+    model = load_model(folder, mesh=distributed.mesh())
+    with added_memory() as found:
+        save_model(model, folder / "saved")
+    _write(output, {"peak": found[0], "largest": max(p.numel() * p.element_size() for p in model.parameters())})
+
+
 @contextlib.contextmanager
 def added_memory() -> Iterator[list[int]]:
     """A list that holds, after the block, the most bytes that the block added to this process's anonymous memory."""
@@ -184,14 +194,14 @@ def write_model(folder: Path, dtype: str, **sizes: int) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("pass", "traffic", "start", "rollout"))
+    parser.add_argument("what", choices=("pass", "traffic", "start", "save", "rollout"))
     parser.add_argument("--layers", type=int, nargs="+")
     for name, default in (("width", 1024), ("mlp", 3072), ("vocabulary", 512)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--ranks", type=int, nargs="+")
     parser.add_argument("--dtype", default="float32", help="of the checkpoint")
     given = parser.parse_args()
-    work = {"pass": one_backward, "traffic": traffic, "start": start, "rollout": rollouts}[given.what]
+    work = {"pass": one_backward, "traffic": traffic, "start": start, "save": save, "rollout": rollouts}[given.what]
     for layers in given.layers or ([2] if work is start else [4, 8, 16]):
         with tempfile.TemporaryDirectory() as name:
             sizes = {"layers": layers, "width": given.width, "mlp": given.mlp, "vocabulary": given.vocabulary}
@@ -205,6 +215,8 @@ def main() -> None:
                     shown = (
                         ", ".join(f"{what} {size / all_weights:.2f}" for what, size in found.items()) + " of weights"
                     )
+                elif work is save:
+                    shown = f"peak {found['peak'] / 2**30:.2f} GiB, largest tensor {found['largest'] / 2**30:.2f} GiB"
                 else:
                     shown = f"peak {found['peak'] / 2**30:.2f} GiB, held {found['held'] / 2**30:.2f} GiB a rank"
                 print(f"{layers} layers, {ranks} ranks: {shown}", flush=True)

@@ -25,7 +25,7 @@ from lfpo.train.config import LFPOConfig
 from lfpo.train.optim import build_adamw
 from lfpo.train.setup import check_ranks
 from processes import run_ranks
-from split_memory import FORWARDS, gathered_bytes, measured, one_backward, rollouts, start, write_model
+from split_memory import FORWARDS, gathered_bytes, measured, one_backward, rollouts, save, start, write_model
 from tiny import optimiser_settings
 
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15]]
@@ -233,3 +233,10 @@ def test_the_start_takes_a_ranks_share(tmp_path: Path):
     weights = 4 * 2 * sum(p.numel() for p in load_model(tmp_path).parameters())  # model and reference, float32
     for ranks in (1, 4):
         assert measured(start, ranks, tmp_path)["peak"] < 1.1 * weights / ranks + 2**24
+
+
+@pytest.mark.long
+def test_a_tensor_is_gathered_on_the_rank_that_writes_it(tmp_path: Path):
+    write_model(tmp_path, "float32", layers=1, width=512, mlp=512, vocabulary=65536)
+    found = measured(save, 2, tmp_path)
+    assert found["peak"] < 1.4 * found["largest"]

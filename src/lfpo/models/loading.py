@@ -22,7 +22,7 @@ from lfpo.models.masked_lm import MaskedDiffusionLM, saved_buffers
 from lfpo.models.narrow_products import is_slow, run_in_float32
 from lfpo.models.placement import merged
 from lfpo.models.settings import SHIPPED_MODELS, check_model_name
-from lfpo.models.tensor_files import write_shards
+from lfpo.models.tensor_files import whole_on, write_shards
 from lfpo.models.weights import checkpoint_shapes, pieces_of_each, place_weights, tensor_files
 
 # Folders of the package's own models: one with full attention, one that attends in blocks of 8 tokens.
@@ -227,14 +227,18 @@ def save_model(model: MaskedDiffusionLM, folder: str | Path, tokenizer: Any = No
     shapes = {name: p.shape for name, p in weights.items()}
     found = pieces_of_each("key", model.family, shapes)
     # The experts' tensors of one parameter follow each other, so each parameter is gathered once.
-    value_of = functools.lru_cache(maxsize=1)(functools.partial(merged, model))
+    value_of = functools.lru_cache(maxsize=1)(
+        lambda name, writer: merged(model, name, lambda weight: whole_on(weight, writer))
+    )
 
-    def value(key: str) -> torch.Tensor:
+    def value(key: str, writer: int) -> torch.Tensor | None:
         parts = []
         for piece in found[key]:
-            matrix = value_of(piece.name) if piece.expert is None else value_of(piece.name)[piece.expert]
-            parts.append(matrix[piece.offset : piece.offset + piece.rows])
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+            matrix = value_of(piece.name, writer)
+            if matrix is not None:
+                matrix = matrix if piece.expert is None else matrix[piece.expert]
+                parts.append(matrix[piece.offset : piece.offset + piece.rows])
+        return torch.cat(parts) if len(parts) > 1 else parts[0] if parts else None
 
     sizes = checkpoint_shapes([piece for parts in found.values() for piece in parts], shapes)
     empty = {

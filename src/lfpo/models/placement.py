@@ -5,7 +5,7 @@ Only the layers move. Embeddings and head stay on the device, because the loss r
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -121,13 +121,16 @@ def _with_sums(policy: MaskedDiffusionLM, path: str, base: nn.Module, cast: bool
     return plain
 
 
-def merged(policy: MaskedDiffusionLM, name: str) -> torch.Tensor:
-    """The value of one of a policy's `weights`: gathered if it is split (a collective), dequantised, adapter added."""
+def merged(policy: MaskedDiffusionLM, name: str, collect: Callable[[torch.Tensor], Any] = whole) -> Any:
+    """The value of one of a policy's `weights`: collected if it is split, dequantised, adapter added.
+
+    collect: gives the whole of a split tensor, a collective; None on a rank that needs no value and gets None.
+    """
     module_name, _, kind = name.rpartition(".")
     module = policy.backbone.get_submodule(module_name)
-    weight = whole(dequantized(getattr(base_layer(module), kind))).detach()
-    delta = None if policy.adapter is None else added(module, kind, policy.adapter)  # float32, as the factors
-    return weight if delta is None else (weight.to(delta.dtype) + delta.detach()).to(weight.dtype)
+    weight = collect(dequantized(getattr(base_layer(module), kind)).detach())
+    delta = None if policy.adapter is None or weight is None else added(module, kind, policy.adapter)  # float32
+    return weight if delta is None else delta.detach().to(weight.device).add_(weight).to(weight.dtype)
 
 
 def narrow_matrices(backbone: nn.Module) -> list[tuple[str, nn.Parameter]]:

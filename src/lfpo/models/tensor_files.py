@@ -1,6 +1,6 @@
 """Tensors as safetensors files, written by all ranks in parallel; no rank holds more than one file at a time.
 
-A tensor split by FSDP is gathered on its own, for the rank that writes its file. The files have Hugging Face's layout
+A tensor split by FSDP is gathered on the rank that writes its file, on no other. The files have Hugging Face's layout
 (one file, or several shard files with an index), so other tools and any number of ranks can read them. `check_memory`
 and `check_disk` ask whether there is room, before weights are loaded or written.
 """
@@ -17,6 +17,7 @@ import torch
 from huggingface_hub import split_state_dict_into_shards_factory
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -24,17 +25,19 @@ from lfpo.base import distributed
 from lfpo.base.errors import UserError
 
 FILE_BYTES = 10**9  # what a rank collects in memory before it writes
+PIECE_BYTES = 2**24  # what a rank receives at a time of a tensor that is gathered for it
 FORMAT = {"format": "pt"}  # metadata that some readers require
 GIB = 2**30
 
 
 def write_shards(
-    tensors: Mapping[str, torch.Tensor], whole: Callable[[str], torch.Tensor], folder: Path, stem: str
+    tensors: Mapping[str, torch.Tensor], whole: Callable[[str, int], torch.Tensor | None], folder: Path, stem: str
 ) -> None:
     """Write `stem`.safetensors, or `stem`-00001-of-0000N.safetensors with an index, into an existing folder that all
     ranks see. A collective; where a rank cannot write its file, all ranks stop (see distributed.each_writes).
 
-    tensors: names and shapes of what to write. whole(name): the whole tensor on any device; a collective.
+    tensors: names and shapes of what to write. whole(name, writer): the whole tensor on any device of the rank
+        `writer`; on the others it is not read. A collective (see whole_on).
     """
     rank, world = distributed.rank(), distributed.world()
     total = sum(t.numel() * t.element_size() for t in tensors.values())
@@ -49,10 +52,10 @@ def write_shards(
         mine: dict[str, torch.Tensor] = {}
         for writer, (_, names) in enumerate(files[first : first + world]):
             for name in names:
-                tensor = whole(name)
-                if writer == rank:
+                tensor = whole(name, writer)
+                if writer == rank and tensor is not None:
                     tensor = tensor.detach().contiguous().cpu()
-                    # FSDP gathers into views of a padded buffer, which safetensors refuses to save.
+                    # A view of a larger tensor would keep all of it in memory, and safetensors refuses to save it.
                     mine[name] = tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
         path = folder / files[first + rank][0] if first + rank < len(files) else None
         distributed.each_writes(functools.partial(save_tensors, mine, path) if path else list)
@@ -60,6 +63,34 @@ def write_shards(
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         text = json.dumps(index, indent=2, sort_keys=True) + "\n"
         distributed.by_first(lambda: (folder / f"{stem}.safetensors.index.json").write_text(text, encoding="utf-8"))
+
+
+def whole_on(tensor: torch.Tensor, writer: int) -> torch.Tensor | None:
+    """The whole of a tensor on the rank `writer`: on its CPU if it is split, else as it is. None on the other ranks,
+    which send their rows and need no memory. A collective."""
+    here = distributed.rank() == writer
+    if not isinstance(tensor, DTensor):
+        return tensor if here else None
+    mesh, own = tensor.device_mesh, local(tensor)
+    group = mesh.get_group(mesh.ndim - 1)
+    ranks = dist.get_process_group_ranks(group)
+    if writer not in ranks:
+        return None  # the ranks of the writer's group hold all rows
+    rows = math.ceil(len(tensor) / len(ranks))  # of each rank; the last ranks may have fewer
+    step = max(1, PIECE_BYTES // len(ranks) // max(1, own[:1].nbytes))
+    found = torch.empty(tensor.shape, dtype=tensor.dtype) if here else None
+    for first in range(0, rows, step):
+        part = own.new_zeros(min(step, rows - first), *own.shape[1:])
+        mine = own[first : first + step]
+        part[: len(mine)] = mine
+        parts = [torch.empty_like(part) for _ in ranks] if here else None
+        dist.gather(part, parts, dst=writer, group=group)
+        for place, other in enumerate(parts or []):
+            begin = place * rows + first
+            end = min(begin + len(other), len(tensor))
+            if found is not None and begin < end:
+                found[begin:end] = other[: end - begin]
+    return found
 
 
 def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:

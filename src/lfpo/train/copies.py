@@ -6,9 +6,8 @@ from pathlib import Path
 
 import torch
 
-from lfpo.base import distributed
 from lfpo.base.errors import UserError
-from lfpo.models.tensor_files import local, read_like, split_like, tensor_paths, write_shards
+from lfpo.models.tensor_files import local, read_like, split_like, tensor_paths, whole_on, write_shards
 
 UPDATES = "updates"
 
@@ -54,7 +53,7 @@ class Average:
 
     def save(self, folder: Path) -> None:
         tensors = {str(i): value for i, value in enumerate(self.values)} | {UPDATES: torch.tensor(self.updates)}
-        write_shards(tensors, lambda name: distributed.whole(tensors[name]), folder, "average")
+        write_shards(tensors, lambda name, writer: whole_on(tensors[name], writer), folder, "average")
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
@@ -107,7 +106,7 @@ class Versions:
     def save(self, folder: Path) -> None:
         like = {f"{version}.{i}": p for version in self.kept for i, p in enumerate(self.parameters)}
         own = {f"{version}.{i}": value for version, kept in self.kept.items() for i, value in enumerate(kept)}
-        write_shards(like, lambda name: distributed.whole(split_like(like[name], own[name])), folder, "versions")
+        write_shards(like, lambda name, writer: whole_on(split_like(like[name], own[name]), writer), folder, "versions")
 
     def load(self, folder: Path) -> None:
         files = tensor_paths(folder)  # none where there is no such folder

@@ -225,15 +225,18 @@ class Estimate:
         return 0 if read == self.dtype else read.itemsize * min(CAST_ELEMENTS[self.device], self.head)
 
     def _export_parts(self) -> dict[str, Phases]:
-        """What writing the model takes beside the run's own: one tensor that is gathered or merged (the sum in float32)
-        and, where it is in the same memory, the file that such tensors are collected for."""
+        """What writing the model takes beside the run's own: the sum of one matrix and its adapter in float32, twice,
+        and, where it is in the same memory, the file that gathered or merged tensors are collected for."""
         args, sizes = self.args, self.sizes
-        merged = (3 * 4 + self.per_product) * self.adapted if args.lora else 0
-        gathered = self.per_weight * max(sizes.matrix, self.head) if args.fsdp else 0
+        here = self.device == "cpu"
+        merged = 2 * 4 * self.adapted if args.lora else 0
         # Other tensors are written from where they are; an expert's matrices are copied out of the stacked ones.
         changed = sizes.total / self.gpus if args.fsdp else sizes.matrices if args.lora else sizes.experts
-        file = min(FILE_BYTES, self.per_product * changed) if self.device == "cpu" else 0
-        return {"one tensor to write": (0, 0, 0, merged + gathered), "file to write": (0, 0, 0, file)}
+        file = min(FILE_BYTES, self.per_product * changed)
+        if args.fsdp:  # a large tensor is a file of its own
+            merged += self.per_weight * self.adapted * here
+            file = max(file, self.per_weight * max(sizes.matrix, self.head))
+        return {"one tensor to write": (0, 0, 0, merged), "file to write": (0, 0, 0, file * here)}
 
     def _update_parts(self) -> dict[str, Phases]:
         args, per_weight, all_weights = self.args, self.per_weight, self.args.lora is None
