@@ -12,7 +12,8 @@ weights and gradients is held, in units of one layer's gradient; the median of t
 wait for a core, or for the other rank, now and then shows more. `start`: a checkpoint with random weights is read, and
 the reference made from it. `traffic`: the bytes that FSDP gathers and sums in a pass under bfloat16 autocast, where it
 gathers the layers' matrices in float32 and in bfloat16; without the head, which is gathered once in float32.
-`save`: the model is written. `rollout`: peak and bytes gathered of 16 forwards of 8 tokens, with the whole model gathered once or each layer for
+`save`: the model is written.
+`rollout`: peak and bytes gathered of 16 forwards of 8 tokens, with the whole model gathered once or each layer for
 every forward (`rollout_gather`).
 """
 
