@@ -25,13 +25,14 @@ demo: $(INSTALLED) ## Train the embedded model with LFPO and write a report
 
 # Two workers with one thread each: more threads only contend for the same cores on models this small. worksteal gives
 # each worker whole files, as far as the balance allows, so that a fixture of a file is made once.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist worksteal
 
 test: $(INSTALLED) ## Run the tests
-	$(PYTEST) $(PYTEST_ARGS)
+	$(PYTEST) -n 2 $(PYTEST_ARGS)
 
+# A third worker, since many of these tests wait for processes and time limits.
 test-long: $(INSTALLED) ## Run the tests that take long: documented commands at smoke size, whole examples
-	$(PYTEST) -m long $(PYTEST_ARGS)
+	$(PYTEST) -n 3 -m long $(PYTEST_ARGS)
 
 # Installs nothing: it uses the environment of make install, or else python3. For example make test-gpu ARGS="--minutes 9".
 test-gpu: ## Run the checks for GPUs and write their table (docs/gpu.md); without a GPU their small form

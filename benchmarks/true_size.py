@@ -30,7 +30,7 @@ ROWS: dict[str, tuple[str, int | None, list[str]]] = {
     "smallest": ("llada-8b", 1, LORA),
     "llada-8b": ("llada-8b", None, LORA),
     "llada-8b-4bit": ("llada-8b", 8, [*LORA, "--load_in_4bit", "true"]),
-    "llada-8b-fsdp": ("llada-8b", 4, [*LORA, "--fsdp", "true", "--rollout_gather", "layer"]),
+    "llada-8b-fsdp": ("llada-8b", None, [*LORA, "--fsdp", "true", "--rollout_gather", "layer"]),
     "dream-7b": ("dream-7b", None, LORA),
     "sdar-1.7b": ("sdar-1.7b", 6, ALL),
     "llada-moe-7b": ("llada-moe-7b", 8, LORA),
