@@ -4,10 +4,11 @@
     python -m benchmarks.true_size FOLDER --rows smallest
 
 Per row: a bfloat16 checkpoint with random weights is written; two iterations of two prompts x 2 rollouts are trained,
-the process is killed after the first and resumed; the model is exported to transformers' layout, and its logits there
-are compared with ours; it is sampled from and evaluated. Each command is a process of its own (two ranks with FSDP),
-whose anonymous memory is read every 10 ms. Its peak in each phase, and the weights that stay in the checkpoint's mapped
-files, stand beside what `lfpo plan --device cpu` counts. Needs 22 GiB of memory and 50 GiB of disk for the largest row.
+the process is killed in its second rollouts and resumed; the model is exported to transformers' layout, and its logits
+there are compared with ours; it is sampled from and evaluated. Each command is a process of its own (two ranks with
+FSDP), whose anonymous memory is read every 10 ms. Its peak in each phase, and the weights that stay in the checkpoint's
+mapped files, stand beside what `lfpo plan --device cpu` counts. Needs 22 GiB of memory and 50 GiB of disk for the
+largest row.
 """
 
 import argparse
@@ -119,14 +120,15 @@ def mapped_weights(model: Any) -> float:
 
 
 def watched(folder: Path, *command: str, ranks: int = 1, until: Path | None = None) -> tuple[float, dict[str, float]]:
-    """Run `lfpo COMMAND`: its seconds, and phase -> GiB of memory it needs. until: kill it when this exists."""
+    """Run `lfpo COMMAND`: its seconds, and phase -> GiB of memory it needs. until: kill it when this exists and it has
+    sampled again for two seconds, which shows what rollouts hold once there are moments."""
     from benchmarks.measure import status_bytes  # loads torch, so not before `run_command` calls before_torch
 
     for old in folder.glob("phase-*"):
         old.unlink()
     several = ["-m", "torch.distributed.run", "--nproc_per_node", str(ranks), "--module"] if ranks > 1 else ["-m"]
     child = [sys.executable, *several, "benchmarks.true_size", str(folder), "--command", json.dumps(command)]
-    peaks, mapped, killed, started = dict[str, float](), 0.0, False, time.perf_counter()
+    peaks, mapped, killed, started, again = dict[str, float](), 0.0, False, time.perf_counter(), float("inf")
     with (folder / "output.log").open("a") as log:
         process = subprocess.Popen(child, stdout=log, stderr=subprocess.STDOUT)
     while process.poll() is None:
@@ -137,7 +139,9 @@ def watched(folder: Path, *command: str, ranks: int = 1, until: Path | None = No
                 phase, stays = words
                 peaks[phase] = max(peaks.get(phase, 0.0), status_bytes("RssAnon", Path(f"/proc/{pid}/status")) / GIB)
                 mapped = max(mapped, float(stays))
-        if killed := until is not None and until.exists():
+        if until is not None and until.exists() and all(words[:1] == ["rollout"] for words in seen.values()):
+            again = min(again, time.perf_counter())
+        if killed := time.perf_counter() > again + 2:
             for pid in seen:  # torchrun's ranks are in sessions of their own
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -166,7 +170,7 @@ def run_row(folder: Path, layout: str, layers: int | None, settings: list[str]) 
     train = ["train", *options, "--output_dir", str(run)]
     seconds, peaks = dict[str, float](), dict[str, dict[str, float]]()
     first = run / "checkpoints" / "step-1"
-    seconds["one iteration, killed"], peaks["killed"] = watched(folder, *train, ranks=ranks, until=first)
+    seconds["an iteration, killed"], peaks["killed"] = watched(folder, *train, ranks=ranks, until=first)
     seconds["resume to the end"], peaks["train"] = watched(folder, *train, "--resume", "true", ranks=ranks)
     to = ["--layout", "transformers", "--output", str(exported)]
     seconds["export"], peaks["export"] = watched(folder, "export", str(run), *to)
