@@ -6,7 +6,7 @@ import os
 os.environ["HF_HUB_OFFLINE"] = "1"  # before huggingface_hub is imported: no test may reach the hub
 # bitsandbytes, which peft imports, decorates functions with torch.compile: one CPU second at each import.
 os.environ["TORCHDYNAMO_DISABLE"] = "1"
-os.environ["RAY_worker_niceness"] = "0"  # else Ray's workers wait for the cores that other tests use
+os.environ |= {"RAY_worker_niceness": "0"}  # else Ray's workers wait for the cores that other tests use
 os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported: tests run its kernels on CPUs
 
 from collections.abc import Iterator
