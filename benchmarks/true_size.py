@@ -77,7 +77,7 @@ def write_checkpoint(folder: Path, layout: str, layers: int | None) -> None:
     folder.mkdir(parents=True)
     load_tokenizer("embedded").save_pretrained(folder)
     sizes = {n: torch.empty(torch.Size(s), dtype=torch.bfloat16, device="meta") for n, s in shapes.items()}
-    write_shards(sizes, drawn, folder, "model")
+    write_shards(sizes, folder, "model", drawn)
     (folder / "config.json").write_text(json.dumps(config))  # last: with it the checkpoint is complete
 
 

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import tiny
 from lfpo.base import distributed
 from lfpo.base.errors import UserError
+from lfpo.models import tensor_files
 from lfpo.models.tensor_files import write_shards
 from lfpo.runs.directory import open_run, opened_by_this_launcher
 from lfpo.train.config import LFPOConfig
@@ -225,7 +227,24 @@ def test_a_rank_without_memory_says_so_alone_and_none_hangs(model: Path, tmp_pat
 def write_two(folder: Path) -> None:
     distributed.start()
     tensors = {name: torch.ones(4) for name in "ab"}
-    write_shards(tensors, lambda name, _: tensors[name], folder, "t")
+    write_shards(tensors, folder, "t")
+
+
+def gather_in_pieces() -> None:
+    """Five rows of twelve bytes over four ranks, of which the last holds none, a row at a time."""
+    distributed.start()
+    rows = torch.arange(15.0).view(5, 3)
+    split = distribute_tensor(rows, distributed.mesh(), [Shard(0)])
+    tensor_files.PIECE_BYTES = 32
+    for writer in range(4):
+        found = tensor_files.whole_on(split, writer)
+        assert (found is not None) == (distributed.rank() == writer)
+        assert found is None or torch.equal(found, rows)
+    distributed.stop()
+
+
+def test_ranks_without_rows_take_part_in_a_gather():
+    assert [rank.returncode for rank in run_ranks(4, gather_in_pieces)] == [0] * 4
 
 
 def test_a_share_that_cannot_be_written_stops_all(tmp_path: Path):

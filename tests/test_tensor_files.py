@@ -12,7 +12,7 @@ from lfpo.models.tensor_files import read_like, tensor_paths, write_shards
 def test_shards_have_an_index_and_are_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     tensors = {"x": torch.arange(6.0).view(3, 2), "y": torch.arange(4), "step": torch.tensor(3.0)}
     monkeypatch.setattr(lfpo.models.tensor_files, "FILE_BYTES", 40)
-    write_shards(tensors, lambda name, _: tensors[name], tmp_path, "t")
+    write_shards(tensors, tmp_path, "t")
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "t-00001-of-00002.safetensors",
         "t-00002-of-00002.safetensors",
@@ -30,5 +30,5 @@ def test_shards_have_an_index_and_are_read_back(tmp_path: Path, monkeypatch: pyt
 
 def test_nothing_is_a_file_too(tmp_path: Path):
     empty: dict[str, torch.Tensor] = {}
-    write_shards(empty, lambda name, _: empty[name], tmp_path, "t")
+    write_shards(empty, tmp_path, "t")
     assert [p.name for p in tmp_path.iterdir()] == ["t.safetensors"] and not tensor_paths(tmp_path)

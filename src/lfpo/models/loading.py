@@ -245,7 +245,7 @@ def save_model(model: MaskedDiffusionLM, folder: str | Path, tokenizer: Any = No
         key: torch.empty(shape, dtype=weights[found[key][0].name].dtype, device="meta") for key, shape in sizes.items()
     }
     distributed.by_first(lambda: folder.mkdir(parents=True, exist_ok=True))
-    write_shards(empty, value, folder, "model")
+    write_shards(empty, folder, "model", value)
     distributed.by_first(lambda: _write_companions(model, folder, tokenizer))
 
 

@@ -31,13 +31,17 @@ GIB = 2**30
 
 
 def write_shards(
-    tensors: Mapping[str, torch.Tensor], whole: Callable[[str, int], torch.Tensor | None], folder: Path, stem: str
+    tensors: Mapping[str, torch.Tensor],
+    folder: Path,
+    stem: str,
+    whole: Callable[[str, int], torch.Tensor | None] | None = None,
 ) -> None:
     """Write `stem`.safetensors, or `stem`-00001-of-0000N.safetensors with an index, into an existing folder that all
     ranks see. A collective; where a rank cannot write its file, all ranks stop (see distributed.each_writes).
 
-    tensors: names and shapes of what to write. whole(name, writer): the whole tensor on any device of the rank
-        `writer`; on the others it is not read. A collective (see whole_on).
+    tensors: what to write, split or not; with `whole` their names, shapes and dtypes.
+    whole(name, writer): the whole tensor on the rank `writer`, on any device; on other ranks it is not read. A
+        collective. None: `whole_on`.
     """
     rank, world = distributed.rank(), distributed.world()
     total = sum(t.numel() * t.element_size() for t in tensors.values())
@@ -52,7 +56,7 @@ def write_shards(
         mine: dict[str, torch.Tensor] = {}
         for writer, (_, names) in enumerate(files[first : first + world]):
             for name in names:
-                tensor = whole(name, writer)
+                tensor = whole(name, writer) if whole else whole_on(tensors[name], writer)
                 if writer == rank and tensor is not None:
                     tensor = tensor.detach().contiguous().cpu()
                     # A view of a larger tensor would keep all of it in memory, and safetensors refuses to save it.
@@ -77,7 +81,8 @@ def whole_on(tensor: torch.Tensor, writer: int) -> torch.Tensor | None:
     if writer not in ranks:
         return None  # the ranks of the writer's group hold all rows
     rows = math.ceil(len(tensor) / len(ranks))  # of each rank; the last ranks may have fewer
-    step = max(1, PIECE_BYTES // len(ranks) // max(1, own[:1].nbytes))
+    # From the whole tensor: all ranks need the same step, and some may hold no rows.
+    step = max(1, PIECE_BYTES // len(ranks) // (tensor.element_size() * math.prod(tensor.shape[1:])))
     found = torch.empty(tensor.shape, dtype=tensor.dtype) if here else None
     for first in range(0, rows, step):
         part = own.new_zeros(min(step, rows - first), *own.shape[1:])

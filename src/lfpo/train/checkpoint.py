@@ -23,7 +23,7 @@ from lfpo.base.errors import UserError
 from lfpo.base.files import read_json, write_json
 from lfpo.models import MaskedDiffusionLM, save_model
 from lfpo.models.lora import load_adapter, save_adapter
-from lfpo.models.tensor_files import read_like, tensor_paths, whole_on, write_shards
+from lfpo.models.tensor_files import read_like, tensor_paths, write_shards
 from lfpo.models.weights import read_weights
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def _save_optimizer(optimizer: torch.optim.Optimizer, folder: Path) -> None:
         for name, value in optimizer.state.get(p, {}).items()
         if name not in TABLES
     }
-    write_shards(tensors, lambda name, writer: whole_on(tensors[name], writer), folder, "optimizer")
+    write_shards(tensors, folder, "optimizer")
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, checkpoint: Path) -> None:

@@ -53,7 +53,7 @@ class Average:
 
     def save(self, folder: Path) -> None:
         tensors = {str(i): value for i, value in enumerate(self.values)} | {UPDATES: torch.tensor(self.updates)}
-        write_shards(tensors, lambda name, writer: whole_on(tensors[name], writer), folder, "average")
+        write_shards(tensors, folder, "average")
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
@@ -106,7 +106,7 @@ class Versions:
     def save(self, folder: Path) -> None:
         like = {f"{version}.{i}": p for version in self.kept for i, p in enumerate(self.parameters)}
         own = {f"{version}.{i}": value for version, kept in self.kept.items() for i, value in enumerate(kept)}
-        write_shards(like, lambda name, writer: whole_on(split_like(like[name], own[name]), writer), folder, "versions")
+        write_shards(like, folder, "versions", lambda n, writer: whole_on(split_like(like[n], own[n]), writer))
 
     def load(self, folder: Path) -> None:
         files = tensor_paths(folder)  # none where there is no such folder

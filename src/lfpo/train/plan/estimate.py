@@ -228,15 +228,15 @@ class Estimate:
         """What writing the model takes beside the run's own: the sum of one matrix and its adapter in float32, twice,
         and, where it is in the same memory, the file that gathered or merged tensors are collected for."""
         args, sizes = self.args, self.sizes
-        here = self.device == "cpu"
-        merged = 2 * 4 * self.adapted if args.lora else 0
+        on_cpu = self.device == "cpu"
+        gathered = self.per_weight if args.fsdp and on_cpu else 0  # tensors are gathered in CPU memory
+        merged = (2 * 4 + gathered) * self.adapted if args.lora else 0
         # Other tensors are written from where they are; an expert's matrices are copied out of the stacked ones.
         changed = sizes.total / self.gpus if args.fsdp else sizes.matrices if args.lora else sizes.experts
         file = min(FILE_BYTES, self.per_product * changed)
         if args.fsdp:  # a large tensor is a file of its own
-            merged += self.per_weight * self.adapted * here
             file = max(file, self.per_weight * max(sizes.matrix, self.head))
-        return {"one tensor to write": (0, 0, 0, merged), "file to write": (0, 0, 0, file * here)}
+        return {"one tensor to write": (0, 0, 0, merged), "file to write": (0, 0, 0, file if on_cpu else 0)}
 
     def _update_parts(self) -> dict[str, Phases]:
         args, per_weight, all_weights = self.args, self.per_weight, self.args.lora is None
