@@ -45,12 +45,9 @@ def task_modes(config: BenchRolloutConfig, problem: Problem) -> list[Mode]:
             ("without its mask of padding, as published", _plain(config, problem, steps, mask_padding=False)),
             ("+ no forward for idle steps", _plain(config, problem, steps, skip_idle=True)),
             ("+ logits where masked", _plain(config, problem, steps, skip_idle=True, masked_logits=True)),
-            ("+ own clocks, like lengths", _engine(config, problem, model, steps=steps, share_first=False)),
-            ("+ shared first forward", _engine(config, problem, model, steps=steps)),
+            ("+ own clocks, like lengths, shared first forward", _engine(config, problem, model, steps=steps)),
             ("+ EOS stop", _engine(config, problem, model, steps=steps, early_stop="eos")),
         ]
-        if config.generations == 1:
-            del ladder[5]  # no two rollouts have a first forward in common
         modes += [Mode(group, label, model, run) for label, run in ladder]
     group = "approximate, against the exact engine"
     approximations: dict[str, dict[str, Any]] = {
@@ -107,10 +104,8 @@ def block_modes(config: BenchRolloutConfig, problem: Problem) -> list[Mode]:
                 group, "published loop, no cache", model, partial(plain_block_rollout, model, problem.prompts, sampler)
             ),
             Mode(group, "engine, blocks not stored", model, partial(whole, store_blocks=False)),
-            Mode(group, "+ finished blocks stored", model, partial(whole, share_first=False)),
+            Mode(group, "+ finished blocks stored, prompts run once", model, whole),
         ]
-        if config.generations > 1:
-            modes.append(Mode(group, "+ prompts run once", model, whole))
         if tokens == max(config.tokens_per_step):
             modes += _forms(config, problem, group, steps=steps)
     return modes
@@ -158,14 +153,13 @@ def _engine(
     config: BenchRolloutConfig,
     problem: Problem,
     model: MaskedDiffusionLM,
-    share_first: bool = True,
     compiled: bool = False,
     **settings: Any,
 ) -> partial[Trajectory]:
     sampler = SamplerConfig(gen_length=problem.gen_length, block_length=config.block_length, **settings)
     prompts, tokens = problem.prompts, config.rollout_tokens
-    work = partial(rollout, model, prompts, sampler, range(len(prompts)), rollout_tokens=tokens)
-    return partial(work, share_first=share_first, compiled=compiled)
+    seeds = range(len(prompts))
+    return partial(rollout, model, prompts, sampler, seeds, rollout_tokens=tokens, compiled=compiled)
 
 
 def _plain(config: BenchRolloutConfig, problem: Problem, steps: int, **switches: Any) -> Run:

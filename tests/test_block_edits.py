@@ -197,7 +197,7 @@ def test_a_row_is_the_same_alone_refilled_and_without_stored_blocks(
     assert sorted(row for rows, _ in finished for row in rows) == every and len(finished) > 2
     assert all(edits == [edits_of(edited)[row] for row in rows] for rows, edits in finished)
     same(rollout(model, PROMPTS, sampler, SEEDS, store_blocks=False), every)
-    same(rollout(model, PROMPTS[::-1], sampler, SEEDS[::-1], rollout_tokens=17, share_first=False), every[::-1])
+    same(rollout(model, PROMPTS[::-1], sampler, SEEDS[::-1], rollout_tokens=17), every[::-1])
     same(rollout(model, PROMPTS[2:3], sampler, SEEDS[2:3]), [2])
     # On a GPU finished rows are looked for now and then.
     monkeypatch.setattr("lfpo.rollout.denoise.LOOK_EVERY", {"cpu": 4})

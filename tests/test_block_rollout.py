@@ -68,7 +68,7 @@ def test_a_row_is_the_same_alone_together_refilled_and_without_stored_blocks(
     assert bool((together.queries < plain.queries).all())
     # Two rows at a time: when one is finished, the next prompt takes its place while the other is still in flight.
     assert_same_rows(rollout(model, PROMPTS, sampler, SEEDS, rollout_tokens=12), together, [0, 1, 2, 3, 4])
-    backwards = rollout(model, PROMPTS[::-1], sampler, SEEDS[::-1], rollout_tokens=17, share_first=False)
+    backwards = rollout(model, PROMPTS[::-1], sampler, SEEDS[::-1], rollout_tokens=17)
     assert_same_rows(backwards, together, [4, 3, 2, 1, 0])
     assert_same_rows(rollout(model, PROMPTS[2:3], sampler, SEEDS[2:3]), together, [2])
     # On a GPU the device is not asked which positions are masked, and finished rows are looked for now and then.
@@ -192,9 +192,6 @@ def test_a_prompt_is_run_once_for_all_its_rollouts(model: MaskedDiffusionLM, mon
     one_by_one = rollout(model, prompts, sampler, range(8), rollout_tokens=4)
     assert_same_rows(one_by_one, t, list(range(8)))
     assert [shape for shape in shapes if shape != (1, 4)] == [(1, 12), (1, 12)]
-    shapes.clear()
-    rollout(model, prompts, sampler, range(8), share_first=False)
-    assert shapes[0] == (8, 12)
 
 
 @pytest.mark.long

@@ -113,7 +113,7 @@ def test_a_row_does_not_depend_on_its_batch_mates(model: MaskedDiffusionLM, sett
     # Two rows at a time: when one is finished, the next prompt takes its place while the other is still in flight.
     refilled = rollout(model, ROWS, sampler, SEEDS, rollout_tokens=34)
     assert_same_rows(refilled, together, [0, 1, 2, 3, 4])
-    backwards = rollout(model, ROWS[::-1], sampler, SEEDS[::-1], rollout_tokens=50, share_first=False)
+    backwards = rollout(model, ROWS[::-1], sampler, SEEDS[::-1], rollout_tokens=50)
     assert_same_rows(backwards, together, [4, 3, 2, 1, 0])
     for row in (1, 4):
         alone = rollout(model, [ROWS[row]], sampler, [SEEDS[row]])
@@ -193,9 +193,6 @@ def test_rows_with_one_prompt_share_their_first_forward(
     shapes.clear()
     rollout(model, [[5, 6, 7]] * 4 + [[5, 6]] + [[8, 6, 7]] * 3, sampler, range(8))
     assert shapes[0][0] == 3
-    shapes.clear()
-    rollout(model, [[5, 6, 7]] * 8, sampler, range(8), share_first=False)
-    assert [n for n, _ in shapes] == states * each * [8]
     if not settings:  # rows that enter later share it too
         shapes.clear()
         rollout(model, [[5, 6, 7]] * 6, sampler, range(6), rollout_tokens=21)

@@ -2,7 +2,7 @@
 that attend block by block."""
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,14 +116,14 @@ class StoredBlocks(CachedForward):
     forward runs one block: the active one, or, when it is full, once more to store it. The last block of a row is not
     stored.
 
-    share_first: the first forward of a prompt is run once for all its rollouts, whenever they enter.
-    compiled: first forwards are not compiled.
+    The first forward of a prompt is run once for all its rollouts, whenever they enter. compiled: these forwards are
+    not.
     """
 
     def __init__(self, *what: Any, **how: Any):
         super().__init__(*what, **how)
         self.to_start = Counter(self.prompts)  # rollouts of each prompt that have not entered yet
-        self.starts: dict[Hashable, Start] = {}  # of prompts that have such rollouts
+        self.starts: dict[tuple[int, ...], Start] = {}  # of prompts that have such rollouts
 
     def hidden(self, active: ActiveRows, row_ids: Sequence[int]) -> list[torch.Tensor]:
         """As that of Forward; meaningless for rows that are storing."""
@@ -145,17 +145,16 @@ class StoredBlocks(CachedForward):
         self, entering: Sequence[int], row_ids: Sequence[int], ids: torch.Tensor, mask: torch.Tensor
     ) -> torch.Tensor:
         """Hidden states of the first blocks of the rows at the places `entering`, whose prompts are stored."""
-        rows: dict[Hashable, list[int]] = {}  # places of rows that share a first forward
+        rows: dict[tuple[int, ...], list[int]] = {}  # prompt -> places of its rows, which share a first forward
         for place in entering:
             prompt = self.prompts[row_ids[place]]
             self.to_start[prompt] -= 1
-            rows.setdefault(prompt if self.share_first else place, []).append(place)
-        first = {key: places[0] for key, places in rows.items() if key not in self.starts}
+            rows.setdefault(prompt, []).append(place)
+        first = {prompt: places[0] for prompt, places in rows.items() if prompt not in self.starts}
         self.starts |= zip(first, self._starts(list(first.values()), row_ids, ids, mask), strict=True)
         states, order = [], []
-        for key, places in rows.items():
-            prompt = self.prompts[row_ids[places[0]]]
-            start = self.starts[key] if self.share_first and self.to_start[prompt] else self.starts.pop(key)
+        for prompt, places in rows.items():
+            start = self.starts[prompt] if self.to_start[prompt] else self.starts.pop(prompt)
             offset = first_offset(len(prompt), self.sampler, self.model)
             self.cache.put(start.layers, device_index(places, self.model.device), ids.shape[1] - self.width + offset)
             states.append(start.hidden.expand(len(places), -1, -1))

@@ -45,7 +45,6 @@ def rollout(
     rollout_tokens: int = 16384,
     hook: Hook | None = None,
     finished: Finished | None = None,
-    share_first: bool = True,
     compiled: bool = False,
     keep_steps: Sequence[int] = (),
     store_blocks: bool = True,
@@ -59,7 +58,6 @@ def rollout(
         and never changes a result beyond rounding.
     hook: called after each forward, before the rows change (see lfpo.rollout.rows.Hook).
     finished: called with rows as they are finished: their indices, ascending, and their trajectory.
-    share_first: rows with the same prompt share their first forward. False is for measuring what that saves.
     compiled: run forwards through torch.compile, padded to few shapes. Worth it on a GPU and in long runs.
     store_blocks: a model that attends block by block computes a block against the stored keys and values of the blocks
         before it, which is exact. False computes whole rows, for measuring what that saves.
@@ -88,7 +86,7 @@ def rollout(
     denoiser = Denoiser(model, sampler, counts.to(model.device), hooks, whole=bool(keep_steps), stores=stores)
     stops = sampler.stops_at_eos or bool(model.block_length)
     pace = Pace(sampler, counts.tolist(), seeds, sizes, stops=stops, stores=stores)
-    how: dict[str, Any] = {"share_first": share_first, "compiled": compiled, "rollout_tokens": rollout_tokens}
+    how: dict[str, Any] = {"compiled": compiled, "rollout_tokens": rollout_tokens}
     forward: Forward
     if stores:
         forward = StoredBlocks(model, sampler, prompts, **how)

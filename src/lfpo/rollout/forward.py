@@ -15,7 +15,6 @@ from lfpo.rollout.sampler import SamplerConfig
 class Forward:
     """Runs the model for the rows in flight.
 
-    share_first: rows with the same prompt share their first forward.
     compiled: run forwards through torch.compile, padded to few shapes.
     whole: give hidden states of the whole completion, as if it were the active block.
     Rows must enter in an order in which no new row is longer than the longest row in flight.
@@ -27,7 +26,6 @@ class Forward:
         sampler: SamplerConfig,
         prompts: Sequence[Sequence[int]],
         *,
-        share_first: bool,
         compiled: bool,
         rollout_tokens: int,
         whole: bool = False,
@@ -35,7 +33,7 @@ class Forward:
         assert sampler.block_length and sampler.gen_length
         self.model, self.sampler = model, sampler
         self.prompts = [tuple(p) for p in prompts]
-        self.share_first, self.compiled, self.whole = share_first, compiled, whole
+        self.compiled, self.whole = compiled, whole
         self.block_length = sampler.gen_length if whole else sampler.block_length
         self.structure = Structure(sampler.block_length) if model.block_length else FULL
         self.started: set[int] = set()  # rows that have had their first forward
@@ -95,7 +93,7 @@ class Forward:
         first: dict[Hashable, int] = {}
         source = []  # for each of `places` the index in `run`
         for place in places:
-            same: Hashable = self.prompts[row_ids[place]] if self.share_first and fresh[place] else place
+            same: Hashable = self.prompts[row_ids[place]] if fresh[place] else place
             if same not in first:
                 first[same] = len(run)
                 run.append(place)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -31,12 +31,11 @@ from lfpo.runs.context import Context
 from lfpo.train.collect import Batch
 from lfpo.train.flops import Meter, rollout_flops, update_flops
 from lfpo.train.optim import set_lr, step_if_finite
+from lfpo.train.passes import equal_passes, logp_at_targets
 
 if TYPE_CHECKING:
     from lfpo.train.config import LFPOConfig
     from lfpo.train.rl import LFPOTrainer
-
-T = TypeVar("T")  # a pass
 
 
 @dataclass(frozen=True)
@@ -176,8 +175,8 @@ def accumulate_gradients(
     views: this rank's, [S, L]; the normaliser is summed over ranks, so gradients and losses of all ranks add up to
         those of one process with all views. signal_B: float64, on the policies' device; `views.row` points into it.
     update_tokens: tokens in one pass; bounds memory and never changes the result beyond rounding.
-    meter: counts FLOPs, those of the objective's `prepare` too. filler: see `equal_passes`.
-    progress: its phase counts the passes.
+    meter: counts FLOPs, those of the objective's `prepare` too. filler: see
+        lfpo.train.passes.equal_passes. progress: its phase counts the passes.
     """
     progress = progress or Progress()
     logp = partial(logp_at_targets, policies, update_tokens=update_tokens, meter=meter, filler=filler)
@@ -203,45 +202,6 @@ def accumulate_gradients(
             if meter is not None:
                 meter.flops += sum(update_flops(policies[p], piece, backward=p == CURRENT) for p in predictions.ran)
     return loss_sum, measures
-
-
-@torch.no_grad()
-def logp_at_targets(
-    policies: Mapping[str, MaskedDiffusionLM],
-    views: Views,
-    policy: str,
-    *,
-    update_tokens: int,
-    meter: Meter | None,
-    filler: Views | None,
-) -> torch.Tensor:
-    """Log-probabilities of the targets of some views under a policy, [T], row by row; in passes, without gradients. The
-    other arguments are those of `accumulate_gradients`. Under FSDP a collective."""
-    number_SL = torch.full(views.target.shape, -1, device=views.target.device)
-    number_SL[views.target] = torch.arange(int(views.target.sum()), device=number_SL.device)
-    places = [i for i in passes(views, update_tokens) if views.target[i].any()]
-    found, order = [number_SL.new_zeros(0, dtype=torch.float32)], [number_SL.new_zeros(0)]
-    for number, (piece, weight) in enumerate(equal_passes([views.select(i).trim() for i in places], filler)):
-        with one_pass(policies.values()):
-            logp_T = Predictions(piece, policies).logp(policy)
-        if weight:
-            found.append(logp_T)
-            order.append(number_SL[places[number]][views.target[places[number]]])
-            if meter is not None:
-                meter.flops += update_flops(policies[policy], piece, backward=False)
-    return torch.cat(found)[torch.cat(order).argsort()]
-
-
-def equal_passes(pieces: Sequence[T], filler: T | None) -> list[tuple[T, float]]:
-    """The passes of this rank, each with its weight in the loss.
-
-    Without a filler these are the pieces, with weight 1. Under FSDP forwards and backwards are collectives, so all
-    ranks must run the same number: a rank with fewer pieces adds `filler`, a view with targets, with weight 0.
-    """
-    weighted = [(piece, 1.0) for piece in pieces]
-    if filler is None:
-        return weighted
-    return weighted + [(filler, 0.0)] * (max(distributed.gather(len(pieces))) - len(pieces))
 
 
 @torch.no_grad()

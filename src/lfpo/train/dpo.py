@@ -25,10 +25,11 @@ from lfpo.prompts.tasks import DataTask, Task, get_task
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory, of_completions
 from lfpo.runs.context import Context
-from lfpo.train.algorithm import accumulate_gradients, logp_at_targets
+from lfpo.train.algorithm import accumulate_gradients
 from lfpo.train.example_configs import DPOConfig
 from lfpo.train.flops import Meter
 from lfpo.train.optim import build_adamw, set_lr, step_if_finite
+from lfpo.train.passes import logp_at_targets
 from lfpo.train.run import Trainer, train_on_examples
 from lfpo.train.setup import about, check_ranks, load_policies
 from lfpo.train.sft import encode_example, sampled_length

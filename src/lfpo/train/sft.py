@@ -31,9 +31,9 @@ from lfpo.prompts.sources import in_epochs
 from lfpo.prompts.tasks import DataTask, get_task
 from lfpo.prompts.tokenizer import train_tokenizer
 from lfpo.runs.context import Context
-from lfpo.train.algorithm import equal_passes
 from lfpo.train.example_configs import LossWeight, SFTConfig
 from lfpo.train.optim import build_adamw, set_lr, step_if_finite
+from lfpo.train.passes import equal_passes
 from lfpo.train.run import Trainer, train_on_examples
 from lfpo.train.setup import about, check_ranks, load_policies
 
