@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lfpo.prompts.tasks.bigcodebench import missing_libraries
-from lfpo.rewards.code import Grader, code_format, code_job, extract_code, fenced_blocks, needs_of, syntax_compliance
+from lfpo.rewards.code import Grader, _blocks, code_format, code_job, extract_code, needs_of, syntax_compliance
 from lfpo.rewards.sandbox import Job, Limits, Sandbox, Verdict, available_rungs
 
 # The definition of a fenced block. As a regular expression it takes quadratic time.
@@ -20,7 +20,10 @@ PIECES = st.sampled_from(["```", "``", "\n", "\n", " ", "\t", "py", "x", "\r", "
 @given(st.lists(PIECES, max_size=16).map("".join))
 @settings(max_examples=300)
 def test_fenced_blocks_are_those_of_the_definition(text: str) -> None:
-    assert fenced_blocks(text) == FENCE.findall(text)
+    lines = text.split("\n")
+    with_ends = [*(f"{line}\n" for line in lines[:-1]), lines[-1]]
+    found = [(tag, "".join(with_ends[begin:end])) for tag, begin, end in _blocks(lines)]
+    assert found == FENCE.findall(text)
 
 
 TEXTS = "a|`|```|```\n|```python\n|```\n```\n|``` \t|\n| |\t|\n ```|def |def f|def f(|def f(:\n|class f:\n|(|[|{|{**|-|"

@@ -153,7 +153,7 @@ ASSISTANT = {"role": "assistant", "content": "a"}
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"prompt": "x", "chosen": "a"}, "column 'rejected' is missing .*; a pair needs prompt, chosen, rejected"),
+        ({"prompt": "x", "chosen": "a"}, r"column 'rejected' is missing \(found: prompt, chosen\)"),
         ({"chosen": "a", "rejected": "b"}, "column 'prompt' is missing"),
         ({"prompt": "x", "chosen": "a", "rejected": "a"}, "chosen and rejected are the same"),
         ({"prompt": "x", "chosen": "a", "rejected": 3}, "column 'rejected' must be text, found int"),

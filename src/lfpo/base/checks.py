@@ -24,19 +24,12 @@ def _must(what: str, holds: Callable[[Any], bool]) -> Callable[[Any, str], None]
     return check
 
 
-at_least_one = _must("be at least 1", lambda value: value >= 1)
-not_negative = _must("not be negative", lambda value: value >= 0)
-positive = _must("be positive", lambda value: value > 0)
-in_unit_interval = _must("be between 0 and 1", lambda value: 0 <= value <= 1)
-decays = _must("be at least 0 and below 1", lambda value: 0 <= value < 1)
-time_limits = _must("be seconds, or 0 for no limit", lambda value: value >= 0)
-
 # Types of fields whose range `check_ranges` checks.
-Count = Annotated[int, at_least_one]
-CountOrZero = Annotated[int, not_negative]
-NotNegative = Annotated[float, not_negative]
-Positive = Annotated[float, positive]
-Share = Annotated[float, in_unit_interval]
-Decay = Annotated[float, decays]
-Seconds = Annotated[float, time_limits]
-AtLeastOne = Annotated[float, at_least_one]
+Count = Annotated[int, _must("be at least 1", lambda value: value >= 1)]
+CountOrZero = Annotated[int, _must("not be negative", lambda value: value >= 0)]
+AtLeastOne = Annotated[float, _must("be at least 1", lambda value: value >= 1)]
+NotNegative = Annotated[float, _must("not be negative", lambda value: value >= 0)]
+Positive = Annotated[float, _must("be positive", lambda value: value > 0)]
+Share = Annotated[float, _must("be between 0 and 1", lambda value: 0 <= value <= 1)]
+Decay = Annotated[float, _must("be at least 0 and below 1", lambda value: 0 <= value < 1)]
+Seconds = Annotated[float, _must("be seconds, or 0 for no limit", lambda value: value >= 0)]

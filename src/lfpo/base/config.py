@@ -35,15 +35,6 @@ def command_of(values: dict[str, Any]) -> str:
     return next((kind for key, kind in kinds.items() if key in values), "train")
 
 
-def load_config(path: str, command: str) -> dict[str, Any]:
-    """As `load_yaml`. Raises UserError for a shipped recipe that is for another command than `command`."""
-    values = load_yaml(path)
-    kind = command_of(values)
-    if kind != command and not Path(path).is_file() and path.partition("/")[0] not in PARTS:
-        raise UserError(f"config {path!r}: this recipe is for `lfpo {kind}`; `lfpo recipes` lists all of them")
-    return values
-
-
 def load_yaml(path: str | Path, including: tuple[Path, ...] = ()) -> dict[str, Any]:
     """A YAML mapping from a file, or from a shipped recipe given by name. including: the files whose includes led here.
 
@@ -296,13 +287,18 @@ def read_arguments(
     """A command's arguments, [CONFIG] --key value ...: the values of the configuration file or recipe, and the others.
 
     about: the help, which is printed for -h and --help; then the command exits. classes: whose keys are given.
+    Raises UserError for a shipped recipe that is for another command.
     """
     if {"-h", "--help"} & set(rest):
         print(about)
         raise SystemExit(0)
     values: dict[str, Any] = {}
     if takes_file and rest and not rest[0].startswith("--"):
-        values, rest = load_config(rest[0], command), rest[1:]
+        path, *rest = rest
+        values = load_yaml(path)
+        kind = command_of(values)
+        if kind != command and not Path(path).is_file() and path.partition("/")[0] not in PARTS:
+            raise UserError(f"config {path!r}: this recipe is for `lfpo {kind}`; `lfpo recipes` lists all of them")
     return values, parse_overrides(rest, set().union(*map(text_keys, classes)))
 
 

@@ -8,11 +8,11 @@ from typing import Any
 from lfpo.base.errors import UserError, last_line, nearest
 
 
-def resolve(name: str, known: Mapping[str, str], *, kind: str, expected: type | None = None) -> Any:
+def resolve(name: str, known: Mapping[str, str], *, kind: str) -> Any:
     """The object of a name in `known`, or of a dotted path. kind: the noun in messages.
 
-    Raises UserError for an unknown name, a module or attribute that does not exist, a module of the user's that
-    cannot be imported, and an object that is not `expected`.
+    Raises UserError for an unknown name, a module or attribute that does not exist, and a module of the user's that
+    cannot be imported.
     """
     module_name, attribute = dotted(name, known, kind=kind)
     try:
@@ -30,10 +30,7 @@ def resolve(name: str, known: Mapping[str, str], *, kind: str, expected: type | 
         raise UserError(f"{kind} {name!r}: there is no module {missing!r}{what_to_do}") from error
     if not hasattr(module, attribute):
         raise UserError(f"{kind} {name!r}: module {module_name!r} has no {attribute!r}")
-    value = getattr(module, attribute)
-    if expected is not None and not isinstance(value, expected):
-        raise UserError(f"{kind} {name!r}: expected a {expected.__name__}, found {type(value).__name__}")
-    return value
+    return getattr(module, attribute)
 
 
 def dotted(name: str, known: Mapping[str, str], *, kind: str) -> tuple[str, str]:

@@ -34,14 +34,10 @@ class Progress:
         """Since the begin of the phase."""
         return time.monotonic() - self.started
 
-    @property
-    def tokens_per_second(self) -> float:
-        return self.tokens / max(self.seconds, 1e-9)
-
     def count(self) -> str:
         """Such as `64 of 128 rollouts, 1,234 tokens/s`."""
         parts = [f"{self.done} of {self.total} {self.unit}"] if self.total else []
-        parts += [f"{self.tokens_per_second:,.0f} tokens/s"] if self.tokens else []
+        parts += [f"{self.tokens / max(self.seconds, 1e-9):,.0f} tokens/s"] if self.tokens else []
         return ", ".join(parts)
 
 

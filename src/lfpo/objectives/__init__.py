@@ -1,5 +1,6 @@
 """Objectives: one file an algorithm. A new one is a new file and a line in OBJECTIVES, or a dotted path."""
 
+import dataclasses
 import importlib.util
 from typing import Any
 
@@ -39,9 +40,9 @@ OBJECTIVES: dict[str, str] = {
 def make_objective(settings: dict[str, Any]) -> Objective:
     """An objective from `{name: ..., knob: value, ...}`; knobs are the fields of its dataclass."""
     name, knobs = knobs_of(settings)
-    cls: Any = resolve(name, OBJECTIVES, kind="objective", expected=type)
-    if not hasattr(cls, "__dataclass_fields__"):
-        raise UserError(f"objective {name!r}: {cls.__name__} is not a dataclass; its fields are its knobs")
+    cls: Any = resolve(name, OBJECTIVES, kind="objective")
+    if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
+        raise UserError(f"objective {name!r}: expected a dataclass, whose fields are its knobs, found {cls!r}")
     if not issubclass(cls, Objective):  # one of your own gets what it leaves out
         cls = type(cls.__name__, (cls, Objective), {"__module__": cls.__module__, "__doc__": cls.__doc__})
     return build(cls, knobs, "objective")

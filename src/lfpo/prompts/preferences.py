@@ -37,14 +37,8 @@ def preference(row: Mapping[str, Any], where: str) -> Preference:
     their common beginning is the prompt.
     Raises UserError, starting with `where`, for anything else, and for completions that do not differ.
     """
-    for column in COLUMNS[1:]:
-        if row.get(column) is None:
-            found = ", ".join(map(str, row)) or "none"
-            raise UserError(
-                f"{where}: column {column!r} is missing (found: {found}); a pair needs {', '.join(COLUMNS)}"
-            )
     text = dict(row)
-    if isinstance(row["chosen"], list) or isinstance(row["rejected"], list):
+    if isinstance(row.get("chosen"), list) or isinstance(row.get("rejected"), list):
         text |= _from_messages(row, where)
     check_row(text, where, required=COLUMNS)
     if text["chosen"] == text["rejected"]:
@@ -55,7 +49,7 @@ def preference(row: Mapping[str, Any], where: str) -> Preference:
 def _from_messages(row: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The columns of a conversational row, with the completions as text."""
     for column in COLUMNS[1:]:
-        if not isinstance(row[column], list):
+        if not isinstance(row.get(column), list):
             raise UserError(f"{where}: 'chosen' and 'rejected' must both be text, or both lists of messages")
         check_row({"prompt": row[column]}, f"{where}: {column}")
     sides, prompt = (row["chosen"], row["rejected"]), row.get("prompt")

@@ -44,16 +44,13 @@ class ChildProcess:
 
     seconds: time limit for one answer (0: none). memory: limit on the child's resident memory in bytes (Linux only; 0:
     none). A child that holds more than half of the limit after an answer is replaced, so a slow leak loses no answer.
-    quiet: whether to discard its standard error, to which print() goes too.
-    ends_with_thread: on Linux, the kernel kills the child when the thread that started it ends, also when this process
-    is killed. For functions that may never return; one with a `cpu_limit` ends by itself.
+    is_users: whether the function is the user's, and may print and never return. What it prints goes to standard error,
+    and on Linux the kernel kills the child when the thread that started it ends, also when this process is killed. Else
+    output is discarded, and the function ends by itself (`cpu_limit`).
     """
 
-    def __init__(
-        self, function: str, seconds: float, memory: int = 0, quiet: bool = True, ends_with_thread: bool = False
-    ) -> None:
-        self.function, self.seconds, self.memory = function, seconds, memory
-        self.quiet, self.ends_with_thread = quiet, ends_with_thread
+    def __init__(self, function: str, seconds: float, memory: int = 0, is_users: bool = False) -> None:
+        self.function, self.seconds, self.memory, self.is_users = function, seconds, memory, is_users
         self.process: subprocess.Popen[bytes] | None = None
         self.pipe: Any = None  # Connection to the process
         self.lock = threading.Lock()
@@ -61,7 +58,7 @@ class ChildProcess:
 
     def __reduce__(self) -> Any:
         """Pickled, it is a child of the process that unpickles it."""
-        return ChildProcess, (self.function, self.seconds, self.memory, self.quiet, self.ends_with_thread)
+        return ChildProcess, (self.function, self.seconds, self.memory, self.is_users)
 
     def call(self, **arguments: Any) -> Any:
         """What the function returns, which JSON must be able to hold.
@@ -117,9 +114,9 @@ class ChildProcess:
             # The order of sets is fixed: sympy's verdict on infinities depends on it.
             env = {**os.environ, "PYTHONPATH": os.pathsep.join(folders), "PYTHONHASHSEED": "0"}
             command = [sys.executable, "-P", "-c", _MAIN, self.function, str(theirs.fileno())]
-            command += ["ends_with_thread"] * self.ends_with_thread
+            command += ["ends_with_thread"] * self.is_users
             null = subprocess.DEVNULL
-            out, errors = (null, null) if self.quiet else (2, None)
+            out, errors = (2, None) if self.is_users else (null, null)
             self.process = subprocess.Popen(
                 command, stdin=null, stdout=out, stderr=errors, env=env, pass_fds=[theirs.fileno()]
             )
@@ -143,7 +140,6 @@ class ChildProcess:
                 return
 
     def stop(self) -> None:
-        """Kill the child, if there is one."""
         process, self.process = self.process, None
         if process is not None:
             process.kill()
@@ -220,7 +216,7 @@ def in_child(function: RewardFunction | str, *, memory: float = 0.0, seconds: fl
         raise UserError(
             f"reward function {reward_name(found)!r}: its memory can be bounded on Linux only; leave out reward_memory"
         )
-    child = ChildProcess(path, seconds, int(memory * 2**30), quiet=False, ends_with_thread=True)
+    child = ChildProcess(path, seconds, int(memory * 2**30), is_users=True)
 
     def reward(**arguments: Any) -> Any:
         try:

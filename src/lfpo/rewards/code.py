@@ -78,18 +78,9 @@ def _with_helpers(code: str, earlier: Sequence[str], entry_point: str) -> str:
     return "\n".join([*filter(parses, helpers), code])
 
 
-def fenced_blocks(text: str) -> list[tuple[str, str]]:
-    """Language tag and content of each fenced block, in time linear in the text. The last block may lack its end."""
-    lines = text.split("\n")
-    last = len(lines)
-    return [
-        (tag, "".join(f"{line}\n" for line in lines[begin:end]) if end < last else "\n".join(lines[begin:]))
-        for tag, begin, end in _blocks(lines)
-    ]
-
-
 def _blocks(lines: Sequence[str]) -> list[tuple[str, int, int]]:
-    """Tag of each block, its first line, and the line of the fence that ends it, or the number of lines."""
+    """Tag of each fenced block, its first line, and the line of the fence that ends it, or the number of lines where it
+    lacks one. Takes time linear in the text."""
     blocks: list[tuple[str, int, int]] = []
     tag, begin = "", -1  # begin: the first line of the open block
     for number, line in enumerate(lines):
@@ -147,10 +138,14 @@ def all_tests_pass(prompts: Sequence[Any], completions: Sequence[Any], **columns
 @each
 def code_format(text: str) -> float:
     """coupled-GRPO: 1 for exactly one closed ```python fence around code that parses, 0.5 if it does not parse."""
-    blocks = fenced_blocks(text) if len(text) <= MAX_CHARS else []
-    if len(blocks) != 1 or blocks[0][0] != "python" or text.count("```") != 2:
+    lines = text.split("\n") if len(text) <= MAX_CHARS else []
+    blocks = _blocks(lines)
+    if len(blocks) != 1 or text.count("```") != 2:
         return 0.0
-    return 1.0 if parses(blocks[0][1]) else 0.5
+    tag, begin, end = blocks[0]
+    if tag != "python":
+        return 0.0
+    return 1.0 if parses("\n".join(lines[begin:end])) else 0.5
 
 
 def formatted_pass_rate(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:

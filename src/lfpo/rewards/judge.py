@@ -215,10 +215,8 @@ class Judge:
             except (ValueError, KeyError):
                 return None
             return float(value) if isinstance(value, int | float) else None
-        lines = [
-            line.strip() for line in text.replace("*", "").split("\n") if line.strip()
-        ]  # without Markdown's asterisks
-        found = (NUMBER if self.read == "number" else WORD).fullmatch(lines[-1] if lines else "")
+        last = text.replace("*", "").strip().rpartition("\n")[2]  # without Markdown's asterisks
+        found = (NUMBER if self.read == "number" else WORD).fullmatch(last.strip())
         if found is None:
             return None
         return float(found[1]) if self.read == "number" else self.scale[found[1].lower() == "yes"]

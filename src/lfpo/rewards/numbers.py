@@ -42,15 +42,12 @@ def _unsigned(text: str) -> Fraction | None:
         digits = found[3] or found[4]
         repeated = Fraction(int(digits), (10 ** len(digits) - 1) * 10 ** len(found[2]))
         return _decimal(f"{found[1] or 0}.{found[2]}") + repeated
-    return _ratio(*found.groups()) if (found := _RATIO.fullmatch(text)) else None
-
-
-def _ratio(whole: str | None, above: str, below: str) -> Fraction | None:
-    """whole + above / below; None for a zero denominator or a sign inside a mixed number."""
-    numerator, denominator = _decimal(above), _decimal(below)
-    if denominator == 0 or (whole and (numerator < 0 or denominator < 0)):
+    if not (found := _RATIO.fullmatch(text)):
         return None
-    return Fraction(int(whole or 0)) + numerator / denominator
+    whole, numerator, denominator = found[1], _decimal(found[2]), _decimal(found[3])
+    if denominator == 0 or (whole and (numerator < 0 or denominator < 0)):  # a sign inside a mixed number
+        return None
+    return int(whole or 0) + numerator / denominator
 
 
 def _decimal(text: str) -> Fraction:

@@ -1,7 +1,6 @@
 """A run directory: the resolved config, metrics.jsonl, rollouts and checkpoints of one training run."""
 
 import contextlib
-import errno
 import json
 import math
 import os
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lfpo.base.config import load_yaml, to_dict, yaml_text
+from lfpo.base.config import flattened, load_yaml, to_dict, yaml_text
 from lfpo.base.environment import describe_environment, versions
 from lfpo.base.errors import UserError
 from lfpo.base.files import json_lines, read_json, replace_file, writing
@@ -102,24 +101,24 @@ def check_folder(path: Path, config: Any, *, resume: bool, kind: str) -> None:
     """Raise UserError where `open_run` could not open the folder. Writes nothing."""
     path = path.expanduser()
     marker = path / "config.yaml"
-    try:
+    with writing(path):
         if not marker.exists():
             if path.exists() and any(p.name != "run.json" and not p.name.startswith(".") for p in path.iterdir()):
                 raise UserError(f"{path}: the folder is not empty and holds no run; give another output_dir")
             parent = next(p for p in path.absolute().parents if p.exists())
             if not parent.is_dir():
-                raise NotADirectoryError(errno.ENOTDIR, f"{os.path.relpath(parent)} is a file")
+                raise UserError(f"{path}: {os.path.relpath(parent)} is a file; give another output_dir")
             return
         if not resume:
             raise UserError(f"{path}: holds another run; give another output_dir, or --resume to continue it")
         found = read_json(path / "run.json").get("kind")
         if found != kind:
             raise UserError(f"{path}: holds a run of `lfpo {found}`, not of `lfpo {kind}`; give another output_dir")
-    except OSError as error:
-        raise _no_folder(path, error) from error
-    before, now = load_yaml(marker), to_dict(config)
+    before, now = (flattened(values, whole=["tasks"]) for values in (load_yaml(marker), to_dict(config)))
     for key in KEPT:
-        old, new = _value_of(before, key), _value_of(now, key)
+        old, new = before.get(key), now.get(key)
+        if key in ("data_file", "model"):
+            old, new = (path and Path(path).name for path in (old, new))
         if old != new:
             raise UserError(
                 f"{path}: holds a run with {key} {old}, not {new}; give another output_dir, or continue that run with "
@@ -139,14 +138,6 @@ def data_of(config: dict[str, Any]) -> str:
     return config.get("task") or config.get("data_file") or config.get("dataset_name") or ""
 
 
-def _value_of(values: dict[str, Any], key: str) -> Any:
-    """The value of a key such as sampler.gen_length, of a file its name; None where there is none."""
-    value: Any = values
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return Path(value).name if value is not None and key in ("data_file", "model") else value
-
-
 def open_run(path: Path, config: Any, *, resume: bool, kind: str) -> Run:
     """Create the run directory, or enter it to resume. Raises UserError when it holds another run.
 
@@ -155,7 +146,7 @@ def open_run(path: Path, config: Any, *, resume: bool, kind: str) -> Run:
     """
     check_folder(path, config, resume=resume, kind=kind)
     path = path.expanduser()
-    try:
+    with writing(path):
         path.mkdir(parents=True, exist_ok=True)
         # config.yaml marks a run and is written last: after a kill in between, the folder can still be used.
         info = {"kind": kind, "environment": describe_environment(), "versions": versions(), "launcher": _launcher()}
@@ -164,13 +155,7 @@ def open_run(path: Path, config: Any, *, resume: bool, kind: str) -> Run:
         replace_file(path / "run.json", json.dumps(info, indent=2) + "\n")
         if not (path / "config.yaml").exists():
             replace_file(path / "config.yaml", yaml_text(to_dict(config)))
-    except OSError as error:
-        raise _no_folder(path, error) from error
     return Run(path)
-
-
-def _no_folder(path: Path, error: OSError) -> UserError:
-    return UserError(f"{path}: the run folder could not be made ({error.strerror or error})")
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from typing import Any
 
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json
+from lfpo.rewards.answers import prompt_text
 from lfpo.runs.directory import Run
 
 TEXT_ROWS = 32  # most rollouts of an iteration in TensorBoard
@@ -66,10 +67,9 @@ def reporting(names: list[str], run: Run, config: Mapping[str, Any], *, done: in
 def _log_table(tracker: Any, rows: list[dict[str, Any]], step: int) -> None:
     """Log an iteration's rollouts as the table `completions`; TensorBoard, which has none, gets TEXT_ROWS as text."""
     columns = ["step", "prompt", "completion", *rows[0]["rewards"], "reward", "r"] if rows else []
-    values = [[step, r["prompt"], r["completion"], *r["rewards"].values(), r["reward"], r["r"]] for r in rows]
-    for row in values:
-        if not isinstance(row[1], str):  # messages
-            row[1] = "\n".join(f"{message['role']}: {message['content']}" for message in row[1])
+    values = [
+        [step, prompt_text(r["prompt"]), r["completion"], *r["rewards"].values(), r["reward"], r["r"]] for r in rows
+    ]
     if tracker.name == "wandb":
         tracker.log_table("completions", columns=columns, data=values, step=step)
     elif tracker.name == "trackio":

@@ -16,7 +16,7 @@ FLIP = {"+": "-", "-": "+"}
 
 @functools.cache
 def problems() -> dict[tuple[tuple[int, ...], int], str]:
-    """(sorted numbers, target) -> demonstration, for every problem that one of three forms solves.
+    """(sorted numbers, target) -> demonstration, for every problem that one of three forms solves; sorted.
 
     The forms are a+b+c, a+b-c and a-b-c. The first that fits is used, with the larger numbers first.
     """
@@ -28,17 +28,12 @@ def problems() -> dict[tuple[tuple[int, ...], int], str]:
                 target = int(evaluate(parse(expression)))
                 if 0 < target <= MAX_TARGET:
                     found.setdefault((numbers, target), expression)
-    return found
-
-
-@functools.cache
-def _problem_list() -> list[tuple[tuple[int, ...], int]]:
-    return sorted(problems())
+    return dict(sorted(found.items()))
 
 
 def sample(rng: random.Random) -> Row:
     """A solvable problem; the numbers are shown in random order."""
-    numbers, target = rng.choice(_problem_list())
+    numbers, target = rng.choice(list(problems()))
     shown = rng.sample(numbers, 3)
     return {
         "prompt": f"countdown\n{shown[0]} {shown[1]} {shown[2]} = {target}\n",
