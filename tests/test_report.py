@@ -122,17 +122,6 @@ def test_highlighting_covers_every_character():
     assert time.process_time() - begin < 2
 
 
-def test_runs_without_token_texts_still_have_a_page(tmp_path: Path):
-    folder = write_run(tmp_path / "run", ["plain words"], eval_texts=["plain words"])
-    for file in folder.rglob("step-*.jsonl"):
-        rows = [json.loads(line) for line in file.read_text().splitlines()]
-        write_rows(file, [{k: v for k, v in row.items() if k != "tokens"} for row in rows])
-    data = run_data(Run(folder))
-    row = data["groups"][0]["rows"][0]
-    assert "tokens" not in row
-    assert row["completion"] == "plain words"
-
-
 def test_what_the_player_gets_is_as_long_as_its_tokens():
     shown = playable({**record("abcdef"), "reveal_step": [0, 1, -1, -1], "confidence": [0.5, 1, 0, 0]}, {"task": "x"})
     assert shown["tokens"] == ["abc", "def"]

@@ -142,19 +142,18 @@ def playable(record: Record, config: dict[str, Any]) -> dict[str, Any]:
     """A completion in the player: its tokens, reveal steps, Sudoku grid or syntax colours.
 
     edits: for each edited position the tokens that it held, each as [step, text, confidence].
-    Runs that did not keep token texts give the whole `completion` in place of `tokens`, `reveal` and `confidence`.
     """
-    shown = {"prompt": prompt_text(record["prompt"]), "steps": record["scheduled_steps"], "nfe": record["nfe"]}
-    if record.get("correct") is not None:
-        shown["correct"] = record["correct"]
-    if "tokens" not in record:
-        return {**shown, "completion": record["completion"]}
     length = len(record["tokens"])
-    shown |= {
+    shown = {
+        "prompt": prompt_text(record["prompt"]),
+        "steps": record["scheduled_steps"],
+        "nfe": record["nfe"],
         "tokens": record["tokens"],
         "reveal": record["reveal_step"][:length],
         "confidence": [round(c, 3) for c in record["confidence"][:length]],
     }
+    if record.get("correct") is not None:
+        shown["correct"] = record["correct"]
     held = {int(i): tokens for i, tokens in record.get("edits", {}).items() if int(i) < length}
     text = "".join(record["tokens"])
     if "sudoku" in str(config.get("task")) and (grid := sudoku_grid(shown["prompt"], text)):
@@ -233,8 +232,7 @@ def reveal_map(records: list[Record], length: int, steps: int) -> dict[str, Any]
     width, height = min(length, CELLS[0]), min(steps, CELLS[1])
     counts, column = Counter[tuple[int, int]](), Counter[int]()
     for record in records:
-        end = len(record["tokens"]) if "tokens" in record else length
-        for position, step in enumerate(record["reveal_step"][:end]):
+        for position, step in enumerate(record["reveal_step"][: len(record["tokens"])]):
             if step >= 0:
                 x, y = position * width // length, step * height // steps
                 counts[x, y] += 1

@@ -3,7 +3,7 @@
 
 const GROUPS = 6; // prompts shown at first
 
-const words = (row) => (row.tokens ? row.tokens.filter((t) => !/^<\|.*\|>$/.test(t)) : row.completion.split(/(?<=\s)/));
+const words = (row) => row.tokens.filter((t) => !/^<\|.*\|>$/.test(t));
 
 // Which pieces of `mine` are not in a longest common subsequence with `other`.
 function differing(mine, other) {
@@ -82,13 +82,13 @@ function iterations(onplay) {
     const sorted = [...rows.values()].sort((a, b) => b.row.reward - a.row.reward || b.times - a.times);
     const first = sorted[0].row;
     const named = (row) => `iteration ${group.step}, reward ${number(row.reward)}`;
-    const play = (row) => onplay(row === first || !first.tokens ? [[row, named(row)]] : [[first, named(first)], [row, named(row)]]);
+    const play = (row) => onplay(row === first ? [[row, named(row)]] : [[first, named(first)], [row, named(row)]]);
     const head = ["", "completion", "times", ...(parts.length > 1 ? parts : []), "reward", data.r_is_target ? "r" : "advantage", "steps", "NFE"];
     return el("section", { class: "group" }, verdict(group), el("pre", { class: "prompt" }, visible(group.rows[0].prompt.trim())),
       el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Completions of this prompt" }, el("table", {},
         el("thead", {}, el("tr", {}, head.map((name, i) => el("th", { scope: "col", class: i > 1 ? "n" : null }, name || el("span", { class: "visually-hidden" }, "play"))))),
         el("tbody", {}, sorted.map(({ row, times }) => el("tr", {},
-          el("td", {}, row.tokens ? el("button", { type: "button", "aria-label": `Play: ${named(row)}`, onclick: () => play(row) }, "▶") : "–"),
+          el("td", {}, el("button", { type: "button", "aria-label": `Play: ${named(row)}`, onclick: () => play(row) }, "▶")),
           el("td", {}, compared(row, first)),
           [times > 1 ? `× ${times}` : "", ...(parts.length > 1 ? parts.map((p) => number(row.rewards[p])) : []), number(row.reward), number(row.r), fixed(row.steps, 0), fixed(row.nfe, 0)].map((v) => el("td", { class: "n" }, v))))))));
   }

@@ -126,16 +126,15 @@ function pane(name, sample) {
   const verdict = sample.correct === undefined ? null
     : el("span", { class: sample.correct ? "chip right" : "chip wrong" }, sample.correct ? "✓ right" : "✗ wrong");
   const counter = el("p", { class: "dim count" });
-  const view = sample.tokens ? (sample.grid ? gridView(sample) : tokenView(sample)) : null;
+  const view = sample.grid ? gridView(sample) : tokenView(sample);
   const root = el("section", { class: "pane", "aria-label": name },
     el("h3", {}, name, " ", verdict),
-    view ? view.root : el("pre", {}, visible(sample.completion)), counter);
-  const end = view ? lastStep(sample) + 1 : 0;
+    view.root, counter);
+  const end = lastStep(sample) + 1;
   return {
     root,
     end,
     at(clock, colouring) {
-      if (!view) { counter.textContent = "this run kept no token texts"; return; }
       let open = 0;
       view.nodes.forEach((node, n) => {
         const i = view.token ? view.token(n) : n;

@@ -125,7 +125,7 @@ function player() {
     if (state.timer) pause();
     const samples = state.own || (data.problems[state.sampler] || [])[state.problem] || [];
     const named = samples.map((s, i) => [s.name || (samples.length === 1 ? `Iteration ${s.step}` : i ? `After ${s.step} iterations` : s.step ? `At iteration ${s.step}` : "Before training"), s]);
-    const longest = Math.max(1, ...samples.filter((s) => s.reveal).map((s) => lastStep(s) + 1));
+    const longest = Math.max(1, ...samples.map((s) => lastStep(s) + 1));
     for (const s of samples) s.scale = longest;
     panes = named.map(([name, s]) => pane(name, s));
     stage.replaceChildren(...panes.map((p) => p.root));
@@ -133,13 +133,12 @@ function player() {
     prompt.textContent = samples.length ? visible(samples[0].prompt.trim()) : "";
     last = Math.max(0, ...panes.map((p) => p.end));
     slider.max = last;
-    const replayed = named.filter(([, s]) => s.reveal);
-    progress.hidden = !replayed.length;
+    progress.hidden = !named.length;
     const alone = samples.length === 1 && Boolean(samples[0].grid);
-    const [image, move] = progressView(replayed, last, alone ? 480 : 320);
+    const [image, move] = progressView(named, last, alone ? 480 : 320);
     moveCursor = move;
     progress.replaceChildren(el("figcaption", { class: "dim" }, "Share of the completion filled in, step by step"), image,
-      el("ul", { class: "legend" }, ...replayed.map(([name], i) => el("li", {}, swatch(PANE_COLOURS[i]), name))));
+      el("ul", { class: "legend" }, ...named.map(([name], i) => el("li", {}, swatch(PANE_COLOURS[i]), name))));
     scene.parentElement.classList.toggle("narrow", samples.length === 1 || stage.classList.contains("grids"));
     scene.parentElement.classList.toggle("solo", alone);
     back.hidden = !state.own || !Object.keys(data.problems).length;
