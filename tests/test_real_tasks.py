@@ -256,7 +256,6 @@ GOOD: dict[str, dict[str, Any]] = {
         ("mbpp", {"test_imports": 1}, "'test_imports' must be Python, as text or texts"),
         ("mbpp_plus", {"code": ""}, "'code' must be text"),
         ("bigcodebench", {"code_prompt": None}, "'code_prompt' is missing"),
-        ("bigcodebench", {"test": "class ("}, "'test' must be Python"),
         ("bigcodebench_instruct", {"instruct_prompt": None}, "'instruct_prompt' is missing"),
         (
             "acecode",

@@ -1,7 +1,6 @@
 """Rows of one's own data set: from a JSONL file, the hub or Python, with columns renamed and rows mapped."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from lfpo.base.errors import UserError, last_line
@@ -24,15 +23,7 @@ class Settings(Protocol):
     map_row: str | None
 
 
-@dataclass(frozen=True)
-class Rows:
-    """rows: what prompts and rewards are made of. places: where each is from, for messages."""
-
-    rows: list[Row]
-    places: list[str]
-
-
-def read_rows(settings: Settings, split: str, given: Any = None) -> Rows:
+def read_rows(settings: Settings, split: str, given: Any = None) -> list[Record]:
     """The rows of the split "train" or "eval"; empty where none is named. given: rows from Python, instead of a file.
 
     Raises UserError, which names the row, for data that cannot be read or has no prompt, and where `map_row` fails.
@@ -50,7 +41,7 @@ def read_rows(settings: Settings, split: str, given: Any = None) -> Rows:
     else:
         records = []
     prepare = resolve(settings.map_row, {}, kind="map_row") if settings.map_row else None
-    return Rows([_prepared(r, settings.columns, prepare) for r in records], [r.where for r in records])
+    return [Record(_prepared(record, settings.columns, prepare), record.where) for record in records]
 
 
 def _from_python(given: Any, name: str) -> list[Record]:

@@ -1,14 +1,13 @@
 """Grades mathematical answers: the marked answer must equal the reference as a number or as an expression.
 
 An answer is a name with a value (`x = 5`). Values are taken apart into lists, tuples, intervals and matrices; their
-elements are compared exactly as numbers, then by their spelling, then by math-verify (if installed) where it reads all.
+elements are compared exactly as numbers, then by their spelling, then by math-verify where it reads all.
 Computer algebra can run forever (`9^{9^9}`), so it has a child process with limits; what exceeds them is wrong.
 math-verify's parser for plain expressions is not used: sympy's `parse_expr` evaluates its input as Python.
 """
 
 import dataclasses
 import functools
-import importlib.util
 import os
 import re
 from fractions import Fraction
@@ -223,8 +222,8 @@ def readable(text: str) -> bool:
 @functools.lru_cache(maxsize=4096)
 def by_algebra(answer: str, gold: str, decimals: int = 12) -> bool:
     """Whether two LaTeX expressions are equal by value, rounded to `decimals`: with twelve, an approximation of pi is
-    wrong. False without math-verify, on Windows (where a process cannot be limited), and when the child is killed."""
-    if os.name != "posix" or not importlib.util.find_spec("math_verify") or not (readable(answer) and readable(gold)):
+    wrong. False on Windows (where a process cannot be limited), and when the child is killed."""
+    if os.name != "posix" or not (readable(answer) and readable(gold)):
         return False
     try:
         return _CHILD.call(gold=gold, answer=answer, decimals=decimals) is True

@@ -23,7 +23,7 @@ from lfpo.models.lora import attach, inject
 from lfpo.models.placement import frozen_copy_on_cpu, sampling
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives.objective import Objective, check_old_policy, check_rollouts, kept_steps
-from lfpo.prompts.dataset import Rows, read_rows
+from lfpo.prompts.dataset import read_rows
 from lfpo.prompts.sources import PromptSource, in_epochs, task_source
 from lfpo.prompts.tasks import get_task
 from lfpo.rewards import RewardFunction, in_child
@@ -118,18 +118,18 @@ def make_source(
         elif functions:
             source = replace(source, reward_functions=functions)
     elif functions or args.environment is not None:
-        found = {"train": read_rows(args, "train", train_dataset), "eval": Rows([], [])}
-        if not found["train"].rows:
+        found = {"train": read_rows(args, "train", train_dataset)}
+        if not found["train"]:
             raise UserError("train_dataset: no rows")
-        if n_eval:
-            found["eval"] = read_rows(args, "eval", eval_dataset)
+        found["eval"] = read_rows(args, "eval", eval_dataset) if n_eval else []
+        rows = [record.values for record in found["train"]]
         source = PromptSource(
             name="dataset",
-            train_row=in_epochs(found["train"].rows, args.seed),
-            eval_rows=found["eval"].rows[:n_eval],
-            place=lambda split, i: found[split].places[i],
+            train_row=in_epochs(rows, args.seed),
+            eval_rows=[record.values for record in found["eval"][:n_eval]],
+            place=lambda split, i: found[split][i].where,
             reward_functions=functions,
-            rows=found["train"].rows,
+            rows=rows,
         )
     else:
         raise UserError(

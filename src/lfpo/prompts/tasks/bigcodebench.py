@@ -27,20 +27,16 @@ def build(record: Record, prompt: str) -> Row:
     prompt: `complete_prompt` or `instruct_prompt`. As in the benchmark's own scorer, the program starts with the
     imports and an empty function of that name, so that an answer may omit the imports that it was shown.
     """
-    start, solution, test = (record.text(field) for field in ("code_prompt", "canonical_solution", "test"))
-    text = record.text(prompt).strip()
-    try:
-        missing = missing_libraries(f"{start.rstrip()}\n{solution}", test)
-    except SyntaxError as error:
-        field = "test" if parses(f"{start.rstrip()}\n{solution}") else "canonical_solution"
-        raise record.wrong(field, f"Python ({error.msg}, line {error.lineno})") from error
+    start, text, test = record.text("code_prompt").rstrip(), record.text(prompt).strip(), record.text("test")
+    solution = f"{start}\n{record.text('canonical_solution')}"
+    missing = missing_libraries(solution, test)
     return code_row(
         record.text("task_id"),
         f"Complete this function:\n```python\n{text}\n```" if prompt == "complete_prompt" else text,
         [test],
-        f"{start.rstrip()}\n{solution}",
+        solution,
         entry_point=record.text("entry_point"),
-        header=f"{start.rstrip()}\n    pass\n",
+        header=f"{start}\n    pass\n",
         together=True,
         needs=f"library {', '.join(missing)}" if missing else "",
     )
@@ -57,8 +53,9 @@ _PANDAS_IMPORTS = {
 
 
 def missing_libraries(*sources: str) -> list[str]:
-    """Top-level names of the modules that the sources import, or that pandas imports for them, and that are missing."""
-    trees = [ast.parse(source) for source in sources]
+    """Top-level names of the modules that the sources import, or that pandas imports for them, and that are missing. A
+    source that is not Python imports nothing."""
+    trees = [ast.parse(source) for source in sources if parses(source)]
     attributes = {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     names = {_PANDAS_IMPORTS[name] for name in attributes & _PANDAS_IMPORTS.keys()}
     for node in (node for tree in trees for node in ast.walk(tree)):

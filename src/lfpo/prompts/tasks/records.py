@@ -4,7 +4,7 @@ import csv
 import importlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ class Record:
     values: field -> value. where: `file:line`, or data set, split and row; error messages start with it.
     """
 
-    values: Mapping[str, Any]
+    values: dict[str, Any]
     where: str
 
     def __contains__(self, field: str) -> bool:
