@@ -21,8 +21,9 @@ import threading
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection, Pipe
-from pathlib import Path
 from typing import Any
+
+import psutil  # type: ignore[import-untyped]
 
 from lfpo.base.errors import UserError, last_line
 from lfpo.base.plugins import resolve
@@ -42,8 +43,8 @@ class ChildFailed(Exception):
 class ChildProcess:
     """Calls the function `module:name`, which the child imports.
 
-    seconds: time limit for one answer (0: none). memory: limit on the child's resident memory in bytes (Linux only; 0:
-    none). A child that holds more than half of the limit after an answer is replaced, so a slow leak loses no answer.
+    seconds: time limit for one answer (0: none). memory: limit on the child's resident memory in bytes (0: none). A
+    child that holds more than half of the limit after an answer is replaced, so a slow leak loses no answer.
     is_users: whether the function is the user's, and may print and never return. What it prints goes to standard error,
     and on Linux the kernel kills the child when the thread that started it ends, also when this process is killed. Else
     output is discarded, and the function ends by itself (`cpu_limit`).
@@ -187,10 +188,10 @@ def cpu_limit(seconds: float) -> Iterator[None]:
 
 
 def resident_bytes(pid: int) -> int:
-    """Resident memory of a process in bytes, read from /proc; 0 if the process has ended or there is no /proc."""
+    """Resident memory of a process in bytes; 0 if it has ended."""
     try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError):
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
         return 0
 
 
@@ -202,7 +203,7 @@ def in_child(function: RewardFunction | str, *, memory: float = 0.0, seconds: fl
     child's start (0: none). A child that exceeds a limit is killed and the call raises RewardFailed; the next batch
     gets a new child. A child that holds more than half of `memory` after a batch is replaced too.
     What the function prints goes to standard error.
-    Raises UserError if the function cannot be imported, or if `memory` is set on a system other than Linux.
+    Raises UserError if the function cannot be imported.
     """
     name, module = getattr(function, "__qualname__", ""), getattr(function, "__module__", "")
     if not isinstance(function, str) and (not name.isidentifier() or module == "__main__"):
@@ -212,10 +213,6 @@ def in_child(function: RewardFunction | str, *, memory: float = 0.0, seconds: fl
         )
     path = function if isinstance(function, str) else f"{module}:{name}"
     found = resolve(path, {}, kind="reward function")
-    if memory and not resident_bytes(os.getpid()):
-        raise UserError(
-            f"reward function {reward_name(found)!r}: its memory can be bounded on Linux only; leave out reward_memory"
-        )
     child = ChildProcess(path, seconds, int(memory * 2**30), is_users=True)
 
     def reward(**arguments: Any) -> Any:
