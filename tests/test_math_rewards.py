@@ -335,7 +335,8 @@ B. a cat|a dog|
 @pytest.mark.parametrize(("answers", "letter"), [(CHOSEN, "B"), (NOT_CHOSEN, None)])
 def test_a_choice_is_one_letter(answers: str, letter: str | None) -> None:
     for answer in answers.strip().replace("\n", "|").split("|"):
-        assert choices.chosen_letter(f"<answer>{answer}</answer>", ["a cat", "a dog", "an owl"]) == letter, answer
+        batch = [[f"<answer>{answer}</answer>"] * 3, [*"ABC"], [["a cat", "a dog", "an owl"]] * 3]
+        assert choices.choice_accuracy(None, *batch) == [float(right == letter) for right in "ABC"], answer
 
 
 COUNTDOWN = {

@@ -199,7 +199,6 @@ def together(action: Callable[[], T]) -> list[T]:
 
 
 def barrier() -> None:
-    """Wait until every rank has come here."""
     if dist.is_initialized():
         _count()
         dist.barrier()

@@ -21,7 +21,6 @@ class Progress:
         self.started = time.monotonic()
 
     def advance(self, count: int = 1, tokens: int = 0) -> None:
-        """Count more of the phase as done."""
         self.done += count
         self.tokens += tokens
 

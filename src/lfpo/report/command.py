@@ -17,7 +17,6 @@ FLAGS = ("--text", "--figures", "--help", "-h")
 
 
 def run_report(rest: list[str]) -> None:
-    """Run `lfpo report` with these arguments."""
     flags = {a for a in rest if a.startswith("-")}
     for flag in flags.difference(FLAGS):
         raise UserError(f"lfpo report: unknown option {flag!r}{nearest(flag, FLAGS)}")

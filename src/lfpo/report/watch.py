@@ -44,7 +44,6 @@ class WatchConfig:
 
 
 def run_watch(config: WatchConfig) -> None:
-    """Serve until interrupted."""
     with Server(config) as server:
         print(f"watching {config.run} at {server.address}  (stop with Ctrl-C)")
         server.serve_forever()

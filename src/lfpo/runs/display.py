@@ -126,7 +126,6 @@ class Display:
         return max(0.0, whole - (time.monotonic() - self.updated))
 
     def phase_line(self) -> str:
-        """The phase as a plain line."""
         parts = [f"iteration {min(self.step + 1, self.total)}/{self.total}", self.phase.phase, self.phase.count()]
         parts += [f"{duration(self.phase.seconds)} in this phase"]
         parts += [f"last reward {self.rewards[-1]:.3f}"] if self.rewards else []
@@ -209,7 +208,6 @@ def sparkline(values: list[float], width: int = 40) -> str:
 
 
 def one_line(metrics: dict[str, Any], total: int) -> str:
-    """One iteration's metrics as a plain line."""
     parts = [f"step {metrics['step']}/{total}"]
     if "reward" in metrics:
         seconds = sum(metrics[f"time/{part}"] for part in ("rollout", "reward", "update"))

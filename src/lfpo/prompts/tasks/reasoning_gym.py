@@ -35,7 +35,12 @@ def gym_task(name: str) -> Task:
 
     def correct(completion: str, row: Row) -> bool:
         answer = marked_answer(completion)
-        return answer is not None and 0 < len(answer) <= MAX_CHARS and _has_full_score(name, row, answer)
+        if not answer or len(answer) > MAX_CHARS:
+            return False
+        try:
+            return _CHILD.call(name=name, index=row["index"], question=row["question"], answer=answer) is True
+        except ChildFailed:  # also where the grader raises
+            return False
 
     def demonstrate(row: Row, rng: random.Random, right_share: float) -> str:
         if right_share != 1.0:
@@ -64,14 +69,6 @@ def _generator(name: str) -> Any:
     if kind not in DATASETS:
         raise UserError(f"task {name!r}: reasoning-gym has no such task{nearest(kind, DATASETS)}")
     return reasoning_gym.create_dataset(kind, seed=0, size=SIZE)
-
-
-def _has_full_score(name: str, row: Row, answer: str) -> bool:
-    """Whether reasoning-gym gives the answer its full score."""
-    try:
-        return _CHILD.call(name=name, index=row["index"], question=row["question"], answer=answer) is True
-    except ChildFailed:  # also where the grader raises
-        return False
 
 
 def graded(name: str, index: int, question: str, answer: str) -> bool:
