@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lfpo.prompts.tasks.bigcodebench import missing_libraries
-from lfpo.rewards.code import Grader, _blocks, code_format, code_job, extract_code, needs_of, syntax_compliance
+from lfpo.rewards.code import Grader, _blocks, code_format, code_job, extract_code, syntax_compliance
 from lfpo.rewards.sandbox import Job, Limits, Sandbox, Verdict, available_rungs
 
 # The definition of a fenced block. As a regular expression it takes quadratic time.
@@ -70,12 +70,16 @@ def test_names_that_tests_take_are_read_from_the_solution() -> None:
     row: dict[str, Any] = {"entry_point": "total", "test_list": [test], "code": solution}
     job = code_job("x = 1", row)
     assert list(job.functions) == ["total"] and solution in job.setup and not job.needs  # helpers are the solution's
-    assert needs_of({**row, "entry_point": ""}).startswith("an entry_point, because the tests use helper, total, twice")
-    assert needs_of({**row, "code": ""}).startswith("a definition of helper, isclose, sqrt, twice in the tests")
+    assert code_job("", {**row, "entry_point": ""}).needs.startswith(
+        "an entry_point, because the tests use helper, total, twice"
+    )
+    assert code_job("", {**row, "code": ""}).needs.startswith(
+        "a definition of helper, isclose, sqrt, twice in the tests"
+    )
     job = code_job("x = 1", {**row, "functions": ["total"]})
     assert job.needs.startswith("a definition of helper, isclose, sqrt, twice in the tests")
     classes = {**row, "test_list": ["assert total(Pair(), 1) == 3"]}
-    assert needs_of(classes) == "together=True, because only the program could answer for its class Pair"
+    assert code_job("", classes).needs == "together=True, because only the program could answer for its class Pair"
     plain = {
         "test_list": ["assert isclose(f(1), 2.0)"],
         "code": "from math import isclose\nimport os\ndef f(x): return 2",

@@ -267,13 +267,6 @@ class Grader:
 _GRADER = Grader(limits=DEFAULT_LIMITS)  # of `pass_rate` and `all_tests_pass`: a program runs once for both
 
 
-def needs_of(row: Mapping[str, Any], together: bool = False) -> str:
-    """What a row's tests lack to be judged, or "". together: by `Grader(together=True)`. Raises UserError for a row
-    without tests."""
-    job = code_job("", row)
-    return str(row.get("needs") or "") or (replace(job, together=True) if together else job).needs
-
-
 def code_job(completion: str, row: Mapping[str, Any], prompt: Any = "", where: str = "row") -> Job:
     """The sandbox job of one completion. Raises UserError if the row has no tests."""
     tests = _tests(row, where)

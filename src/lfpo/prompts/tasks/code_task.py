@@ -24,7 +24,7 @@ from lfpo.prompts.tasks.data_task import DataTask
 from lfpo.prompts.tasks.records import HubSplit, Record
 from lfpo.prompts.tasks.task import Row
 from lfpo.rewards import RewardFunction
-from lfpo.rewards.code import Grader, code_job, extract_code, needs_of, pass_rate, syntax_compliance
+from lfpo.rewards.code import Grader, code_job, extract_code, pass_rate, syntax_compliance
 from lfpo.rewards.sandbox import Limits
 
 INSTRUCTION = (
@@ -95,7 +95,7 @@ class CodeTask(DataTask):
 
     def needs(self, row: Row) -> str:
         """Why the row cannot be judged: a library that is missing, or tests that need what the sandbox lacks; or ""."""
-        return needs_of(row, together=True)
+        return row["needs"] or dataclasses.replace(code_job("", row), together=True).needs
 
     def sample_record(self, row: Row, completion: str) -> dict[str, str]:
         """A line of the samples.jsonl that the scorers of EvalPlus and BigCodeBench read, with the program as judged.
