@@ -27,7 +27,7 @@ from lfpo.objectives.ops.fused import CHUNK_ELEMENTS, in_chunks, rectified_sum
 from lfpo.objectives.predictions import Predictions
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.algorithm import accumulate_gradients
-from lfpo.train.sft import Example, accumulate_sft_gradients, cross_entropy_sum
+from lfpo.train.sft import accumulate_sft_gradients
 from small_runs import step_of
 
 
@@ -243,15 +243,15 @@ def test_narrow_types_lose_only_what_rounding_takes(
         assert (a.double() - b).norm() < tolerance * b.norm()
 
 
-# Cross-entropy
+# Cross-entropy: r = 1, beta = 1
 
 
 @pytest.mark.parametrize("elements", [25, 2**24])
 def test_the_cross_entropy_sum_is_torchs(elements: int):
     case = random_case()
-    results = []
+    results, ones = [], torch.ones_like(case.weight)
     for summed in (
-        lambda hidden, head: cross_entropy_sum(hidden, head, case.y, case.weight),
+        lambda hidden, head: rectified_sum(hidden, hidden, head, head, case.y, ones, case.weight, beta=1.0),
         lambda hidden, head: (case.weight * F.cross_entropy(hidden @ head.T, case.y, reduction="none")).sum(),
     ):
         hidden, head = case.hidden.detach().requires_grad_(), case.head.detach().requires_grad_()
@@ -266,7 +266,8 @@ def test_small_gradients_of_many_chunks_add_up_in_a_narrow_head():
     head = torch.zeros(2, 1, dtype=torch.bfloat16, requires_grad=True)
     hidden = torch.ones(400, 1, dtype=torch.bfloat16)
     with chunks_of(2):
-        cross_entropy_sum(hidden, head, torch.zeros(400, dtype=torch.long), torch.full((400,), 0.5)).backward()
+        y, ones = torch.zeros(400, dtype=torch.long), torch.ones(400)
+        rectified_sum(hidden, hidden, head, head, y, ones, 0.5 * ones, beta=1.0).backward()
     assert head.grad is not None
     assert head.grad.tolist() == [[-100.0], [100.0]]
 
@@ -382,7 +383,7 @@ def test_the_size_of_a_chunk_changes_no_objective(
 
 def test_the_size_of_a_chunk_changes_no_supervised_step(checkpoint: Path):
     model = load_model(checkpoint, dtype=torch.float64)
-    batch = {i: Example([5, 6, 7 + i], [20 + i] * 8) for i in range(5)}
+    batch = {i: ([5, 6, 7 + i], [20 + i] * 8) for i in range(5)}
     results = []
     for elements in (2**24, 5 * model.vocab_size + 3):
         with chunks_of(elements), Products() as products:

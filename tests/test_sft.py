@@ -67,7 +67,7 @@ def gradient_of(model: torch.nn.Module) -> torch.Tensor:
 def examples(sizes: list[tuple[int, int]]) -> list[Example]:
     g = torch.Generator().manual_seed(0)
     draw = lambda n: torch.randint(0, 256, (n,), generator=g).tolist()  # noqa: E731
-    return [Example(draw(p), draw(c)) for p, c in sizes]
+    return [(draw(p), draw(c)) for p, c in sizes]
 
 
 @pytest.mark.parametrize("write", [write_llada, write_dream])
@@ -251,9 +251,9 @@ def test_the_loss_is_what_the_papers_say(block: int | None, loss_weight: Any, mo
     root = int(torch.randint(2**62, (), generator=rng))
     expected = 0.0
     for i, example in enumerate(batch):
-        prompt, size = len(example.prompt), len(example.completion)
+        prompt, size = map(len, example)
         masked = torch.rand(size, generator=generator(root, i)) < t[i]
-        clean = torch.tensor(example.prompt + example.completion)
+        clean = torch.tensor(example[0] + example[1])
         noised = clean.masked_fill(torch.cat([torch.zeros(prompt, dtype=torch.bool), masked]), model.mask_id)
         total: float = 0.0
         length = block or len(clean)

@@ -131,7 +131,7 @@ def test_a_non_finite_update_is_skipped_counted_and_at_last_stops(llada: Path, t
 def test_wrong_calls_are_one_sentence(llada: Path, tmp_path: Path):
     long, mixed = [{"prompt": "x" * 600, "want": "x"}], [{"prompt": "a", "want": "a"}, {"prompt": "b"}]
     for model, rewards, rows, changes, said in (
-        (str(llada), None, ROWS, {}, "needs reward_funcs"),
+        (str(llada), None, ROWS, {}, "needs 'reward_funcs'"),
         (str(llada), None, None, {}, "nothing to train on"),
         (str(llada), first_letter, [*ROWS[:1], {"text": "x"}], {}, r"train_dataset\[1\]"),
         (load_model(llada), first_letter, ROWS, {}, "without its tokenizer"),

@@ -17,18 +17,17 @@ if TYPE_CHECKING:
 
 def _trained(cls: type, rest: list[str], command: str, *flags: str) -> tuple[Any, set[str]]:
     """The checked configuration of a training command, and the flags that were given of `flags` and --resume."""
-    from lfpo.train.inputs import check_run
-
     config, given = configure(cls, rest, takes_file=True, command=command, flags=("resume", *flags))
-    check_run(config, command, resume="resume" in given)
-    _say_loading(config)
+    _begin(config, command, resume="resume" in given)
     return config, given
 
 
-def _say_loading(config: Any) -> None:
-    """The first line of a training command. The imports after it take seconds."""
+def _begin(config: Any, command: str, *, resume: bool = False) -> None:
+    """Check the inputs of a training command and print its first line. The imports after it take seconds."""
     from lfpo.runs.display import Output
+    from lfpo.train.inputs import check_run
 
+    check_run(config, command, resume=resume)
     if os.environ.get("RANK", "0") == "0":
         Output(width=200, highlight=False).print(f"loading  torch, transformers and {config.model or 'a fresh model'}")
 
@@ -225,11 +224,9 @@ def recipes(rest: list[str]) -> None:
 
 def demo(rest: list[str]) -> None:
     from lfpo.cli.settings import demo_config
-    from lfpo.train.inputs import check_run
 
     config = demo_config(rest)
-    check_run(config, "train")
-    _say_loading(config)
+    _begin(config, "train")
     from lfpo.cli.demo import run_demo
 
     run_demo(config)

@@ -111,8 +111,5 @@ class Versions:
     def load(self, folder: Path) -> None:
         files = tensor_paths(folder)  # none where there is no such folder
         for version in sorted({int(name.partition(".")[0]) for name in files}):
-            names = [f"{version}.{i}" for i in range(len(self.parameters))]
-            found = [read_like(files[n], n, p) for n, p in zip(names, self.parameters, strict=True) if n in files]
-            if [f.shape for f in found] != [p.shape for p in self.parameters]:
-                raise UserError(f"{folder}: holds other weights than these; resume with the 'lora' it was saved with")
-            self.kept[version] = [local(f).to("cpu") for f in found]
+            named = {f"{version}.{i}": p for i, p in enumerate(self.parameters)}
+            self.kept[version] = [local(read_like(files[name], name, p)).to("cpu") for name, p in named.items()]

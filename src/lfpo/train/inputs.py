@@ -3,6 +3,7 @@ the folder. Keys and values are checked by the configuration itself."""
 
 import inspect
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,17 +44,11 @@ def check_run(args: Any, kind: str, *, resume: bool = False) -> None:
 
 def _check_prompts(args: LFPOConfig) -> None:
     """Check the prompts and reward functions of `lfpo train`."""
+    check_source(args, args.reward_funcs)
     if args.task is not None:
         length = args.sampler.gen_length or get_task(args.task).gen_length
         for sampler in (args.sampler, *args.eval_samplers.values()):
             check_length(sampler, length, args.model, "sampler")
-    elif args.data_file is None and args.dataset_name is None:
-        raise UserError("nothing to train on: give 'task', or 'data_file' or 'dataset_name' with 'reward_funcs'")
-    elif not args.reward_funcs and not args.environment:
-        given = "data_file" if args.data_file else "dataset_name"
-        raise UserError(
-            f"{given!r} needs 'reward_funcs': dotted paths of functions such as my_rewards.length; or an 'environment'"
-        )
     if args.data_file is not None:
         for split in ("train", "eval"):
             read_rows(args, split)
@@ -61,6 +56,22 @@ def _check_prompts(args: LFPOConfig) -> None:
         for path in args.reward_funcs:
             reward_function(path)
     environment_class(args.environment)
+
+
+def check_source(args: LFPOConfig, functions: Sequence[Any], train_dataset: Any = None) -> None:
+    """Raise UserError unless the configuration or a trainer's `train_dataset` gives one source of prompts, and reward
+    functions or an environment with a data set."""
+    sources = {name: getattr(args, name) for name in ("task", "data_file", "dataset_name")}
+    given = [name for name, value in {**sources, "train_dataset": train_dataset}.items() if value is not None]
+    if not given:
+        raise UserError("nothing to train on: give 'task', or 'data_file' or 'dataset_name' with 'reward_funcs'")
+    if len(given) > 1:
+        raise UserError(f"more than one source of prompts: {', '.join(given)}; give one")
+    if given != ["task"] and not functions and args.environment is None:
+        raise UserError(
+            f"{given[0]!r} needs 'reward_funcs': functions f(prompts, completions, **columns) -> list of numbers, or "
+            "their dotted paths, such as my_rewards.length; or an 'environment'"
+        )
 
 
 def reward_function(given: Any) -> RewardFunction:

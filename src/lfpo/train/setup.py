@@ -31,7 +31,7 @@ from lfpo.rollout.engine import Engine, LocalEngine
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 from lfpo.train.config import ENGINES, LFPOConfig, TrainingConfig
-from lfpo.train.inputs import reward_function
+from lfpo.train.inputs import check_source, reward_function
 
 
 def with_name(args: LFPOConfig, model: str | Path | MaskedDiffusionLM) -> LFPOConfig:
@@ -99,16 +99,12 @@ def make_source(
     train_dataset: Sequence[dict[str, Any]] | None,
     eval_dataset: Sequence[dict[str, Any]] | None,
 ) -> PromptSource:
-    """The prompts and reward functions that the configuration and the trainer's arguments give. Raises UserError if
-    they give none, or more than one source of prompts."""
+    """The prompts and reward functions that the configuration and the trainer's arguments give. Raises UserError where
+    these do not go together."""
     functions, n_eval = _functions(args, reward_funcs), args.eval_size if args.evaluates_after(0) else 0
     if functions and args.environment is not None:
         raise UserError("an environment gives the rewards itself; leave out reward_funcs")
-    sources = sum(given is not None for given in (args.task, args.data_file, args.dataset_name, train_dataset))
-    if not sources:
-        raise UserError("nothing to train on: give 'task', or 'data_file' or 'dataset_name' with 'reward_funcs'")
-    if sources > 1:
-        raise UserError("more than one of task, data_file, dataset_name and train_dataset was given; give one")
+    check_source(args, functions, train_dataset)
     if args.task is not None:
         if eval_dataset is not None:
             raise UserError("eval_dataset goes with train_dataset; a task brings its own test split")
@@ -117,7 +113,7 @@ def make_source(
             source = replace(source, reward_functions=[], correct_all=None)
         elif functions:
             source = replace(source, reward_functions=functions)
-    elif functions or args.environment is not None:
+    else:
         found = {"train": read_rows(args, "train", train_dataset)}
         if not found["train"]:
             raise UserError("train_dataset: no rows")
@@ -130,10 +126,6 @@ def make_source(
             place=lambda split, i: found[split][i].where,
             reward_functions=functions,
             rows=rows,
-        )
-    else:
-        raise UserError(
-            "a data set needs reward_funcs: functions f(prompts, completions, **columns) -> list of numbers"
         )
     count = len(source.reward_functions)
     weights = args.reward_weights or [1.0] * count

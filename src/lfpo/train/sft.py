@@ -9,7 +9,6 @@ of the block with their first EOS, which is where rollouts end.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from lfpo.base.errors import UserError
 from lfpo.base.rng import generator, python_rng
 from lfpo.models import MaskedDiffusionLM, init_model
 from lfpo.models.fsdp import one_pass
-from lfpo.models.head import Precision
 from lfpo.models.lora import factors
 from lfpo.models.roles import CURRENT
 from lfpo.objectives.ops.fused import rectified_sum
@@ -40,13 +38,8 @@ from lfpo.train.setup import about, check_ranks, load_policies
 MIN_T = 1e-3  # keeps 1/t finite; LLaDA uses the same bound
 
 
-@dataclass(frozen=True)
-class Example:
-    """One demonstration. prompt: P token ids. completion: token ids, padded with EOS to gen_length, or to the end of a
-    block (see sampled_length)."""
-
-    prompt: list[int]
-    completion: list[int]
+# Token ids of a prompt, and of its completion, padded with EOS to gen_length or to the end of a block (sampled_length).
+Example = tuple[list[int], list[int]]
 
 
 def train_sft(config: SFTConfig, **how: Any) -> Path:
@@ -127,25 +120,25 @@ def accumulate_sft_gradients(
     t_B = (torch.arange(size) + torch.rand((), generator=rng)) / size
     t_B = (low + (high - low) * t_B).clamp(min=MIN_T)[torch.randperm(size, generator=rng)]
     root = int(torch.randint(2**62, (), generator=rng))
-    noise = {i: torch.rand(len(e.completion), generator=generator(root, i)) for i, e in batch.items()}
-    indices = list(batch)
+    noise = {i: torch.rand(len(completion), generator=generator(root, i)) for i, (_, completion) in batch.items()}
+    indices, rows = list(batch), [prompt + completion for prompt, completion in batch.values()]
     structure = model.training_structure
-    lengths = structure.tokens(torch.tensor([len(e.prompt) + len(e.completion) for e in batch.values()])).tolist()
+    lengths = structure.tokens(torch.tensor([len(row) for row in rows])).tolist()
     passes, idle = [], None
     for packed in pack_by_tokens(lengths, update_tokens):
         group = [indices[j] for j in packed]
-        ids, attention = left_pad([batch[i].prompt + batch[i].completion for i in group], model.pad_id)
+        ids, attention = left_pad([rows[j] for j in packed], model.pad_id)
         masked = torch.zeros_like(ids, dtype=torch.bool)
         weight = torch.zeros(ids.shape)
         for j, i in enumerate(group):
-            length = len(batch[i].completion)
+            length = len(noise[i])
             masked[j, -length:] = noise[i] < t_B[i]
             share = t_B[i] * length if loss_weight == "1/t" else masked[j].sum().clamp(min=1)
             weight[j, -length:] = 1 / (share * size)
         if masked.any():
             passes.append((ids, attention, masked, weight))
     if filler is not None:
-        ids, attention = left_pad([filler.prompt + filler.completion], model.pad_id)
+        ids, attention = left_pad([filler[0] + filler[1]], model.pad_id)
         idle = (ids, attention, torch.ones_like(ids, dtype=torch.bool), torch.zeros(ids.shape))
     total = 0.0
     for tensors, factor in equal_passes(passes, idle):
@@ -153,22 +146,14 @@ def accumulate_sft_gradients(
         noised = ids.masked_fill(masked, model.mask_id)
         with one_pass([model]):
             hidden_TD = model.noised_hidden(noised, ids, attention, structure=structure)[masked]
-            loss = cross_entropy_sum(hidden_TD, model.head_weight, ids[masked], weight[masked], model.products)
-            (loss := factor * loss).backward()
+            weight_T, heads = weight[masked], (model.head_weight, model.head_weight)
+            r_T = torch.ones_like(weight_T)  # at r = 1 and beta = 1 the rectified loss is cross-entropy
+            loss = factor * rectified_sum(
+                hidden_TD, hidden_TD, *heads, ids[masked], r_T, weight_T, beta=1.0, precision=model.products
+            )
+            loss.backward()
         total += loss.item()
     return total
-
-
-def cross_entropy_sum(
-    hidden_TD: torch.Tensor,
-    head_VD: torch.Tensor,
-    y_T: torch.Tensor,
-    token_weight_T: torch.Tensor,
-    precision: Precision = "float32",
-) -> torch.Tensor:
-    """sum over T of -w log softmax(z)(y), z = hidden @ head.T: the rectified loss at r = 1, beta = 1."""
-    r_T, heads = torch.ones_like(token_weight_T), (head_VD, head_VD)
-    return rectified_sum(hidden_TD, hidden_TD, *heads, y_T, r_T, token_weight_T, beta=1.0, precision=precision)
 
 
 def encode_example(
@@ -179,10 +164,8 @@ def encode_example(
     gen_length: int,
     where: str,
 ) -> tuple[list[int], list[int]]:
-    """Token ids of a prompt, and of its completion padded with EOS to gen_length.
-
-    Raises UserError, starting with `where`, if the prompt has no tokens or either does not fit.
-    """
+    """Token ids of a prompt, and of its completion padded with EOS to gen_length. Raises UserError, starting with
+    `where`, if the prompt has no tokens or either does not fit."""
     prompt_ids = encode_prompt(tokenizer, prompt)
     ids = tokenizer.encode(completion, add_special_tokens=False)
     if reason := misfit(prompt_ids, model, gen_length):
@@ -244,7 +227,7 @@ def _example_source(config: SFTConfig, tokenizer: Any, model: MaskedDiffusionLM)
     def encode(prompt: str | list[dict[str, str]], completion: str, gen_length: int, where: str) -> Example:
         ids, answer = encode_example(tokenizer, model, prompt, completion, gen_length, where)
         length = sampled_length(ids, answer, model)
-        return Example(ids, (answer + [model.eos_id] * length)[:length])
+        return ids, (answer + [model.eos_id] * length)[:length]
 
     if config.data_file is not None:
         rows = load_jsonl(config.data_file, required=("prompt", "completion"))
