@@ -27,6 +27,7 @@ from lfpo.objectives.ops.fused import CHUNK_ELEMENTS, in_chunks, rectified_sum
 from lfpo.objectives.predictions import Predictions
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.algorithm import accumulate_gradients
+from lfpo.train.example_configs import SFTConfig
 from lfpo.train.sft import accumulate_sft_gradients
 from small_runs import step_of
 
@@ -384,10 +385,11 @@ def test_the_size_of_a_chunk_changes_no_objective(
 def test_the_size_of_a_chunk_changes_no_supervised_step(checkpoint: Path):
     model = load_model(checkpoint, dtype=torch.float64)
     batch = {i: ([5, 6, 7 + i], [20 + i] * 8) for i in range(5)}
+    settings = SFTConfig("-", model="-", tasks={"choice": 1.0}, batch_size=5, update_tokens=10**6)
     results = []
     for elements in (2**24, 5 * model.vocab_size + 3):
         with chunks_of(elements), Products() as products:
-            loss = accumulate_sft_gradients(model, batch, 5, 10**6, generator(1, "t"))
+            loss = accumulate_sft_gradients(model, settings, batch, generator(1, "t"))
         found = [p.grad for p in model.parameters() if p.grad is not None]
         results.append((double(loss), torch.cat([g.flatten() for g in found])))
         model.zero_grad()

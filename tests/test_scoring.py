@@ -349,5 +349,5 @@ def test_reward_memory_runs_functions_in_children(module: str):
     assert function.__name__ == "even_tokens" and function.child.memory == 2 << 30  # type: ignore[attr-defined]
     with pytest.raises(UserError, match="reward_memory limits the functions of reward_funcs"):
         make_source(LFPOConfig(output_dir="x", task="choice", reward_memory=1.0), None, None, None)
-    with pytest.raises(ValueError, match=r"'reward_memory' -1\.0 must be GiB"):
+    with pytest.raises(ValueError, match=r"reward_memory -1\.0 must not be negative"):
         LFPOConfig(output_dir="x", task="choice", reward_memory=-1)

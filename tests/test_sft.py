@@ -76,7 +76,8 @@ def test_update_tokens_decides_nothing_but_memory(tmp_path: Path, write) -> None
     found = []
     for update_tokens in (10_000, 60, 1):
         model = load_model(write(tmp_path / str(update_tokens)), dtype=torch.float64)
-        loss = accumulate_sft_gradients(model, dict(enumerate(batch)), 7, update_tokens, generator(1, "t"))
+        settings = config(tmp_path, batch_size=7, update_tokens=update_tokens)
+        loss = accumulate_sft_gradients(model, settings, dict(enumerate(batch)), generator(1, "t"))
         found.append((loss, gradient_of(model)))
     (loss, gradient), *others = found
     assert gradient.norm() > 0.1
@@ -239,11 +240,14 @@ def test_a_completion_ends_with_a_whole_block(
 
 @torch.no_grad()
 @pytest.mark.parametrize(("block", "loss_weight"), [(None, "1/t"), (BLOCK, "1/t"), (BLOCK, "equal")])
-def test_the_loss_is_what_the_papers_say(block: int | None, loss_weight: Any, model: MaskedDiffusionLM, llada: Path):
+def test_the_loss_is_what_the_papers_say(
+    block: int | None, loss_weight: Any, model: MaskedDiffusionLM, llada: Path, tmp_path: Path
+):
     """(1/n) sum over examples of 1/(t C) sum over masked tokens of CE, one example at a time, the noise drawn as
     documented; of a model that attends in blocks each block alone, after its clean prefix."""
     model = model if block else load_model(llada, dtype=torch.float64)
     n, (low, high) = 5, RATIOS[loss_weight]
+    settings = config(tmp_path, batch_size=n, update_tokens=60, mask_ratios=[low, high], loss_weight=loss_weight)
     batch = examples([(3, 5), (4, 8), (1, 7), (6, 6), (9, 7)])
     rng = generator(2, "t")
     t_B = (torch.arange(n) + torch.rand((), generator=rng)) / n
@@ -266,9 +270,7 @@ def test_the_loss_is_what_the_papers_say(block: int | None, loss_weight: Any, mo
         share = t[i] * size if loss_weight == "1/t" else max(1.0, float(masked.sum()))
         expected += total / (share * n)
     with torch.enable_grad():
-        loss = accumulate_sft_gradients(
-            model, dict(enumerate(batch)), n, 60, generator(2, "t"), ratios=(low, high), loss_weight=loss_weight
-        )
+        loss = accumulate_sft_gradients(model, settings, dict(enumerate(batch)), generator(2, "t"))
     assert loss == pytest.approx(expected, rel=1e-6)  # weights are float32
 
 

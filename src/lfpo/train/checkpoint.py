@@ -209,11 +209,9 @@ def load_optimizer(optimizer: torch.optim.Optimizer, checkpoint: Path) -> None:
     for name, file in tensor_paths(checkpoint / "optimizer").items():
         number, _, field = name.partition(".")
         state.setdefault(int(number), {})[field] = read_like(file, name, places[int(number)][2])
-    plain = isinstance(optimizer, torch.optim.AdamW)
-    known = {"step", "exp_avg", "exp_avg_sq"} if plain else {"step", "state1", "state2", "absmax1", "absmax2"}
-    if any(not fields.keys() <= known for fields in state.values()):
-        raise another
-    if plain:
+    if isinstance(optimizer, torch.optim.AdamW):
+        if any(fields.keys() != {"step", "exp_avg", "exp_avg_sq"} for fields in state.values()):
+            raise another
         optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
         return
     # bitsandbytes' load_state_dict would put paged moments on the GPU, so fill the buffers that init_state makes.

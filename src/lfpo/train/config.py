@@ -213,7 +213,7 @@ class LFPOConfig(TrainingConfig):
     reward_funcs: list[str] = field(default_factory=list)
     reward_weights: list[float] | None = None
     reward_timeout: Seconds = 1800.0
-    reward_memory: float = 0.0
+    reward_memory: NotNegative = 0.0
     environment: str | None = None
     max_turns: CountOrZero = 0
     keep_going: bool = False
@@ -299,8 +299,6 @@ class LFPOConfig(TrainingConfig):
         ):
             if given and getattr(self, name):
                 raise ValueError(f"{key} does not work with '{name}': {why}")
-        if not self.reward_memory >= 0:
-            raise ValueError(f"'reward_memory' {self.reward_memory} must be GiB, at least 0 (0: no limit)")
         if bool(self.environment) != bool(self.max_turns):
             raise ValueError("'environment' and 'max_turns', the most turns of an episode, go together")
         for name in ("max_staleness", "reward_workers"):

@@ -6,8 +6,6 @@ from typing import Any, Literal
 from lfpo.base.checks import Count, CountOrZero, Decay, Positive, Share
 from lfpo.train.config import TrainingConfig
 
-LossWeight = Literal["1/t", "equal"]
-
 
 @dataclass
 class SFTConfig(TrainingConfig):
@@ -44,7 +42,7 @@ class SFTConfig(TrainingConfig):
     gen_length: Count = 64
     block_length: Count | None = None
     mask_ratios: list[float] = field(default_factory=lambda: [0.0, 1.0])
-    loss_weight: LossWeight = "1/t"
+    loss_weight: Literal["1/t", "equal"] = "1/t"
     steps: Count = 1000
     batch_size: Count = 64
     bf16: bool = False

@@ -29,7 +29,7 @@ from lfpo.prompts.sources import in_epochs
 from lfpo.prompts.tasks import DataTask, get_task
 from lfpo.prompts.tokenizer import train_tokenizer
 from lfpo.runs.context import Context
-from lfpo.train.example_configs import LossWeight, SFTConfig
+from lfpo.train.example_configs import SFTConfig
 from lfpo.train.optim import build_adamw, set_lr, step_if_finite
 from lfpo.train.passes import equal_passes
 from lfpo.train.run import Trainer, train_on_examples
@@ -69,16 +69,9 @@ class SFTTrainer(Trainer):
         lr = set_lr(self.optimizer, config, step, self.total_steps)
         # Each rank takes every world-th example; the sum of the ranks' gradients is that of the whole batch.
         mine = range(distributed.rank(), config.batch_size, distributed.world())
-        loss = accumulate_sft_gradients(
-            self.model,
-            {i: self.draw(step * config.batch_size + i) for i in mine},
-            config.batch_size,
-            config.update_tokens,
-            generator(config.seed, step, "t"),
-            ratios=config.mask_ratios,
-            loss_weight=config.loss_weight,
-            filler=self.draw(step * config.batch_size) if config.fsdp else None,
-        )
+        batch = {i: self.draw(step * config.batch_size + i) for i in mine}
+        filler = self.draw(step * config.batch_size) if config.fsdp else None
+        loss = accumulate_sft_gradients(self.model, config, batch, generator(config.seed, step, "t"), filler)
         loss, norm, stepped = step_if_finite(self.optimizer, self.model, loss, config.max_grad_norm)
         losses.append(loss)
         if not stepped:
@@ -100,23 +93,18 @@ class SFTTrainer(Trainer):
 
 def accumulate_sft_gradients(
     model: MaskedDiffusionLM,
+    config: SFTConfig,
     batch: dict[int, Example],
-    size: int,
-    update_tokens: int,
     rng: torch.Generator,
-    *,
-    ratios: Sequence[float] = (0.0, 1.0),
-    loss_weight: LossWeight = "1/t",
     filler: Example | None = None,
 ) -> float:
     """Add the gradient of some examples of a batch to the parameters; returns their part of the batch's loss.
 
-    batch: position in the whole batch of `size` examples -> example. Memory depends on update_tokens only.
-    ratios, loss_weight: see SFTConfig (mask_ratios, loss_weight). t is stratified over the batch, which keeps its
-    distribution uniform and lowers the variance of the loss.
+    batch: position in the whole batch -> example. Memory depends on update_tokens only. t is stratified over the whole
+    batch, which keeps its distribution uniform and lowers the variance of the loss.
     filler: what a rank runs in passes that other ranks have and it has not (see equal_passes); with split weights only.
     """
-    low, high = ratios
+    size, (low, high) = config.batch_size, config.mask_ratios
     t_B = (torch.arange(size) + torch.rand((), generator=rng)) / size
     t_B = (low + (high - low) * t_B).clamp(min=MIN_T)[torch.randperm(size, generator=rng)]
     root = int(torch.randint(2**62, (), generator=rng))
@@ -125,7 +113,7 @@ def accumulate_sft_gradients(
     structure = model.training_structure
     lengths = structure.tokens(torch.tensor([len(row) for row in rows])).tolist()
     passes, idle = [], None
-    for packed in pack_by_tokens(lengths, update_tokens):
+    for packed in pack_by_tokens(lengths, config.update_tokens):
         group = [indices[j] for j in packed]
         ids, attention = left_pad([rows[j] for j in packed], model.pad_id)
         masked = torch.zeros_like(ids, dtype=torch.bool)
@@ -133,7 +121,7 @@ def accumulate_sft_gradients(
         for j, i in enumerate(group):
             length = len(noise[i])
             masked[j, -length:] = noise[i] < t_B[i]
-            share = t_B[i] * length if loss_weight == "1/t" else masked[j].sum().clamp(min=1)
+            share = t_B[i] * length if config.loss_weight == "1/t" else masked[j].sum().clamp(min=1)
             weight[j, -length:] = 1 / (share * size)
         if masked.any():
             passes.append((ids, attention, masked, weight))
