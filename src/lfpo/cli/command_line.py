@@ -95,7 +95,7 @@ def _run(arguments: list[str]) -> int:
         width = shutil.get_terminal_size().columns
         on_a_cpu = ", ".join(name for name in recipe_names() if "/" not in name)
         on_gpus = ", ".join(name.rpartition("/")[2] for name in recipe_names() if "/" in name)
-        listed = (wrapped(text, width, "  ") for text in (f"CPU: {on_a_cpu}", f"GPUs: {on_gpus}"))
+        listed = (wrapped(text, width) for text in (f"CPU: {on_a_cpu}", f"GPUs: {on_gpus}"))
         print(USAGE.format(recipes="\n".join(listed)))
         return 0 if arguments else 2
     if arguments[0] == "--version":

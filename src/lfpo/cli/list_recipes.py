@@ -35,13 +35,13 @@ def run_recipes() -> None:
     console.print("Parts for `include: [...]` in a recipe of your own:", style="bold", highlight=False)
     for folder in dict.fromkeys(name.partition("/")[0] for name in parts):
         text = ", ".join(name for name in parts if name.startswith(f"{folder}/"))
-        console.print(wrapped(text, console.width, "  "), highlight=False)
+        console.print(wrapped(text, console.width), highlight=False)
 
 
-def wrapped(text: str, width: int, indent: str) -> str:
-    """Text in lines of at most `width` characters, which do not break names."""
+def wrapped(text: str, width: int) -> str:
+    """Text in indented lines of at most `width` characters, which do not break names."""
     return textwrap.fill(
-        text, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        text, width, initial_indent="  ", subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
     )
 
 

@@ -5,7 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from lfpo.base.config import load_yaml, yaml_text
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json
 from lfpo.models.export import ADAPTER, export_adapter, export_transformers, merge_adapter
-from lfpo.models.family import Family
 from lfpo.models.loading import described, resolve
 from lfpo.models.tensor_files import FILE_BYTES, check_disk, weight_bytes
 from lfpo.models.weights import reading, weight_files
@@ -30,7 +29,7 @@ from lfpo.report.html import page
 from lfpo.runs.card import FAMILY_USE, converted_card, model_card, published, transformers_use
 from lfpo.runs.directory import Run
 from lfpo.train.checkpoint import CARD, latest_checkpoint, verify
-from lfpo.train.export_config import ExportConfig, Layout, PushConfig, located, output_folder
+from lfpo.train.export_config import ExportConfig, PushConfig, located, output_folder
 
 REASON = 160  # most characters of the hub's answer in a message
 ADAPTER_USE = """A LoRA adapter for peft, onto {base}:
@@ -53,36 +52,31 @@ class Source:
 
     weights: Path
     run: Run | None = None
-    config: dict[str, Any] | None = None
+    config: dict[str, Any] = field(default_factory=dict)
     step: int | None = None
 
     @property
     def base(self) -> str:
         """The name of the model that training started from."""
-        return str((self.config or {}).get("model") or "")
-
-    def model_config(self) -> tuple[Family, dict[str, Any]]:
-        """The model's family and config.json."""
-        return described(resolve(self.base) if (self.weights / ADAPTER).exists() else self.weights)
+        return str(self.config.get("model") or "")
 
 
-def find_source(name: str, *, adapter: bool = False) -> Source:
-    """The weights that `lfpo export` and `lfpo push` mean by a name. adapter: a checkpoint with a LoRA adapter. Raises
-    UserError where there is none."""
-    folder, checkpoint = located(name)
+def find_source(settings: ExportConfig | PushConfig) -> Source:
+    """The weights that a command is to export. Raises UserError where there are none."""
+    folder, checkpoint = located(settings.run)
     if checkpoint and (damage := verify(checkpoint)):
         raise UserError(f"checkpoint {checkpoint} is damaged ({damage}); give another one, or the run's folder")
     if not (folder / "config.yaml").exists():
-        if adapter:
-            raise UserError(f"{name}: holds no run; --adapter needs the folder of a run with lora")
-        return Source(resolve(name))
+        if settings.adapter:
+            raise UserError(f"{settings.run}: holds no run; --adapter needs the folder of a run with lora")
+        return Source(resolve(settings.run))
     run, config = Run(folder), load_yaml(folder / "config.yaml")
-    if checkpoint is None and not adapter and (folder / "model" / "config.json").exists():
+    if checkpoint is None and not settings.adapter and (folder / "model" / "config.json").exists():
         return Source(folder / "model", run, config)
     checkpoint = checkpoint or latest_checkpoint(folder, print)
     if checkpoint is None:
         raise UserError(f"{folder}: the run has neither a trained model nor a checkpoint yet")
-    if adapter and not (checkpoint / "model" / ADAPTER).exists():
+    if settings.adapter and not (checkpoint / "model" / ADAPTER).exists():
         raise UserError(f"{checkpoint}: holds no adapter, since the run has no 'lora'; leave out --adapter")
     return Source(checkpoint / "model", run, config, int(checkpoint.name.removeprefix("step-")))
 
@@ -90,12 +84,12 @@ def find_source(name: str, *, adapter: bool = False) -> Source:
 def run_export(config: ExportConfig) -> Path:
     """Write the folder, under a hidden name until it is complete; print and return its path. Raises UserError where it
     is taken or cannot be written."""
-    source, folder = find_source(config.run, adapter=config.adapter), output_folder(config)
+    source, folder = find_source(config), output_folder(config)
     partial = folder.with_name(f".{folder.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        write_export(source, partial, config.layout, adapter=config.adapter)
+        write_export(source, config, partial)
         if folder.exists():
             folder.rmdir()
         partial.rename(folder)
@@ -107,28 +101,28 @@ def run_export(config: ExportConfig) -> Path:
     return folder
 
 
-def write_export(source: Source, folder: Path, layout: Layout, *, adapter: bool = False) -> None:
+def write_export(source: Source, settings: ExportConfig | PushConfig, folder: Path) -> None:
     """Write the model of `source`, or its adapter, with a card into the existing `folder`."""
-    family, config = source.model_config()
-    own_names = layout == "family"
+    adapted = (source.weights / ADAPTER).exists()
+    family, config = described(resolve(source.base) if adapted else source.weights)
+    own_names = settings.layout == "family"
     use = FAMILY_USE if own_names else transformers_use(family.architecture, family.shift, family.block_length(config))
-    if adapter:
+    if settings.adapter:
         base = Path(source.base).name if Path(source.base).expanduser().exists() else source.base
         export_adapter(source.weights, family, base, folder, own_names=own_names)
         made = f"`{base}`" if own_names else f"what `lfpo export {base} --layout transformers` writes"
         use = ADAPTER_USE.format(base=made)
     else:
-        merged = (source.weights / ADAPTER).exists()
-        dtype = getattr(torch, (source.config or {}).get("dtype", "float32"))
-        needed = weight_bytes(resolve(source.base), dtype) if merged else 0
+        dtype = getattr(torch, source.config.get("dtype", "float32"))
+        needed = weight_bytes(resolve(source.base), dtype) if adapted else 0
         needed = needed or sum(path.stat().st_size for path in source.weights.glob("*.safetensors"))
-        check_disk(folder, needed + (min(needed, FILE_BYTES) if merged and not own_names else 0))
-        if not merged and own_names:
+        check_disk(folder, needed + (min(needed, FILE_BYTES) if adapted and not own_names else 0))
+        if not adapted and own_names:
             for file in weight_files(source.weights):
                 with reading(file), safe_open(file, framework="pt"):
                     pass  # its header says how long it is
             shutil.copytree(source.weights, folder, dirs_exist_ok=True)
-        elif not merged:
+        elif not adapted:
             export_transformers(source.weights, folder)
         elif own_names:
             merge_adapter(resolve(source.base), source.weights, folder, dtype)
@@ -136,23 +130,23 @@ def write_export(source: Source, folder: Path, layout: Layout, *, adapter: bool 
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 merge_adapter(resolve(source.base), source.weights, Path(scratch), dtype)
                 export_transformers(Path(scratch), folder, consume=True)
-    library = "peft" if adapter else "lfpo" if own_names else layout
+    library = "peft" if settings.adapter else "lfpo" if own_names else settings.layout
     if source.run is None:
         card = converted_card(source.weights.name, use, library)
     else:
         kind = read_json(source.run.dir / "run.json")["kind"]
-        card = model_card(source.run, source.config or {}, kind, use, step=source.step, library=library)
+        card = model_card(source.run, source.config, kind, use, step=source.step, library=library)
     (folder / CARD).write_text(card, encoding="utf-8")
 
 
 def run_push(config: PushConfig, api: HfApi | None = None) -> None:
     """Upload, and print the repository's address. Raises UserError where the hub refuses."""
-    source = find_source(config.run, adapter=config.adapter)
+    source = find_source(config)
     beside = source.run.dir if source.run else None  # where there was room for the run; /tmp may be small
     with tempfile.TemporaryDirectory(prefix=".push-", dir=beside) as scratch:
         folder = Path(scratch) / "files"
         folder.mkdir()
-        write_export(source, folder, config.layout, adapter=config.adapter)
+        write_export(source, config, folder)
         add_records(source, folder, report=config.report)
         list_files(folder, f"{config.repo} ({'private' if config.private else 'public'} if new)")
         if config.dry_run:
@@ -186,7 +180,7 @@ def told(repo: str) -> Iterator[None]:
 
 def add_records(source: Source, folder: Path, *, report: bool) -> None:
     """Add a run's recipe, metrics and report, without folders of this machine."""
-    if source.run is None or source.config is None:
+    if source.run is None:
         return
     recipe = published(load_yaml(source.run.dir / "config.yaml"))
     (folder / "recipe.yaml").write_text(yaml_text(recipe), encoding="utf-8")
