@@ -136,7 +136,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lfpo.report.write_report", lambda run: Path())
     monkeypatch.setattr("lfpo.train.rl.LFPOTrainer", lambda args: trainer)
     for place in (
-        "lfpo.cli.commands.check_source",
+        "lfpo.models.settings.check_model_name",
         "lfpo.cli.commands.check_inputs",  # the pages' models and data are not here
         "lfpo.train.inputs.check_run",
         "lfpo.train.sft.train_sft",

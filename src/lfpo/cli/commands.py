@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lfpo.base.config import build, configure, describe, merge, read_arguments
@@ -163,10 +162,11 @@ def watch(rest: list[str]) -> None:
 
 
 def export(rest: list[str]) -> None:
+    from lfpo.models.settings import check_model_name
     from lfpo.train.export_config import ExportConfig, output_folder
 
     config, _ = configure(ExportConfig, _named(rest, "run"), takes_file=False, command="export RUN")
-    check_source(config.run)
+    check_model_name(config.run)  # which takes any folder
     output_folder(config)
     from lfpo.train.export import run_export
 
@@ -174,23 +174,14 @@ def export(rest: list[str]) -> None:
 
 
 def push(rest: list[str]) -> None:
+    from lfpo.models.settings import check_model_name
     from lfpo.train.export_config import PushConfig
 
     config, _ = configure(PushConfig, _named(rest, "run", "repo"), takes_file=False, command="push RUN USER/NAME")
-    check_source(config.run)
+    check_model_name(config.run)
     from lfpo.train.export import run_push
 
     run_push(config)
-
-
-def check_source(name: str) -> None:
-    """Raise UserError for a name that is neither a run's or a checkpoint's folder nor a model, before torch is
-    loaded."""
-    from lfpo.models.settings import check_model_name
-
-    folder = Path(name).expanduser()
-    if not (folder / "config.yaml").exists() and not (folder / "manifest.json").exists():
-        check_model_name(name)
 
 
 def _named(rest: list[str], *names: str) -> list[str]:
