@@ -14,6 +14,7 @@ from lfpo.base.errors import ProcessLost, UserError
 from lfpo.train.config import EngineSettings
 
 START = 1800.0  # seconds for all workers to load what they need
+LOOK = 5.0  # seconds between two looks at the head of the cluster, while tasks are waited for
 HEAD = 20.0  # seconds without an answer after which the head of the cluster is lost
 # Ray ends a process whose cluster's head is gone, after a minute and without saying what to do. `check_head` says it.
 VARIABLES = {

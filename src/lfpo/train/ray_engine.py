@@ -30,14 +30,13 @@ from lfpo.rollout.denoise import Finished
 from lfpo.rollout.engine import GIVES, Request, Ticket, Version, run_unit
 from lfpo.rollout.trajectory import Trajectory, join
 from lfpo.train.config import LFPOConfig
-from lfpo.train.ray_cluster import START, cause, check_head, connect, first_line, import_ray, wait_for_start
+from lfpo.train.ray_cluster import LOOK, START, cause, check_head, connect, first_line, import_ray, wait_for_start
 from lfpo.train.setup import load_policies, ready_to_sample
 
-# Name -> (bytes, dtype, shape). numpy arrays of bytes go through Ray's object store without copies.
-Weights = dict[str, tuple[Any, str, tuple[int, ...]]]
+# Name -> (bytes, dtype). numpy arrays of bytes go through Ray's object store without copies.
+Weights = dict[str, tuple[Any, torch.dtype]]
 
 MAX_LOST = 3  # workers that may be lost with the same unit
-LOOK = 5.0  # seconds between two looks at the head of the cluster, while tasks are waited for
 POLL = 0.5  # seconds after which a thread that waits for a task looks at the time, and at whether it is to end
 
 
@@ -230,7 +229,7 @@ class RayEngine:
         if distributed.rank() == 0:
             check_head()
             self.weights = import_ray().put(weights)
-            self.measured["engine/weights_bytes"] = sum(value.nbytes for value, _, _ in weights.values())
+            self.measured["engine/weights_bytes"] = sum(value.nbytes for value, _ in weights.values())
             self.measured["engine/weights_seconds"] = time.perf_counter() - started
 
     def submit(self, request: Request | None, finished: Finished | None = None) -> Ticket:
@@ -347,8 +346,7 @@ def weights_of(policy: MaskedDiffusionLM) -> Weights:
         if name in narrow:
             tensor = tensor.to(torch.bfloat16)
         if distributed.rank() == 0:
-            flat = tensor.cpu().contiguous().view(-1).view(torch.uint8)
-            found[name] = (flat.numpy(), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+            found[name] = (tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy(), tensor.dtype)
     return found
 
 
@@ -356,5 +354,5 @@ def weights_of(policy: MaskedDiffusionLM) -> Weights:
 def set_weights(policy: MaskedDiffusionLM, weights: Weights) -> None:
     """Copy weights made by `weights_of` into a policy's parameters, in place."""
     for name, parameter in _parameters(policy):
-        value, dtype, shape = weights[name]
-        parameter.copy_(torch.from_numpy(value.copy()).view(getattr(torch, dtype)).view(shape))
+        value, dtype = weights[name]
+        parameter.copy_(torch.from_numpy(value.copy()).view(dtype).view(parameter.shape))

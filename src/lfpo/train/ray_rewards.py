@@ -16,10 +16,9 @@ from lfpo.rewards import RewardFunction, reward_name
 from lfpo.rewards.attempt import RewardFailed, RewardTimeout
 from lfpo.rewards.scoring import checked
 from lfpo.train.config import EngineSettings
-from lfpo.train.ray_cluster import check_head, connect, first_line, import_ray, wait_for_start
+from lfpo.train.ray_cluster import LOOK, check_head, connect, first_line, import_ray, wait_for_start
 
 RETRIES = 2  # times that Ray calls a function again whose process died
-CHECK = 5.0  # seconds between two looks at the head of the cluster
 
 
 def by_tasks(
@@ -90,7 +89,7 @@ def _result(task: Any) -> list[float | None]:
     ray, future = import_ray(), task.future()
     while True:
         try:
-            return future.result(CHECK)
+            return future.result(LOOK)
         except ray.exceptions.RayTaskError as error:
             raise error.cause from None
         except ray.exceptions.RayError as error:

@@ -95,8 +95,7 @@ def ways(plan: Plan, args: LFPOConfig, gpus: int, memory: float) -> list[Way]:
 def _fitting(plan: Plan, args: LFPOConfig, label: str, changes: Changes, gpus: int, memory: float) -> Way | None:
     """The way with these changes and, where that is not enough, fewer tokens at once; None if it never fits."""
     changes = {key: value for key, value in changes.items() if value != getattr(args, key)}
-    lora = LoraSettings(**changes["lora"]) if "lora" in changes else args.lora
-    args = replace(args, **changes | {"lora": lora})
+    args = replace(args, **changes)
     found = plan(args, gpus=gpus)
     if found.totals[0] > memory:  # more than fits before the first token
         return None
