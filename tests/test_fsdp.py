@@ -106,26 +106,21 @@ def trains_as_one(folder: Path, shards: int, lora: LoraSettings | None, checkpoi
     assert sum(p.to_local().numel() for p in matrices) <= sum(p.numel() for p in matrices) / parts + one_row
 
 
-CASES = [(1, 0, None, False), (2, 0, LORA, True)]
-LONG_CASES = [(3, 0, None, True), (4, 2, LORA, False)]
+CASES = [(1, 0, None, False, False), (2, 0, LORA, True, False), (4, 2, None, False, True)]
+LONG_CASES = [(3, 0, None, True, False), (4, 2, LORA, False, False)]
 
 
 @pytest.mark.parametrize(
-    ("ranks", "shards", "lora", "checkpointing"),
+    ("ranks", "shards", "lora", "checkpointing", "tied"),
     [*CASES, *(pytest.param(*case, marks=pytest.mark.long) for case in LONG_CASES)],
 )
 def test_split_weights_train_as_whole_ones(
-    ranks: int, shards: int, lora: LoraSettings | None, checkpointing: bool, llada: Path, tmp_path: Path
+    ranks: int, shards: int, lora: LoraSettings | None, checkpointing: bool, tied: bool, llada: Path, tmp_path: Path
 ):
-    trajectory = rollout(load_model(llada, dtype=torch.float64), PROMPTS, SAMPLER, SEEDS)
-    for rank in run_ranks(ranks, trains_as_one, llada, shards, lora, checkpointing, trajectory):
-        assert rank.returncode == 0, rank.stderr
-
-
-def test_a_head_that_is_tied_to_the_embeddings(tmp_path: Path):
-    folder = tiny.write_dream(tmp_path / "dream", tie_word_embeddings=True)
+    """tied: a Dream whose head is tied to its embeddings."""
+    folder = tiny.write_dream(tmp_path / "dream", tie_word_embeddings=True) if tied else llada
     trajectory = rollout(load_model(folder, dtype=torch.float64), PROMPTS, SAMPLER, SEEDS)
-    for rank in run_ranks(4, trains_as_one, folder, 2, None, False, trajectory):
+    for rank in run_ranks(ranks, trains_as_one, folder, shards, lora, checkpointing, trajectory):
         assert rank.returncode == 0, rank.stderr
 
 
@@ -205,16 +200,7 @@ def test_a_rollout_gathers_the_model_once_or_its_layers_at_every_forward(tmp_pat
     assert found["layer: bytes gathered"] == head + FORWARDS * (tokens + 4 * sizes)
 
 
-def test_layers_are_gathered_for_rollouts_of_split_weights_only(tmp_path: Path):
-    with pytest.raises(ValueError, match="'rollout_gather' layer is for 'fsdp: true'"):
-        LFPOConfig(output_dir=str(tmp_path), rollout_gather="layer")
-    with pytest.raises(ValueError, match="'rollout_gather' layer does not work with 'rollout_compile'"):
-        LFPOConfig(output_dir=str(tmp_path), fsdp=True, rollout_gather="layer", rollout_compile=True)
-
-
-def test_group_sizes_that_do_not_fit(group: None, tmp_path: Path):
-    with pytest.raises(ValueError, match="'fsdp_size' is for 'fsdp: true'"):
-        LFPOConfig(output_dir=str(tmp_path), fsdp_size=2)
+def test_a_group_size_that_does_not_divide_the_ranks(group: None, tmp_path: Path):
     with pytest.raises(UserError, match="fsdp_size 2 does not divide the number of ranks, 1"):
         check_ranks(LFPOConfig(output_dir=str(tmp_path), fsdp=True, fsdp_size=2), "train")
 

@@ -245,7 +245,6 @@ def test_a_knob_out_of_range_is_named_with_its_value(name: str, knob: str):
         ({"name": 3}, "'name' is missing"),
         ({"name": "collections:OrderedDict"}, "not a dataclass"),
         ({"name": "failing:Fialing"}, "has no 'Fialing'"),
-        ({"name": "failing:Failing", "aftr": ""}, "did you mean 'after'"),
     ],
 )
 def test_bad_knobs_are_named(knobs: dict, named: str):

@@ -130,17 +130,15 @@ def test_a_non_finite_update_is_skipped_counted_and_at_last_stops(llada: Path, t
 
 def test_wrong_calls_are_one_sentence(llada: Path, tmp_path: Path):
     long, mixed = [{"prompt": "x" * 600, "want": "x"}], [{"prompt": "a", "want": "a"}, {"prompt": "b"}]
-    for model, rewards, rows, changes, said in (
-        (str(llada), None, ROWS, {}, "needs 'reward_funcs'"),
-        (str(llada), None, None, {}, "nothing to train on"),
-        (str(llada), first_letter, [*ROWS[:1], {"text": "x"}], {}, r"train_dataset\[1\]"),
-        (load_model(llada), first_letter, ROWS, {}, "without its tokenizer"),
-        (str(llada), first_letter, ROWS, {"reward_weights": [1.0, 2.0]}, "reward_weights"),
-        (str(llada), first_letter, long, {}, "context"),
-        (str(llada), first_letter, mixed, {}, "columns"),
+    for model, rewards, rows, said in (
+        (str(llada), None, ROWS, "needs 'reward_funcs'"),
+        (str(llada), first_letter, [*ROWS[:1], {"text": "x"}], r"train_dataset\[1\]"),
+        (load_model(llada), first_letter, ROWS, "without its tokenizer"),
+        (str(llada), first_letter, long, "context"),
+        (str(llada), first_letter, mixed, "columns"),
     ):
         with pytest.raises(UserError, match=said):
-            LFPOTrainer(model, rewards, args=config(tmp_path, **changes), train_dataset=rows).train()
+            LFPOTrainer(model, rewards, args=config(tmp_path), train_dataset=rows).train()
 
 
 def test_the_average_by_hand(tmp_path: Path):

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-import tiny
 from lfpo.base.config import build
 from lfpo.base.errors import UserError
 from lfpo.cli import main
@@ -68,6 +67,11 @@ COMMANDS = {
     "train sudoku --offload_reference true --lora.r 2": "'offload_reference' does not work with 'lora'",
     "train sudoku --offload_reference true --fsdp true": "'offload_reference' does not work with 'fsdp'",
     "train sudoku --offload_reference true --rollout_compile true": "does not work with 'rollout_compile'",
+    "train sudoku --rollout_gather layer": "'rollout_gather' layer is for 'fsdp: true'",
+    "train sudoku --rollout_gather layer --fsdp true --rollout_compile true": "does not work with 'rollout_compile'",
+    "train sudoku --fsdp_size 2": "'fsdp_size' is for 'fsdp: true'",
+    "train sudoku --optim adamw_8bit --fsdp true": "adamw_8bit scales moments in blocks, which fsdp would split",
+    "train sudoku --optim adam": "'adam' is not valid; valid: adamw_8bit, adamw_torch",
     "train sudoku --report_to wand": "'report_to' 'wand' is not one of",
     "train sudoku --stop_on groups_agre": "did you mean 'groups_agree'",
     "train sudoku --resume maybe": "--resume takes no value",
@@ -145,15 +149,12 @@ NEED_TORCH = {
     f"{ROWS} --data_file uneven.jsonl --reward_funcs rw.ok": "uneven.jsonl:2: the columns are answr, prompt",
     f"{ROWS} --data_file long.jsonl --reward_funcs rw.ok": "long.jsonl:3: prompt",
     f"{ROWS} --data_file long.jsonl.gz --reward_funcs rw.ok": "or set filter_overlong_prompts",
-    f"{ROWS} --data_file rows.jsonl --reward_funcs rw.short": "'short': returned 1 rewards for 4 completions",
-    f"{ROWS} --data_file rows.jsonl --reward_funcs rw.number": "'number': returned float, expected a list of numbers",
     f"{ROWS} --data_file rows.jsonl --reward_funcs rw.ok,rw.nan": "'nan': reward 0 is nan",
     f"{ROWS} --data_file rows.jsonl --reward_funcs rw.ok --reward_weights 1,2": "2 weights for 1 functions",
     f"{TRAIN} --num_generations 1": "num_generations must exceed 1",
     f"{TRAIN} --model embedded-block --objective.name spg": "SPG needs a model with full attention, and this model",
     f"{TRAIN} --lora.experts true": "this model has no experts",
     f"{TRAIN} --sampler.gen_length 1000": "exceeds the model's context of 512",
-    f"{TRAIN} --model truncated": "truncated/model.safetensors: corrupt or truncated",
 }
 
 # Python code -> a part of the sentence of its UserError.
@@ -195,8 +196,6 @@ def write_files(folder: Path) -> None:
             "def ok(prompts, completions, **columns): return [1.0] * len(prompts)\n"
             "def five_of(row): return 5\n"
             "async def waits(prompts, completions, **columns): return [1.0] * len(prompts)\n"
-            "def short(prompts, completions, **columns): return [1.0]\n"
-            "def number(prompts, completions, **columns): return 1.0\n"
             "def nan(prompts, completions, **columns): return [float('nan')] * len(prompts)\n"
         ),
     }
@@ -204,8 +203,6 @@ def write_files(folder: Path) -> None:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     (folder / "long.jsonl.gz").write_bytes(gzip.compress(long.encode()))
-    weights = tiny.write_llada(folder / "truncated") / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
 
 
 @pytest.fixture(scope="module")
@@ -296,8 +293,6 @@ def test_an_own_objective_is_checked_when_it_is_made(tmp_path: Path, monkeypatch
     with pytest.raises(UserError, match=r"there is no module 'nobodys'; put nobodys\.py into this folder"):
         all_settings({"name": "nobodys:Mine"})
     for check in (all_settings, make_objective):
-        with pytest.raises(UserError, match="unknown objective 'lfop'; did you mean 'lfpo'"):
-            check({"name": "lfop"})
         with pytest.raises(UserError, match=r"'dtree_rpo' was moved out of the package, to examples/objectives"):
             check({"name": "dtree_rpo"})
 
