@@ -14,7 +14,7 @@ from gpu.memory import peak
 from lfpo.models import load_model, save_model
 from lfpo.models.families import family_of
 from lfpo.models.four_bit import BYTES_PER_WEIGHT
-from lfpo.models.head import CAST_ELEMENTS, logits, product
+from lfpo.models.head import CAST_ELEMENTS, logits
 from lfpo.models.layouts import LAYOUTS, with_layers
 from lfpo.models.lora import attach, factors
 from lfpo.models.settings import LoraSettings
@@ -63,19 +63,6 @@ def test_a_product_with_a_bfloat16_head_casts_a_slice_of_it():
     backward = peak(lambda: found[0].sum().backward(), CPU)
     room = 3 * 4 * (4 * VOCABULARY) + 4 * CAST_ELEMENTS["cpu"]  # logits and their gradient, and a slice in float32
     assert max(forward, backward) < room < 4 * head.numel() / 25
-
-
-@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
-@pytest.mark.parametrize("shape", [(64, 5000), (5000, 64)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_products_in_slices_are_those_of_the_whole(
-    precision: Any, shape: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-):
-    random = torch.Generator().manual_seed(0)
-    a, b = torch.randn(3, shape[0], generator=random), torch.randn(shape, generator=random).to(dtype)
-    whole = product(a, b, precision)
-    monkeypatch.setitem(CAST_ELEMENTS, "cpu", 64 * 300)  # 17 slices, the last one shorter
-    torch.testing.assert_close(product(a, b, precision), whole, rtol=1e-5, atol=1e-3)
 
 
 @pytest.mark.long
