@@ -66,15 +66,6 @@ def test_only_the_current_factors_train_and_running_others_leaves_that_so(checkp
     assert all(p.grad is None for p in own_parameters(reference))
 
 
-def test_export_merges_the_adapter_under_the_familys_own_names(checkpoint: Path, tmp_path: Path):
-    model = adapted(checkpoint)
-    save_model(model, tmp_path / "merged")
-    merged = load_model(tmp_path / "merged")
-    assert merged.state_dict().keys() == load_model(checkpoint).state_dict().keys()
-    with torch.no_grad():
-        torch.testing.assert_close(merged(IDS), model(IDS), atol=1e-4, rtol=1e-4)
-
-
 def test_a_checkpoint_s_adapter_is_added_to_a_bfloat16_base_in_float32(llada: Path, tmp_path: Path):
     model = adapted(llada, torch.bfloat16)
     save_model(model, tmp_path / "run")
