@@ -265,10 +265,6 @@ def test_values_are_exact(source: str, value: int | Fraction) -> None:
     assert evaluate(parse(source)) == value
 
 
-def test_names_have_the_given_values() -> None:
-    assert evaluate(parse("x*x-y"), {"x": 5, "y": 3}) == 22
-
-
 # Without spaces, which separate them here.
 REFUSED = "1+ x y+1 1.5 1j True 'a' None +1 ~1 1<<40 1|2 1<2 [1] (1,2) x.real x() abs(-1) (a:=1) 1/0 1//0 1%0 2**-1"
 REFUSED += " 2**(1/2) 2**9 9**9**9 9**9**9**9**9 99999**8 10**8*10**8 1/10**8/10**8 exec('1') 1;2 f'{1}'"

@@ -26,9 +26,3 @@ def test_shards_have_an_index_and_are_read_back(tmp_path: Path, monkeypatch: pyt
     for name, tensor in tensors.items():
         assert torch.equal(read_like(found[name], name, plain), tensor)
         assert torch.equal(load_file(found[name])[name], tensor)
-
-
-def test_nothing_is_a_file_too(tmp_path: Path):
-    empty: dict[str, torch.Tensor] = {}
-    write_shards(empty, tmp_path, "t")
-    assert [p.name for p in tmp_path.iterdir()] == ["t.safetensors"] and not tensor_paths(tmp_path)
