@@ -20,13 +20,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 from benchmarks.rectified import rectified_loss
 from lfpo.base.rng import generator
 from lfpo.models import load_model
-from lfpo.models.roles import BASE, CURRENT, OLD
-from lfpo.objectives import OBJECTIVES
+from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives.agrpo import logp_as_drawn
 from lfpo.objectives.ops.fused import CHUNK_ELEMENTS, in_chunks, rectified_sum
 from lfpo.objectives.predictions import Predictions
 from lfpo.rollout.sampler import SamplerConfig
-from lfpo.train.algorithm import accumulate_gradients
 from lfpo.train.example_configs import SFTConfig
 from lfpo.train.sft import accumulate_sft_gradients
 from small_runs import step_of
@@ -328,32 +326,6 @@ def test_log_probabilities_are_those_of_the_logits(llada: Path):
 def widest(products: Products, vocab_size: int) -> int:
     """Most tokens of a product whose columns are the vocabulary."""
     return max(rows for rows, *columns in products.shapes if columns == [vocab_size])
-
-
-@pytest.mark.parametrize(
-    ("name", "knobs", "family"),
-    [
-        *((name, {}, "llada") for name in OBJECTIVES),
-        *((name, {}, "dream") for name in ("lfpo", "agrpo")),
-        ("lfpo", {"reward_transform": "raw"}, "llada"),
-    ],
-)
-def test_the_size_of_a_chunk_changes_no_objective(
-    name: str, knobs: dict[str, Any], family: str, request: pytest.FixtureRequest
-):
-    objective, models, views, signal = step_of(request.getfixturevalue(family), name, **knobs)
-    vocab_size, tokens = models[CURRENT].vocab_size, int(views.target.sum())
-    size = next(n for n in range(tokens // 3 + 1, tokens) if tokens % n)  # the last chunk is smaller than the others
-    results = []
-    for elements in (2**24, size * vocab_size + 3):
-        with chunks_of(elements), Products() as products:
-            loss, _ = accumulate_gradients(objective, models, views, signal, update_tokens=10**6)
-        results.append((double(loss), torch.cat([p.grad.flatten() for p in models[CURRENT].parameters()])))
-        models[CURRENT].zero_grad()
-        assert widest(products, vocab_size) == min(tokens, elements // vocab_size)
-    assert_same(results[0], results[1])
-    assert float(results[0][1].norm()) > 1e-3
-    assert all(p.grad is None for other in (OLD, BASE) for p in models[other].parameters())
 
 
 def test_the_size_of_a_chunk_changes_no_supervised_step(checkpoint: Path):

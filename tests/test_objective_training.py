@@ -21,6 +21,7 @@ from lfpo.train.collect import collect
 from lfpo.train.rl import LFPOTrainer
 from small_runs import step_of
 from test_distributed import ARGUMENTS, assert_same_run, run
+from test_fused import Products, chunks_of, widest
 from test_rollout import blocks_of_code
 from test_train import ROWS, config, even_letters, metrics
 
@@ -30,20 +31,25 @@ from test_train import ROWS, config, even_letters, metrics
     ("name", "knobs", "family"),
     [
         *((name, {}, "llada") for name in OBJECTIVES),
-        *(("rldf", {"num_iterations": 1}, "llada"), ("lfpo", {}, "dream"), ("agrpo", {}, "dream")),
+        *(("rldf", {"num_iterations": 1}, "llada"), ("lfpo", {"reward_transform": "raw"}, "llada")),
+        *((name, {}, "dream") for name in ("lfpo", "agrpo")),
     ],
 )
-def test_passes_change_no_gradient_and_no_measure_and_only_the_current_policy_gets_one(
+def test_passes_and_chunks_change_no_gradient_and_no_measure_and_only_the_current_policy_gets_one(
     name: str, knobs: dict[str, Any], family: str, request: pytest.FixtureRequest
 ):
     """And theta_old is read where the objective says so."""
     objective, models, views, signal = step_of(request.getfixturevalue(family), name, **knobs)
     results, lengths = [], views.attention_mask.sum(-1)
-    for tokens in (10**6, 40, 1):
+    vocab_size, targets = models[CURRENT].vocab_size, int(views.target.sum())
+    size = next(n for n in range(targets // 3 + 1, targets) if targets % n)  # the last chunk is smaller than the others
+    for tokens, rows in ((10**6, 10**4), (40, 10**4), (1, 10**4), (10**6, size)):
         parts = passes(views, tokens)
         assert (len(parts) == 1) == (tokens == 10**6)
         assert all(len(p) * lengths[p].max() <= tokens or len(views.unit[p].unique()) == 1 for p in parts)
-        loss, measures = accumulate_gradients(objective, models, views, signal, update_tokens=tokens)
+        with chunks_of(rows * vocab_size + 3), Products() as products:
+            loss, measures = accumulate_gradients(objective, models, views, signal, update_tokens=tokens)
+        assert len(parts) > 1 or widest(products, vocab_size) == min(targets, rows)
         results.append((loss, torch.cat([p.grad.flatten() for p in models[CURRENT].parameters()]), measures))
         models[CURRENT].zero_grad()
     whole = results[0][2]
