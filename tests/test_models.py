@@ -112,10 +112,6 @@ def test_bfloat16_rotates_in_float32(checkpoint: Path, monkeypatch: pytest.Monke
         raw = flat[name].view(1, MAX_LENGTH, -1, attention.head_dim).transpose(1, 2)
         assert raw.dtype == got.dtype == torch.bfloat16
         assert torch.equal(got, rotate(raw.float(), theta).bfloat16())
-        exact = rotate(raw.double(), theta, torch.float64)
-        rounded = rotate(raw, theta, torch.bfloat16)
-        ours, stock = ((x.double() - exact).square().mean().sqrt() for x in (got, rounded))
-        assert ours < 0.75 * stock
 
 
 # Ids, tokenizers

@@ -170,14 +170,6 @@ def test_logits_are_those_of_transformers_with_full_attention(layout: str, tmp_p
     assert not torch.allclose(expected, theirs(ids).logits, atol=1e-2), "a causal mask gives others"
 
 
-def test_the_block_checkpoint_is_known_by_its_name_and_keeps_its_blocks(tmp_path: Path) -> None:
-    folder = write("dllm-0.6b", tmp_path / "Qwen3-0.6B-diffusion-bd3lm-v0.1")
-    model = load_model(folder)
-    assert model.block_length == 32
-    save_model(model, tmp_path / "trained")
-    assert load_model(tmp_path / "trained").block_length == 32
-
-
 def test_the_chat_template_asks_for_answers_without_thoughts(tmp_path: Path) -> None:
     """Once, also in a model that was saved and loaded again."""
     tokenizer = load_tokenizer(write("dllm-0.6b", tmp_path / "m"))
