@@ -19,6 +19,7 @@ from lfpo.train.dpo import as_trajectory
 from lfpo.train.example_configs import SFTConfig
 from lfpo.train.sft import MIN_T, Example, accumulate_sft_gradients, sampled_length, train_sft
 from processes import run_lfpo
+from test_fused import Products, chunks_of, widest
 from test_train import metrics
 from tiny import LLADA_CONFIG, write_dream, write_llada
 
@@ -71,14 +72,16 @@ def examples(sizes: list[tuple[int, int]]) -> list[Example]:
 
 
 @pytest.mark.parametrize("write", [write_llada, write_dream])
-def test_update_tokens_decides_nothing_but_memory(tmp_path: Path, write) -> None:
+def test_sizes_of_passes_and_chunks_decide_nothing_but_memory(tmp_path: Path, write) -> None:
     batch = examples([(3, 8), (9, 8), (1, 4), (5, 16), (5, 8), (2, 2), (7, 12)])
-    found = []
-    for update_tokens in (10_000, 60, 1):
-        model = load_model(write(tmp_path / str(update_tokens)), dtype=torch.float64)
+    model, found = load_model(write(tmp_path / "model"), dtype=torch.float64), []
+    for update_tokens, rows in ((10_000, 10_000), (60, 10_000), (1, 10_000), (10_000, 5)):
         settings = config(tmp_path, batch_size=7, update_tokens=update_tokens)
-        loss = accumulate_sft_gradients(model, settings, dict(enumerate(batch)), generator(1, "t"))
+        with chunks_of(rows * model.vocab_size + 3), Products() as products:
+            loss = accumulate_sft_gradients(model, settings, dict(enumerate(batch)), generator(1, "t"))
+        assert (widest(products, model.vocab_size) == 5) == (rows == 5)
         found.append((loss, gradient_of(model)))
+        model.zero_grad()
     (loss, gradient), *others = found
     assert gradient.norm() > 0.1
     for other_loss, other in others:
