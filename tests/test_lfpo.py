@@ -16,11 +16,9 @@ from torch.nn import functional as F
 from benchmarks.rectified import rectified_loss
 from lfpo.base.errors import UserError
 from lfpo.models import load_model
-from lfpo.models.roles import OLD
 from lfpo.objectives import make_objective
 from lfpo.objectives.lfpo import LFPO
-from lfpo.objectives.predictions import Predictions
-from small_runs import AS_PUBLISHED, rolled, step_of
+from small_runs import AS_PUBLISHED, rolled
 
 GOLDENS = json.loads((Path(__file__).parent / "goldens" / "lfpo.json").read_text())
 
@@ -214,15 +212,3 @@ def test_noised_states_are_random_masks_of_stratified_sizes(llada: Path):
     assert not shown.any()
     again = objective.views(t, torch.zeros(2), [3, 4], 1)
     assert (again.input_ids != views.input_ids).any()  # another pass draws other masks
-
-
-def test_a_target_that_its_state_does_not_determine_weighs_less(llada: Path):
-    objective, models, views, signal = step_of(llada, "lfpo", target_weight="p_old")
-    predictions = Predictions(views, models)
-    z, z_old, y = predictions.logits(), predictions.logits(OLD), predictions.labels_T
-    weight = z_old.softmax(-1).gather(1, y[:, None]).squeeze(1)
-    assert weight.min() < 0.5
-    expected = weight * rectified_loss(z, z_old, y, predictions.at_targets(signal), beta=objective.beta)  # type: ignore[attr-defined]
-    loss, _ = objective.loss(Predictions(views, models), signal)
-    assert loss.item() == pytest.approx(expected.sum().item(), rel=1e-6)
-    assert objective.normalizer(views) == len(y)
