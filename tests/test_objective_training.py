@@ -17,7 +17,6 @@ from lfpo.objectives import OBJECTIVES
 from lfpo.objectives.views import passes
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.algorithm import accumulate_gradients
-from lfpo.train.collect import collect
 from lfpo.train.rl import LFPOTrainer
 from small_runs import step_of
 from test_distributed import ARGUMENTS, assert_same_run, run
@@ -126,28 +125,6 @@ def test_the_objective_in_contributing_trains_from_outside_the_package(
     monkeypatch.syspath_prepend(str(tmp_path))
     _, updates, changed = run_of(tmp_path, llada, {"name": "my_reinforce:Reinforce", "scale": 2.0})
     assert updates == 2 and changed
-
-
-def test_every_pass_goes_through_all_rollouts_each_with_its_own_signal(llada: Path, tmp_path: Path, monkeypatch):
-    batches, steps = [], []
-
-    def collected(*args: Any, **settings: Any) -> Any:
-        batches.append(collect(*args, **settings))
-        return batches[-1]
-
-    def updated(objective: Any, policies: Any, views: Any, signal: torch.Tensor, **settings: Any) -> Any:
-        steps.append([(views.labels[i].tolist(), float(signal[row])) for i, row in enumerate(views.row.tolist())])
-        return accumulate_gradients(objective, policies, views, signal, **settings)
-
-    monkeypatch.setattr("lfpo.train.rl.collect", collected)
-    monkeypatch.setattr("lfpo.train.algorithm.accumulate_gradients", updated)
-    trainer, *_ = run_of(tmp_path, llada, {"name": "wd1", "num_iterations": 2}, max_steps=2)
-    for n, batch in enumerate(batches):
-        t, signal = batch.trajectory, trainer.objective.signal(batch.reward_R, batch.group_R)
-        assert len(signal.unique()) > 2
-        expected = sorted(zip(torch.cat([t.prompt_ids, t.tokens], dim=1).tolist(), signal.tolist(), strict=True))
-        first, second, third, fourth = steps[4 * n : 4 * n + 4]  # two passes of two blocks
-        assert sorted(first + second) == sorted(third + fourth) == expected
 
 
 @pytest.fixture(scope="module")
