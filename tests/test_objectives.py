@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 
-from letters import Table, rollouts, spell
+from letters import Table, rollouts
 from lfpo.base.errors import UserError
 from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.objectives.advantages import Advantage, group_advantages
@@ -138,18 +138,6 @@ def test_rejection_by_hand():
     loss = loss_of(Rejection(), views, torch.ones(1), current={"_b_": "211 111 112", "a_e": "111 521 111"})
     expected = -(2 / 3 * (log(1 / 2) + log(1 / 2)) + 4 / 3 * log(1 / 4)) / 2
     assert loss == pytest.approx(expected, rel=1e-6)
-
-
-@pytest.mark.parametrize("name", ["diffu_grpo", "unigrpo", "coupled_grpo", "agrpo"])
-def test_without_beta_no_base_policy_is_needed(name: str):
-    assert make_objective({"name": name, "beta": 0.1}).needs_base
-    objective = make_objective({"name": name, "beta": 0.0})
-    assert not objective.needs_base
-    t = rollouts(["abe", "bee"], temperature=1.0)
-    views = objective.views(t, GOOD_BAD, [0, 1], objective.num_iterations - 1)
-    states = {spell(row) for row in views.input_ids[:, 2:]}
-    tables = {name: dict.fromkeys(states, "211 521 112") for name in ("current", "old")}
-    assert math.isfinite(loss_of(objective, views, GOOD_BAD, **tables))
 
 
 ONE = 0.5 / (0.5 + 1e-4)

@@ -140,9 +140,3 @@ def test_steps_to_keep_are_even_and_end_with_the_last():
     sampler = SamplerConfig(gen_length=8, steps=8)
     assert [evenly_spaced_steps(sampler, n) for n in (1, 3, 4)] == [[7], [1, 4, 7], [1, 3, 5, 7]]
     assert evenly_spaced_steps(sampler, None) == evenly_spaced_steps(sampler, 99) == list(range(8))
-
-
-def test_predictions_are_not_kept_with_a_cache(llada: Path):
-    sampler = SamplerConfig(gen_length=8, block_length=4, cache="dual")
-    with pytest.raises(UserError, match="whole predictions cannot be kept with sampler cache 'dual'"):
-        rollout(load_model(llada), PROMPTS, sampler, [1, 2, 3], keep_steps=[0])
