@@ -5,7 +5,6 @@ metrics of all three iterations, and the checkpoint of the second (random weight
 started from is not kept; a resumed run takes from that folder only what the checkpoint's own model has too.
 """
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 import torch
 
 from lfpo.base.config import build, load_yaml
+from lfpo.runs.directory import Run
 from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.config import LFPOConfig
 from lfpo.train.rl import LFPOTrainer
@@ -23,17 +23,23 @@ from small_runs import AS_PUBLISHED
 from tiny import read_weights
 
 OLD = Path(__file__).parent / "data" / "run-of-7ccad80"
+STEP_2 = OLD / "checkpoints" / "step-2"
+
+
+@pytest.fixture(autouse=True)
+def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies of the run and of the model that it starts from, in the working directory."""
+    assert latest_checkpoint(OLD) == STEP_2  # every file matches its checksum
+    shutil.copytree(OLD, tmp_path / "run")
+    shutil.copytree(STEP_2 / "model", tmp_path / "start")
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("ranks", "fsdp"), [(1, "false"), (2, "true"), pytest.param(2, "false", marks=pytest.mark.long)]
 )
-def test_it_resumes_on_one_and_on_two_ranks(ranks: int, fsdp: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_it_resumes_on_one_and_on_two_ranks(ranks: int, fsdp: str):
     """The third iteration samples what the old code sampled; its loss is another, since blocks hold other rollouts."""
-    assert latest_checkpoint(OLD) == OLD / "checkpoints" / "step-2"  # every file matches its checksum
-    shutil.copytree(OLD, tmp_path / "run")
-    shutil.copytree(OLD / "checkpoints" / "step-2" / "model", tmp_path / "start")
-    monkeypatch.chdir(tmp_path)
     refused = run_lfpo("train", "run/config.yaml", "--resume", "--fsdp", fsdp)
     assert refused.returncode == 2 and "the run began when lfpo had other defaults" in refused.stderr
     earlier = re.search(r"add --objective '(.*)'", refused.stderr)
@@ -41,20 +47,14 @@ def test_it_resumes_on_one_and_on_two_ranks(ranks: int, fsdp: str, tmp_path: Pat
     ended = run_lfpo("train", "run/config.yaml", "--resume", "--fsdp", fsdp, "--objective", earlier[1], ranks=ranks)
     assert ended.returncode == 0, ended.stderr
     assert "resumed from run/checkpoints/step-2" in ended.stdout
-    before, after = (
-        [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        for folder in (OLD, tmp_path / "run")
-    )
+    before, after = (Run(folder).read_metrics() for folder in (OLD, Path("run")))
     assert after[:-1] == before[:-1]
     for name in ("reward", "r", "learning_rate", "nfe", "entropy/rollout", "completions/mean_length"):
         assert after[-1][name] == pytest.approx(before[-1][name], rel=1e-3), name
 
 
-def test_what_is_loaded_is_what_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_is_loaded_is_what_was_saved():
     """Saved again without a further step, weights, reference and moments are the same bits."""
-    shutil.copytree(OLD, tmp_path / "run")
-    shutil.copytree(OLD / "checkpoints" / "step-2" / "model", tmp_path / "start")
-    monkeypatch.chdir(tmp_path)
     values = load_yaml("run/config.yaml")
     values["objective"] |= {k: v for k, v in AS_PUBLISHED.items() if k not in values["objective"]}
     trainer = LFPOTrainer(args=build(LFPOConfig, {**values, "fsdp": False}))
@@ -62,9 +62,6 @@ def test_what_is_loaded_is_what_was_saved(tmp_path: Path, monkeypatch: pytest.Mo
     run.restore()
     run.save()
     for part in ("model", "reference", "optimizer"):
-        old, new = (
-            read_weights(OLD / "checkpoints" / "step-2" / part),
-            read_weights(Path("run/checkpoints/step-2") / part),
-        )
+        old, new = read_weights(STEP_2 / part), read_weights(Path("run/checkpoints/step-2") / part)
         assert old.keys() == new.keys()
         assert all(torch.equal(old[name], new[name]) for name in old)

@@ -19,10 +19,10 @@ from lfpo.eval.settings import EvalConfig
 from lfpo.models import load_model
 from lfpo.rollout.denoise import LOOK_EVERY, rollout
 from lfpo.rollout.sampler import SamplerConfig
-from lfpo.train.config import LFPOConfig
 from lfpo.train.example_configs import SFTConfig
 from lfpo.train.rl import LFPOTrainer
 from lfpo.train.sft import train_sft
+from small_runs import choice_config
 
 PROMPTS = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
 
@@ -39,28 +39,12 @@ OTHERS: list[dict[str, Any]] = [
 )
 def test_training(changes: dict[str, Any], llada: Path, tmp_path: Path):
     """Each device also resumes from the other's checkpoint."""
-    settings = {
-        "task": "choice",
-        "reward_funcs": ["reward_samples.even_tokens"],
-        "model": str(llada),
-        "prompts_per_iteration": 2,
-        "num_generations": 2,
-        "optimizer_steps_per_iteration": 1,
-        "sampler": {"temperature": 1.0},
-        "update_tokens": 256,
-        "rollout_tokens": 256,
-        "bf16": False,
-        "eval_steps": 2,
-        "eval_size": 2,
-        "save_steps": 1,
-        "threads": 1,
-        "head_precision": "float32",  # as on the CPU
-        **changes,
-    }
+    sizes = {"num_generations": 2, "optimizer_steps_per_iteration": 1, "update_tokens": 256, "rollout_tokens": 256}
+    settings: dict[str, Any] = {**sizes, "bf16": False, "eval_steps": 2, "threads": 1}
+    settings |= {"head_precision": "float32", **changes}  # as on the CPU
 
     def train(steps: int, where: str, *, resume: bool = False) -> list[dict[str, Any]]:
-        args = build(LFPOConfig, {**settings, "output_dir": str(tmp_path / where), "max_steps": steps})
-        trainer = LFPOTrainer(args=args)
+        trainer = LFPOTrainer(args=choice_config(tmp_path / where, llada, max_steps=steps, **settings))
         trainer.train(resume=resume)
         return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in trainer.run.read_metrics()]
 
