@@ -227,7 +227,6 @@ def test_a_knob_out_of_range_is_named_with_its_value(name: str, knob: str):
         ({"name": "unigrpo", "min_step": 99, "diffusion_steps": 100}, "diffusion_steps 100"),
         ({"name": "coupled_grpo", "min_ratio": 0.9}, "must be ordered"),
         ({"name": "trace_rl", "min_accuracy": 0.9, "max_accuracy": 0.1}, "min_accuracy"),
-        ({"name": "slim_rl", "min_accuracy": 0.9, "max_accuracy": 0.1}, "min_accuracy"),
         ({"name": "lfpo", "positive_weight": 0.0, "negative_weight": 0.0}, "zero"),
         ({"beta": 0.1}, "'name' is missing"),
         ({"name": 3}, "'name' is missing"),

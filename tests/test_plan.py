@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-import lfpo.train.collect
 from golden_families import golden
-from gpu.memory import TOLERANCE, peak, spaced
+from gpu.memory import TOLERANCE, peaks
 from gpu.memory import recipe as recipe_of
 from gpu.shapes import SMALL as MODEL
 from lfpo.base.config import build, load_yaml, parse_overrides
 from lfpo.cli.command_line import main
-from lfpo.models import init_model, load_model, load_tokenizer
+from lfpo.models import load_model
 from lfpo.models.layouts import LAYOUTS, PUBLISHED
 from lfpo.models.lora import factors, inject
 from lfpo.models.settings import LoraSettings
@@ -25,8 +24,6 @@ from lfpo.models.tensor_files import GIB
 from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.sampler import SamplerConfig
-from lfpo.runs.context import Context
-from lfpo.train.algorithm import Step, optimizer_step
 from lfpo.train.config import EngineSettings, LFPOConfig
 from lfpo.train.flops import model_flops
 from lfpo.train.plan.command import command, duration, readable, seconds, ways, whole_run
@@ -34,7 +31,6 @@ from lfpo.train.plan.estimate import Estimate
 from lfpo.train.plan.model import adapter_size, model_config, model_shape, skeleton
 from lfpo.train.plan.work import count, sampling_work
 from lfpo.train.preflight import plan_line
-from lfpo.train.rl import LFPOTrainer
 from small_runs import AS_PUBLISHED
 
 CPU = torch.device("cpu")
@@ -80,36 +76,22 @@ def simple_activations(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=["full", "checkpointed", "one pass", "lora", "light", "4-bit"],
 )
-def test_peaks_are_those_of_real_steps(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
+def test_peaks_are_those_of_real_steps(changes: dict[str, Any]):
     if "optim" in changes or "load_in_4bit" in changes:
         pytest.importorskip("bitsandbytes")
     args = recipe(**changes)
-    prompt = list(range(5, 5 + PROMPT))
-    monkeypatch.setattr(lfpo.train.collect, "encode_rows", lambda rows, *_: [prompt for _ in rows])
-    model = init_model(MODEL, seed=0, dtype=getattr(torch, args.dtype))
-    rows = [{"prompt": "a"}]
-    trainer = LFPOTrainer(model, spaced, args=args, train_dataset=rows, tokenizer=load_tokenizer("embedded"))
-    batches: list[Any] = []
-    rollouts = peak(lambda: batches.append(trainer.sample_and_score(0, Context())), CPU)
-    signal = trainer.objective.signal(batches[0].reward_R, batches[0].group_R)
-
-    def step() -> None:
-        block = Step(0, 0, 0, torch.arange(len(signal)))
-        optimizer_step(trainer, trainer.objective, batches[0], signal, block, Context())
-
-    step()  # creates the optimiser's state
-    update = peak(step, CPU)
+    found = peaks(MODEL, args, "a" * PROMPT, CPU)
     plan = small(args)
     standing = sum(plan.parts[name][2] for name in ("weights", "reference", "optimiser", "libraries"))
-    held = sum(p.numel() * p.element_size() for p in model.parameters())
+    held = sum(p.numel() * p.element_size() for p in found.trainer.model.parameters())
     counted = plan.parts["weights"][1] + (plan.parts["reference"][1] if args.lora else 0)
     # Scales of 4-bit weights are not among the parameters.
     assert counted == pytest.approx(held, rel=0.02 if args.load_in_4bit else 1e-12)
     if args.optim == "adamw_8bit":
-        tensors = [v for fields in trainer.optimizer.state.values() for k, v in fields.items() if k[0] in "as"]
+        tensors = [v for fields in found.trainer.optimizer.state.values() for k, v in fields.items() if k[0] in "as"]
         assert plan.parts["optimiser"][2] == pytest.approx(sum(torch.as_tensor(v).nbytes for v in tensors), rel=0.02)
-    assert plan.totals[1] - standing == pytest.approx(rollouts, rel=TOLERANCE)
-    assert plan.totals[2] - standing == pytest.approx(update, rel=TOLERANCE)
+    assert plan.totals[1] - standing == pytest.approx(found.rollouts, rel=TOLERANCE)
+    assert plan.totals[2] - standing == pytest.approx(found.update, rel=TOLERANCE)
 
 
 def test_parameter_counts_by_hand():

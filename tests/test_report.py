@@ -163,7 +163,6 @@ def test_time_of_a_run_has_evaluation_and_rest():
 
 def test_the_change_is_paired_by_problem(tmp_path: Path):
     """By hand: of eight problems two are gained and one is lost, so the mean is 1/8; pairs without change count 0."""
-    (tmp_path / "eval").mkdir()
     before, after = [1, 1, 1, 1, 0, 0, 0, 0], [1, 1, 1, 0, 1, 1, 0, 0]
     for step, verdicts in ((0, before), (4, after)):
         rows = [{"sampler": "greedy", "problem": i, "correct": bool(v)} for i, v in enumerate(verdicts)]

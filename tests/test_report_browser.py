@@ -129,7 +129,6 @@ def test_a_grid_marks_a_repeated_digit_once_both_are_there(running: Any, tmp_pat
     folder = write_run(tmp_path / "run", ["x"])
     puzzle, grid = "1___34______2___", "1234341121434321"
     rows = [record(grid, prompt=f"sudoku {puzzle}", piece=1, stride=1, sampler="greedy", problem=0, correct=False)]
-    (folder / "eval").mkdir()
     write_rows(folder / "eval/step-0.jsonl", rows)
     config = folder / "config.yaml"
     text = config.read_text().replace("task: null", "task: d1_sudoku").replace("data_file: rows.jsonl\n", "")
@@ -335,7 +334,6 @@ def test_an_edited_token_is_shown_as_it_was_held(running: Any, tmp_path: Path):
     folder = write_run(tmp_path / "run", ["x"])
     row = record("abc", prompt="letters", piece=1, stride=1, sampler="greedy", problem=0, correct=True)
     edits = {"0": [[0, 1, "x", 0.5], [3, 2, "a", 0.9]], "2": [[2, 3, "z", 0.5], [4, 4, "q", 0.6], [6, 5, "c", 0.9]]}
-    (folder / "eval").mkdir()
     write_rows(folder / "eval/step-0.jsonl", [{**row, "edits": edits, "scheduled_steps": 7, "nfe": 7}])
     with opened_page(running, write_report(Run(folder))) as opened:
         slider = opened.page.locator(".player input[type=range]")
