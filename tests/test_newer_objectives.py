@@ -25,7 +25,6 @@ from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.rldf import RLDF
 from lfpo.objectives.sequences import elbo_views, masked_views
 from lfpo.objectives.stable_drl import StableDRL
-from lfpo.objectives.step_views import step_means
 from lfpo.objectives.views import subset_masks
 from lfpo.objectives.vrpo import VRPO
 from lfpo.rollout.sampler import SamplerConfig
@@ -150,13 +149,6 @@ def test_states_never_show_an_end_that_was_not_placed_yet():
     views = views_of(RLDF(states=3), t)
     assert bool((views.input_ids[:, -2:] == 3).all())
     assert bool(views.target[:, -2].all()) and not views.target[:, -1].any()  # the first EOS is trained
-
-
-def test_means_of_steps_by_hand():
-    t = rollouts(["abea", "baab"], ["1013", "0-20"])
-    values = torch.tensor([[1.0, 2.0, 4.0, 8.0], [1.0, 9.0, 2.0, 4.0]])
-    assert [m.tolist() for m in step_means(t, values)] == [[2.0, 2.5], [2.5, 2.0]]
-    assert [m.tolist() for m in step_means(t, values, after_eos=True)] == [[2.0, 2.5, 8.0], [2.5, 2.0]]
 
 
 # Published defects, and what is made of them.

@@ -4,7 +4,6 @@ from hypothesis import strategies as st
 
 from lfpo.base.rng import generator
 from lfpo.objectives.step_views import stratified_indices
-from lfpo.objectives.views import replay
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory, of_completions
 
@@ -30,16 +29,6 @@ def test_lengths_and_steps_stop_at_the_first_eos():
     assert t.lengths.tolist() == [2, 4]
     assert t.distinct_steps()[0].tolist() == [1, 3]
     assert t.distinct_steps()[1].tolist() == [2, 7, 9]
-
-
-def test_replay_targets_masked_positions_up_to_the_first_eos():
-    t = make([[5, EOS, 7, 8], [5, 6, 7, 8]], [[1, 3, 0, 2], [0, 1, 2, 3]])
-    views = replay(t, torch.tensor([0, 1, 1]), torch.tensor([1, 2, 0]))
-    assert views.row.tolist() == [0, 1, 1]
-    assert views.input_ids[0].tolist() == [EOS, 1, 2, MASK, MASK, 7, MASK]
-    assert views.target.int().tolist() == [[0, 0, 0, 1, 1, 0, 0], [0, 0, 0, 0, 0, 1, 1], [0, 0, 0, 1, 1, 1, 1]]
-    assert views.attention_mask[0].tolist() == [0, 1, 1, 1, 1, 1, 1]
-    assert views.labels[views.target].tolist() == [5, EOS, 7, 8, 5, 6, 7, 8]
 
 
 @given(st.integers(1, 200), st.integers(1, 40), st.integers(0, 2**32))
