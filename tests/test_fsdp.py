@@ -38,14 +38,23 @@ STEPS = 2
 class Training:
     """Optimiser steps on the same rollouts, in the whole group or in a process alone."""
 
-    def __init__(self, folder: Path, mesh: Any, *, lora: LoraSettings | None, checkpointing: bool):
-        model = load_model(folder, dtype=torch.float64, mesh=mesh)
+    def __init__(
+        self, folder: Path, mesh: Any, *, lora: LoraSettings | None, checkpointing: bool, cast: bool | None = None
+    ):
+        """cast: under autocast, whether layers are gathered in bfloat16. None: float64."""
+        if cast is None:
+            model = load_model(folder, dtype=torch.float64, mesh=mesh)
+        else:
+            model = load_model(folder, mesh=mesh, cast=cast)
+            model.autocast = cast
         if lora:
             self.policies = {CURRENT: model, OLD: attach(model, lora)}
             for unsplit in model.unsplit:
                 inject(unsplit, lora)
         else:
             self.policies = {CURRENT: model, OLD: frozen_copy(model) if mesh else model.frozen_copy()}
+        for policy in self.policies.values():
+            policy.autocast = cast is not None
         if checkpointing:
             model.checkpoint_layers()
         model.train()
@@ -129,16 +138,7 @@ def gathers_in_bfloat16(folder: Path, trajectory: Any) -> None:
     distributed.start()
     found, sent = [], []
     for cast in (False, True):
-        policies = {CURRENT: load_model(folder, mesh=distributed.mesh(), cast=cast)}
-        policies[CURRENT].autocast = cast
-        policies[OLD] = frozen_copy(policies[CURRENT])
-        training = Training.__new__(Training)
-        training.policies = policies
-        for policy in policies.values():
-            policy.autocast = True
-        policies[CURRENT].checkpoint_layers()
-        policies[CURRENT].train()
-        training.optimizer = build_adamw(policies[CURRENT], optimiser_settings(1e-2, 0.1, 0.99))
+        training = Training(folder, distributed.mesh(), lora=None, checkpointing=True, cast=cast)
         with gathered_bytes() as bytes_:
             found.append([training.step(trajectory, distributed.share(4)) for _ in range(STEPS)])
         sent.append(bytes_[0])

@@ -48,13 +48,6 @@ def test_weighted_parts_and_none():
     assert rewards.parts == {"length": [1.0, 2.0], "sometimes": [None, 1.0]}
 
 
-def test_functions_get_only_what_they_name():
-    def ids(completion_ids, prompts, completions):
-        return [len(i) for i in completion_ids]
-
-    assert scored(ids, other=[1, 2]).reward_B.tolist() == [1.0, 2.0]
-
-
 @each
 def same(text: str, answer: str) -> float:
     return text == answer
