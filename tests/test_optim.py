@@ -85,14 +85,6 @@ def test_training_in_eight_bits_resumes_exactly(llada: Path, tmp_path: Path):
         LFPOTrainer(args=config(tmp_path / "plain", llada, max_steps=2, **small)).train(resume=True)
 
 
-@needs_it
-def test_adapters_too(llada: Path, tmp_path: Path):
-    lora = {"r": 128, "lora_alpha": 128}
-    whole, resumed = whole_and_resumed(tmp_path, llada, 2, optim="adamw_8bit", lora=lora)
-    for a, b in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
-        assert torch.equal(a, b)
-
-
 def test_where_it_cannot_work(llada: Path, monkeypatch: pytest.MonkeyPatch):
     model = load_model(llada)
     with pytest.raises(UserError, match="without a GPU take adamw_8bit"):
