@@ -69,8 +69,9 @@ def assert_resume_is_exact(model: Path, tmp_path: Path, **changes: Any) -> Path:
     """Four iterations in one go and in two parts: same metrics and weights. Returns the last checkpoint's folder."""
     for name, steps in (("whole", 4), ("run", 2), ("run", 4)):
         args = config(tmp_path, output_dir=str(tmp_path / name), max_steps=steps, ema_decay=0.5, **changes)
-        trainer = LFPOTrainer(str(model), first_letter, args=args, train_dataset=ROWS, eval_dataset=ROWS)
+        trainer = LFPOTrainer(str(model), even_letters, args=args, train_dataset=ROWS, eval_dataset=ROWS)
         trainer.train(resume=(tmp_path / name).exists())
+    assert all(row["grad_norm"] > 0 for row in metrics(tmp_path / "whole")[1:])
     assert without_times(metrics(tmp_path / "run")) == without_times(metrics(tmp_path / "whole"))
     whole, run = (latest_checkpoint(tmp_path / name) for name in ("whole", "run"))
     assert whole is not None and run is not None
