@@ -4,12 +4,10 @@ import hashlib
 import io
 import json
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from rich.console import Console
 
 import tiny
@@ -17,15 +15,11 @@ from lfpo.base.errors import UserError
 from lfpo.cli.command_line import main
 from lfpo.eval import command
 from lfpo.eval.estimates import scores
-from lfpo.eval.evaluate import Answer, answers_of, generate, grade
 from lfpo.eval.settings import EvalConfig, configure
-from lfpo.eval.store import Journal, differences, file_sha256, read_partial
+from lfpo.eval.store import Journal, file_sha256, read_partial
 from lfpo.eval.terminal import group_means, progress, show
-from lfpo.models import load_model, load_tokenizer
 from lfpo.prompts.tasks import get_task
 from lfpo.prompts.tasks.task import Row
-from lfpo.rollout.engine import as_it_is
-from lfpo.rollout.sampler import SamplerConfig
 from processes import run_lfpo
 
 SAMPLED = ("--n_samples", "2", "--sampler.temperature", "1", "--rollout_tokens", "60")
@@ -61,7 +55,7 @@ def test_a_killed_evaluation_continues_to_the_same_result(llada: Path, tmp_path:
         assert run(llada, tmp_path / "out.json", *SAMPLED) == 130
     (partial,) = tmp_path.glob("out.partial-*.jsonl")
     kept = len(read_partial(partial)[1])
-    assert kept >= 2
+    assert 2 <= kept < 10  # answers come one batch after another
     assert not (tmp_path / "out.json").exists()
     with partial.open("a") as file:
         file.write('{"problem": 4, "sam')  # the kill came in the middle of a line
@@ -94,10 +88,10 @@ def test_other_settings_are_never_mixed(
         run(llada, out, *SAMPLED)
     before = (out / "choice.partial-0.jsonl").read_text()
     capsys.readouterr()
-    assert run(llada, out, *SAMPLED, "--seed", "1") == 2
+    assert run(llada, out, *SAMPLED, "--seed", "1", "--sampler.top_k", "3") == 2
     told = capsys.readouterr().err
     assert told.count("\n") == 1
-    assert "seed 0 there, 1 here" in told
+    assert "seed 0 there, 1 here" in told and "sampler.top_k None there, 3 here" in told
     assert "--overwrite" in told
     assert (out / "choice.partial-0.jsonl").read_text() == before
     other = tiny.write_llada(tmp_path / "other", rope_theta=10.0)
@@ -119,12 +113,6 @@ def test_a_damaged_partial_file_is_named(llada: Path, tmp_path: Path, capsys: py
     (tmp_path / "choice.partial-0.jsonl").write_text("not JSON\n")
     assert run(llada, tmp_path) == 2
     assert "choice.partial-0.jsonl" in capsys.readouterr().err
-
-
-def test_differences_are_told_by_key():
-    assert differences({"a": {"b": 1}, "c": (1, 2)}, {"a": {"b": 2}, "c": (1, 2)}) == "a.b 1 there, 2 here"
-    assert differences({"a": 1}, {"a": 1}) == ""
-    assert differences({"a": [1, 2]}, {"a": (1, 2)}) == ""  # JSON knows no tuples
 
 
 def test_several_tasks_give_a_file_each_and_one_table(
@@ -279,22 +267,6 @@ def test_weights_are_read_for_a_hash_only_where_a_file_keeps_it(
         assert main(["eval", "--model", str(llada), "--task", "choice", "--n", "1"]) == 0
 
 
-def test_answers_come_one_batch_after_another(llada: Path):
-    model, tokenizer = load_model(llada, dtype=torch.float64), load_tokenizer(llada)
-    rows = [{"prompt": "x" * (i + 1)} for i in range(5)]
-    wanted = [(4, 1), (0, 0), (2, 1), (2, 0), (3, 0)]
-    sampler = SamplerConfig(gen_length=4, temperature=1.0)
-    batches: list[list[Answer]] = []
-    trajectory = generate(as_it_is(model, 14), model, tokenizer, rows, wanted, sampler, seed=1, finished=batches.append)
-    assert len(batches) > 1
-    came = [answer for batch in batches for answer in batch]
-    assert sorted((a.problem, a.sample) for a in came) == sorted(wanted)
-    whole = answers_of(trajectory, wanted, tokenizer)
-    assert sorted(came, key=repr) == sorted(whole, key=repr)
-    alone = generate(as_it_is(model, 10**6), model, tokenizer, rows, wanted[2:3], sampler, seed=1)
-    assert answers_of(alone, wanted[2:3], tokenizer) == [whole[2]]
-
-
 def test_scores_by_hand():
     verdicts = [True, False, None, None, True, True]
     found = scores([0, 0, 1, 1, 2, 2], verdicts)
@@ -307,17 +279,6 @@ def test_scores_by_hand():
     assert scores([0], [None]) == {
         "n": 1, "n_samples": 1, "accuracy": None, "interval": None, "pass_at_k": {}, "not_judged": 1
     }  # fmt: skip
-
-
-def test_a_task_that_judges_many_at_once_is_asked_once():
-    asked: list[Any] = []
-
-    def correct_all(rows: Sequence[Row], completions: Sequence[str]) -> list[bool | None]:
-        asked.append(completions)
-        return [c == str(row["n"]) for row, c in zip(rows, completions, strict=True)]
-
-    assert grade(correct_all, [{"n": 1}, {"n": 2}], ["1", "1"]) == [True, False]
-    assert asked == [["1", "1"]]
 
 
 REWARD = """
