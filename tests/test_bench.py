@@ -24,7 +24,6 @@ from benchmarks.spent import recorded
 from benchmarks.true_size import main as true_size
 from benchmarks.update import FORMS, BenchUpdateConfig, padding_cases, run_bench_update
 from benchmarks.update import LAYOUTS as UPDATE_LAYOUTS
-from lfpo.base.measure import matmul_peak, timed
 from lfpo.models import load_model, load_tokenizer
 from lfpo.models.layouts import LAYOUTS
 from lfpo.prompts.encoding import encode_rows
@@ -151,7 +150,6 @@ def test_the_flops_spent_are_those_of_padded_rows(llada: Path, cache: str):
     with recorded(model) as forwards:
         plain_rollout(model, [[5, 6]], gen_length=4, block_length=4, steps=4)
     assert forwards.flops(model) == pytest.approx(forward_flops(model, torch.full((4,), 6), 4 * 6))
-    assert not {"hidden", "window_hidden", "head"} & vars(model).keys()
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])
@@ -272,19 +270,14 @@ def test_wrong_settings_are_told_at_once(arguments: str, said: str, capsys: pyte
     assert said in capsys.readouterr().err
 
 
-def test_times_of_cases():
-    result, seconds = timed(lambda: "done", CPU)
-    assert result == "done"
-    assert 0 <= seconds < 1
-    assert median_and_range([3.0, 1.0, 2.0, 10.0]) == {"seconds": 2.5, "seconds_least": 1.0, "seconds_most": 10.0}
+def test_cases_run_in_turn():
     ran: list[str] = []
     cases = {name: lambda name=name: ran.append(name) or len(ran) for name in "ab"}  # type: ignore[func-returns-value]
     results, rows = measured(cases, CPU, 2)
     assert "".join(ran) == "ababab"  # the first time for memory
     assert results == {"a": 5, "b": 6}
     assert 0 <= rows["a"]["seconds_least"] <= rows["a"]["seconds"] <= rows["a"]["seconds_most"] < 1
-    assert rows["a"].keys() == {"peak_memory", "seconds", "seconds_least", "seconds_most"}
-    assert 1e8 < matmul_peak(CPU, torch.float32) < 1e14
+    assert median_and_range([3.0, 1.0, 2.0, 10.0]) == {"seconds": 2.5, "seconds_least": 1.0, "seconds_most": 10.0}
 
 
 def test_bench_update_goes_on_without_what_cannot_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

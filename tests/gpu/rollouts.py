@@ -6,6 +6,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from typing import Any, Literal
+from unittest import mock
 
 import torch
 
@@ -13,7 +14,7 @@ from benchmarks.problem import BenchRolloutConfig, random_prompts
 from benchmarks.rollout import run_bench_rollout
 from cuda_stand_in import cuda_stand_in
 from gpu.rows import Machine, Row, at_least, at_most, measured, not_run
-from gpu.shapes import SMALL, small_layout
+from gpu.shapes import SMALL
 from lfpo.base.measure import timed
 from lfpo.models import init_model, load_model
 from lfpo.models.layouts import LAYOUTS
@@ -33,7 +34,7 @@ def utilisation(machine: Machine) -> list[Row]:
         {"model": "llada-8b", "layers": 4, "n": 16, "prompt_length": 512, "gen_length": 256, "dtype": "bfloat16"},
         {"model": "small", "n": 4, "prompt_length": 24, "gen_length": 64},
     )
-    with small_layout(), tempfile.TemporaryDirectory() as folder:
+    with mock.patch.dict(LAYOUTS, small=SMALL), tempfile.TemporaryDirectory() as folder:
         shape |= {"lora": 0, "compile": False}  # `full_size` has both
         config = BenchRolloutConfig(**shape, block_length=32, tokens_per_step=[4], repeats=1, output=folder)
         results = json.loads(run_bench_rollout(config).read_text())
