@@ -41,10 +41,24 @@ def rollouts(
     return of_completions(ids, mask, tokens, steps, sampler=settings, mask_id=MASK, eos_id=EOS, **more)
 
 
-class Table(nn.Module):
-    """Predictions for each state of the completion: `{"a_": "111 121"}` has p(b) = 1/2 at the second position."""
+class LogitsAsStates(nn.Module):
+    """A model in float64 whose hidden states are its logits."""
 
     dtype, device, products = torch.float64, torch.device("cpu"), "float32"
+    vocab_size: int
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden
+
+    @property
+    def head_weight(self) -> torch.Tensor:
+        return torch.eye(self.vocab_size, dtype=torch.float64)
+
+
+class Table(LogitsAsStates):
+    """Predictions for each state of the completion: `{"a_": "111 121"}` has p(b) = 1/2 at the second position."""
+
+    vocab_size = len(LETTERS) - 1
 
     def __init__(self, odds: dict[str, str]):
         super().__init__()
@@ -56,14 +70,3 @@ class Table(nn.Module):
         odds = [[[float(x) for x in p] for p in self.odds[spell(row[-length:])].split()] for row in ids]
         completion = torch.tensor(odds, dtype=torch.float64).log()
         return self.scale * torch.nn.functional.pad(completion, (0, 0, ids.shape[1] - length, 0))
-
-    def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden
-
-    @property
-    def vocab_size(self) -> int:
-        return len(LETTERS) - 1
-
-    @property
-    def head_weight(self) -> torch.Tensor:
-        return torch.eye(self.vocab_size, dtype=torch.float64)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from letters import LogitsAsStates
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory, of_completions
 from lfpo.train.algorithm import accumulate_gradients
@@ -18,10 +19,10 @@ NEWER = json.loads((FOLDER / "peers2.json").read_text())  # the same model and b
 MASK, EOS, VOCAB = GOLDEN["mask_id"], GOLDEN["eos_id"], GOLDEN["vocab"]
 
 
-class ClosedFormModel(nn.Module):
+class ClosedFormModel(LogitsAsStates):
     """logits[b, i, v] = s (sin(.37 (v+1) (i+1)) + mean_j cos(.11 x_j (v+1) + .07 |i-j|)) + a[v], float64."""
 
-    dtype, device = torch.float64, torch.device("cpu")
+    vocab_size = VOCAB
 
     def __init__(self, ds: float = 0.0, da: float = 0.0, *, shift: bool = False):
         super().__init__()
@@ -36,17 +37,6 @@ class ClosedFormModel(nn.Module):
         phase = 0.11 * ids.double()[:, None, :, None] * v + distance[..., None]
         logits = self.s * (torch.sin(0.37 * v * (i[:, None] + 1)) + phase.cos().mean(2)) + self.a
         return torch.cat([logits[:, :1], logits[:, :-1]], dim=1) if self.shift else logits
-
-    def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden
-
-    @property
-    def vocab_size(self) -> int:
-        return VOCAB
-
-    @property
-    def head_weight(self) -> torch.Tensor:
-        return torch.eye(VOCAB, dtype=torch.float64)
 
 
 def policies(model: type[ClosedFormModel] = ClosedFormModel, *, shift: bool = False) -> dict[str, Any]:

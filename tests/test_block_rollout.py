@@ -17,7 +17,6 @@ from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.structure import Structure
 from lfpo.rollout import sampler as sampler_module
 from lfpo.rollout.denoise import rollout
-from lfpo.rollout.reveal import Step
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.flops import forward_flops, rollout_flops
 from test_rollout import assert_same_rows
@@ -258,38 +257,3 @@ def test_sample_and_eval_take_the_models_block_length(tmp_path: Path, capsys: py
     found = json.loads(output.read_text())
     assert found["sampler"]["block_length"] == 4
     assert found["sampler"]["gen_length"] % 4 == 0
-
-
-def reveal(score: list[float], eligible: list[bool], block_step: int = 0, **fields: Any) -> list[bool]:
-    """What a rule reveals of one row. score: of the rule and the confidence."""
-    sampler = SamplerConfig(**fields)
-    counts = torch.tensor([2, 1, 1])
-    value, open_ = torch.tensor([score], dtype=torch.float64), torch.tensor([eligible])
-    zero = torch.zeros(1, dtype=torch.long)
-    step = Step(open_, zero[:, None], value, value, value, zero + block_step, counts, zero, zero, sampler)
-    return sampler.reveal_rule.reveal(step).positions[0].tolist()
-
-
-def test_the_rules_of_sdar_and_llada2_by_hand():
-    score, every = [0.2, 0.9, 0.6, 0.95], [True] * 4
-    dynamic: dict[str, Any] = {"remasking": "low_confidence_dynamic"}
-    assert reveal(score, every, remasking="low_confidence_static") == [False, True, False, True]
-    assert reveal(score, every, block_step=1, remasking="low_confidence_static") == [False, False, False, True]
-    assert reveal(score, every, remasking="sequential") == [True, True, False, False]
-    assert reveal(score, [False, True, False, True], 1, remasking="sequential") == [False, True, False, False]
-    assert reveal(score, every, threshold=0.5, **dynamic) == [
-        False,
-        True,
-        True,
-        True,
-    ]  # three exceed it, the quota is 2
-    assert reveal(score, every, threshold=0.93, **dynamic) == [False, True, False, True]  # one does: the two best
-    assert reveal(score, every, 1, threshold=0.95, **dynamic) == [False, False, False, True]  # equal does not exceed
-    # A quota above the masks left takes what is left.
-    for remasking in ("low_confidence_static", "sequential"):
-        assert reveal(score, [True, False, False, False], remasking=remasking) == [True, False, False, False]
-    assert reveal(score, [True, False, False, False], threshold=0.9, **dynamic) == [True, False, False, False]
-    with pytest.raises(ValueError, match="threshold None: the reveal rule"):
-        SamplerConfig(remasking="low_confidence_dynamic")
-    with pytest.raises(ValueError, match="alg and remasking 'sequential' each select a reveal rule"):
-        SamplerConfig(remasking="sequential", alg="entropy")

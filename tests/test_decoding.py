@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,13 +15,16 @@ from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.schedule import reveal_counts
 
 
-def revealed(values: torch.Tensor, eligible: torch.Tensor, **fields: Any) -> torch.Tensor:
-    """What a rule without a schedule reveals, [A, C] bool. values: both the confidences and the entropies."""
+def revealed(
+    values: torch.Tensor, eligible: torch.Tensor, *, block_step: int = 0, counts: Sequence[int] = (), **fields: Any
+) -> list[list[int]]:
+    """Columns that a rule reveals of each row. values: the confidences, the rule's scores and the entropies. counts:
+    what the schedule reveals at each step."""
     sampler = SamplerConfig(**fields)
-    zeros = torch.zeros(len(values), dtype=torch.long)
-    token, counts = torch.zeros_like(eligible, dtype=torch.long), zeros[:0]
-    step = Step(eligible, token, values, values, values, zeros, counts, zeros, zeros, sampler)
-    return sampler.reveal_rule.reveal(step).positions
+    zeros, of_steps = torch.zeros(len(values), dtype=torch.long), torch.tensor(counts, dtype=torch.long)
+    token = torch.zeros_like(eligible, dtype=torch.long)
+    step = Step(eligible, token, values, values, values, zeros + block_step, of_steps, zeros, zeros, sampler)
+    return [row.nonzero().flatten().tolist() for row in sampler.reveal_rule.reveal(step).positions]
 
 
 def test_llada_schedule_reveals_early_then_idles():
@@ -77,13 +81,8 @@ def test_tau_budget_adds_up_the_risks_of_what_is_above_the_threshold():
         ],
         dtype=torch.float64,
     )
-    sampler = SamplerConfig(rule="tau_budget", threshold=0.75)
-    token, zeros, eligible = torch.zeros(3, 5, dtype=torch.long), torch.zeros(3, dtype=torch.long), score > 0
-    found = []
-    for block_step in (0, 1):
-        at, counts = torch.full((3,), block_step), torch.tensor([2, 0])
-        step = Step(eligible, token, 0 * score, score, score, at, counts, zeros, zeros, sampler)
-        found.append(chosen(sampler.reveal_rule.reveal(step).positions))
+    settings: dict[str, Any] = {"counts": [2, 0], "rule": "tau_budget", "threshold": 0.75}
+    found = [revealed(score, score > 0, block_step=step, **settings) for step in (0, 1)]
     assert found == [[[0, 1, 3], [0, 2], [0, 1]], [[0, 1, 3], [0], [0]]]
 
 
@@ -93,16 +92,16 @@ def test_a_named_rule_without_chance_is_not_random():
     assert SamplerConfig(rule="test_decoding:revealed").is_random  # nothing is known about it
 
 
-def chosen(mask: torch.Tensor) -> list[list[int]]:
-    """Columns of each row's True entries."""
-    return [row.nonzero().flatten().tolist() for row in mask]
-
-
 LEFT_OUT = [[0.2, 0.95, 0.91], [0.1, 0.3, 0.2], [None, 0.3, 0.2], [None, None, None]]
 # With factor 1 the n-th must reach 1 - 1 / (n + 1): 1/2, 2/3, 3/4, 4/5. In the first row the last candidate, 0.76,
 # fails 4/5; in the second 3/4 is just enough; in the third none is, so the best alone; the fourth fails at n = 2.
 SURE = [[0.9, 0.79, 0.76, 0.95], [0.9, 0.75, 0.7, 0.95], [0.1, 0.4, 0.35, 0.2], [0.65, 0.65, 0.65, 0.65]]
 ENTROPIES = [[0.5, 0.125, 1.0, 0.25], [3.0, 2.0, 4.0, 5.0]]
+# The rules of SDAR and LLaDA2: of two steps the first has a quota of 2, which takes what is left where that is less.
+BLOCK, LAST = [[0.2, 0.9, 0.6, 0.95]], [[0.2, None, None, None]]
+STATIC, LEFT, DYNAMIC = (
+    {"remasking": name, "counts": [2, 1]} for name in ("low_confidence_static", "sequential", "low_confidence_dynamic")
+)
 
 
 @pytest.mark.parametrize(
@@ -117,13 +116,21 @@ ENTROPIES = [[0.5, 0.125, 1.0, 0.25], [3.0, 2.0, 4.0, 5.0]]
         (ENTROPIES, {"entropy_bound": 0.375}, [[0, 1, 3], [1]]),  # all but the largest: 1/8 + 1/4 is just within it
         (ENTROPIES, {"entropy_bound": 0.374}, [[1, 3], [1]]),
         (ENTROPIES, {"entropy_bound": 9.0}, [[0, 1, 2, 3], [0, 1, 2, 3]]),
+        (BLOCK, STATIC, [[1, 3]]),
+        (BLOCK, {**STATIC, "block_step": 1}, [[3]]),
+        (BLOCK, LEFT, [[0, 1]]),
+        ([[None, 0.9, None, 0.95]], {**LEFT, "block_step": 1}, [[1]]),
+        (BLOCK, {**DYNAMIC, "threshold": 0.5}, [[1, 2, 3]]),  # three exceed it
+        (BLOCK, {**DYNAMIC, "threshold": 0.93}, [[1, 3]]),  # one does: the two best
+        (BLOCK, {**DYNAMIC, "threshold": 0.95, "block_step": 1}, [[3]]),  # equal does not exceed
+        *((LAST, fields, [[0]]) for fields in (STATIC, LEFT, {**DYNAMIC, "threshold": 0.9})),
     ],
 )
-def test_rules_without_a_schedule_by_hand(rows: list[Any], fields: dict[str, Any], expected: list[list[int]]):
+def test_rules_by_hand(rows: list[Any], fields: dict[str, Any], expected: list[list[int]]):
     """None: a position that is not eligible; its value, though the best, does not count."""
     eligible = torch.tensor([[x is not None for x in row] for row in rows])
     values = torch.tensor([[0.95 if x is None else x for x in row] for row in rows], dtype=torch.float64)
-    assert chosen(revealed(values, eligible, **fields)) == expected
+    assert revealed(values, eligible, **fields) == expected
 
 
 @given(st.lists(st.floats(0.01, 1.0), min_size=1, max_size=8), st.floats(0.05, 3.0), st.integers(0, 255))
@@ -136,12 +143,12 @@ def test_factor_and_entropy_bound_follow_their_definitions(values: list[float], 
     lead = [values[i] - (1 - bound / (n + 1)) for n, i in enumerate(sure, start=1)]
     runs = [n for n, x in enumerate(lead, start=1) if x >= 0]
     if all(abs(x) > 1e-6 for x in lead):  # at the bound itself rounding decides
-        assert chosen(revealed(score, eligible, factor=bound)) == [sorted(sure[: max([1, *runs])])]
+        assert revealed(score, eligible, factor=bound) == [sorted(sure[: max([1, *runs])])]
     calm = sorted(kept, key=lambda i: (values[i], i))
     counts = [n for n in range(1, len(calm) + 1) if sum(values[i] for i in calm[: n - 1]) <= bound]
     near = any(abs(sum(values[i] for i in calm[:n]) - bound) < 1e-9 for n in range(len(calm)))
     if not near:
-        assert chosen(revealed(score, eligible, entropy_bound=bound)) == [sorted(calm[: max([1, *counts])])]
+        assert revealed(score, eligible, entropy_bound=bound) == [sorted(calm[: max([1, *counts])])]
 
 
 OUT_OF_RANGE = "threshold=0.0 threshold=1.5 temperature=-1.0 temperature=.nan cfg_scale=-0.1 gen_length=0"
@@ -175,6 +182,8 @@ def test_a_value_out_of_range_is_named(setting: str):
         ({"factor": 1.0, "early_stop": "confidence"}, "early_stop 'confidence'"),
         ({"entropy_bound": 0.1, "steps": 4}, "'steps'"),
         ({"entropy_bound": 0.1, "remasking": "random"}, "remasking 'random'"),
+        ({"remasking": "low_confidence_dynamic"}, "threshold None: the reveal rule"),
+        ({"remasking": "sequential", "alg": "entropy"}, "alg and remasking 'sequential' each select a reveal rule"),
         ({"rule": "threshold"}, "threshold None"),
         ({"rule": "factor"}, "factor None"),
         ({"rule": "entropy_bound"}, "entropy_bound None"),
