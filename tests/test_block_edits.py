@@ -27,12 +27,12 @@ from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 from lfpo.train.records import completion_record
 from small_runs import AS_PUBLISHED
+from test_block_rollout import SEEDS, edits_of
 from test_block_views import asked_of_replay, replayed, views_for
 
 BLOCK = 4
 # Of 4, 2, 9, 1 and 7 tokens, so that completions begin at each place of a block.
 PROMPTS = [[5, 6, 7, 8], [9, 10], [40, 41, 42, 43, 44, 45, 46, 47, 48], [100], [5, 6, 7, 8, 1, 2, 3]]
-SEEDS = [11, 12, 13, 14, 15]
 EDITING: dict[str, Any] = {"gen_length": 12, "remasking": "low_confidence_dynamic", "threshold": 0.3}
 EDITING |= {"editing_threshold": 0.05, "max_post_steps": 3}
 MASK, EOS = 90, 91
@@ -50,13 +50,6 @@ def edited(model: MaskedDiffusionLM) -> Trajectory:
     sampler = SamplerConfig(temperature=1.0, **EDITING)
     model.eos_id = int(rollout(model, PROMPTS, sampler, SEEDS).tokens[0, 5])  # so that rows end at different blocks
     return rollout(model, PROMPTS, sampler, SEEDS)
-
-
-def edits_of(t: Trajectory) -> list[list[tuple[int, ...]]]:
-    """Position, step and token of each row's edits."""
-    assert isinstance(t, EditedTrajectory)
-    columns = torch.stack([t.edit_position, t.edit_step, t.edit_token], dim=-1).tolist()
-    return [[tuple(edit) for edit in row if edit[1] >= 0] for row in columns]
 
 
 # By hand: one row with prompt tokens 1, 2 in a block of 4, so that the completion's first block has two positions.
@@ -172,37 +165,6 @@ def test_the_rule_by_hand():
     assert not rule([0.6, 0.9, 0.5, 0.4], full, full, 1, **settings)[2]  # nothing is edited
     # Without post steps a block is complete as soon as it is full.
     assert not rule([0.6], [7], [MASK], 0, **{**settings, "max_post_steps": 0})[2]
-
-
-# What the sampler does.
-
-
-def test_a_row_is_the_same_alone_refilled_and_without_stored_blocks(
-    model: MaskedDiffusionLM, edited: Trajectory, monkeypatch: pytest.MonkeyPatch
-):
-    sampler = SamplerConfig(temperature=1.0, **EDITING)
-    assert len(set(edited.nfe.tolist())) > 1 and bool(edited.has_eos.any())
-
-    def same(found: Trajectory, rows: list[int]) -> None:
-        for name in ("tokens", "revealed", "reveal_step", "nfe", "scheduled_steps"):
-            assert torch.equal(getattr(found, name), getattr(edited, name)[rows]), name
-        assert edits_of(found) == [edits_of(edited)[row] for row in rows]
-
-    every = [0, 1, 2, 3, 4]
-    finished: list[tuple[list[int], list[Any]]] = []
-    two = rollout(
-        model, PROMPTS, sampler, SEEDS, rollout_tokens=12, finished=lambda i, t: finished.append((i, edits_of(t)))
-    )
-    same(two, every)
-    assert sorted(row for rows, _ in finished for row in rows) == every and len(finished) > 2
-    assert all(edits == [edits_of(edited)[row] for row in rows] for rows, edits in finished)
-    same(rollout(model, PROMPTS, sampler, SEEDS, store_blocks=False), every)
-    same(rollout(model, PROMPTS[::-1], sampler, SEEDS[::-1], rollout_tokens=17), every[::-1])
-    same(rollout(model, PROMPTS[2:3], sampler, SEEDS[2:3]), [2])
-    # On a GPU finished rows are looked for now and then.
-    monkeypatch.setattr("lfpo.rollout.denoise.LOOK_EVERY", {"cpu": 4})
-    monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
-    same(rollout(model, PROMPTS, sampler, SEEDS, rollout_tokens=12), every)
 
 
 def test_without_an_edit_the_completion_is_that_of_the_plain_rule(model: MaskedDiffusionLM):

@@ -17,7 +17,9 @@ from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.structure import Structure
 from lfpo.rollout import sampler as sampler_module
 from lfpo.rollout.denoise import rollout
+from lfpo.rollout.edits import EditedTrajectory
 from lfpo.rollout.sampler import SamplerConfig
+from lfpo.rollout.trajectory import Trajectory
 from lfpo.train.flops import forward_flops, rollout_flops
 from test_rollout import assert_same_rows
 
@@ -45,6 +47,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"alg": "entropy", "alg_temp": 0.5},
     {"early_stop": "eos"},
     {"early_stop": "both", "early_stop_threshold": 0.15},
+    {"remasking": "low_confidence_dynamic", "threshold": 0.3, "editing_threshold": 0.05, "max_post_steps": 3},
 ]
 
 
@@ -52,6 +55,15 @@ def make_eos_common(model: MaskedDiffusionLM, sampler: SamplerConfig) -> None:
     """Make a token of the second block of some rollouts the EOS, so that rows end at different blocks."""
     whole = rollout(model, PROMPTS, sampler, SEEDS)
     model.eos_id = int(whole.tokens[0, 5])
+
+
+def edits_of(t: Trajectory) -> list[list[tuple[int, ...]]]:
+    """Each row's edits: position, step, token, and the token that was revealed there."""
+    if not isinstance(t, EditedTrajectory):
+        return [[]] * len(t)
+    revealed = t.revealed.gather(1, t.edit_position)
+    columns = torch.stack([t.edit_position, t.edit_step, t.edit_token, revealed], dim=-1).tolist()
+    return [[tuple(edit) for edit in row if edit[1] >= 0] for row in columns]
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
@@ -62,18 +74,31 @@ def test_a_row_is_the_same_alone_together_refilled_and_without_stored_blocks(
     make_eos_common(model, sampler)
     together = rollout(model, PROMPTS, sampler, SEEDS)
     assert len(set(together.nfe.tolist())) > 1  # else rows would leave and enter together
+    assert ("editing_threshold" in settings) == any(edits_of(together))
+
+    def same(found: Trajectory, rows: list[int], *, but: tuple[str, ...] = ()) -> None:
+        assert_same_rows(found, together, rows, but=but)
+        assert edits_of(found) == [edits_of(together)[row] for row in rows]
+
+    every = [0, 1, 2, 3, 4]
     plain = rollout(model, PROMPTS, sampler, SEEDS, store_blocks=False)
-    assert_same_rows(together, plain, [0, 1, 2, 3, 4], but=("queries",))
+    same(plain, every, but=("queries",))
     assert bool((together.queries < plain.queries).all())
     # Two rows at a time: when one is finished, the next prompt takes its place while the other is still in flight.
-    assert_same_rows(rollout(model, PROMPTS, sampler, SEEDS, rollout_tokens=12), together, [0, 1, 2, 3, 4])
-    backwards = rollout(model, PROMPTS[::-1], sampler, SEEDS[::-1], rollout_tokens=17)
-    assert_same_rows(backwards, together, [4, 3, 2, 1, 0])
-    assert_same_rows(rollout(model, PROMPTS[2:3], sampler, SEEDS[2:3]), together, [2])
+    told: dict[int, Any] = {}
+    two = rollout(
+        *(model, PROMPTS, sampler, SEEDS),
+        rollout_tokens=12,
+        finished=lambda index, t: told.update(zip(index, edits_of(t), strict=True)),
+    )
+    same(two, every)
+    assert [told[row] for row in every] == edits_of(together)
+    same(rollout(model, PROMPTS[::-1], sampler, SEEDS[::-1], rollout_tokens=17), every[::-1])
+    same(rollout(model, PROMPTS[2:3], sampler, SEEDS[2:3]), [2])
     # On a GPU the device is not asked which positions are masked, and finished rows are looked for now and then.
     monkeypatch.setattr("lfpo.rollout.denoise.LOOK_EVERY", {"cpu": 4})
     monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
-    assert_same_rows(rollout(model, PROMPTS, sampler, SEEDS, rollout_tokens=12), together, [0, 1, 2, 3, 4])
+    same(rollout(model, PROMPTS, sampler, SEEDS, rollout_tokens=12), every)
 
 
 def test_rows_end_with_the_whole_block_that_holds_gen_length(model: MaskedDiffusionLM):
