@@ -1,7 +1,6 @@
 """Code tasks: rows, prompts, solutions and their mutants, samples for other scorers."""
 
 import ast
-import copy
 import errno
 import json
 import multiprocessing
@@ -10,6 +9,7 @@ import sys
 import tempfile
 import types
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,44 +100,32 @@ SWAPS |= {ast.Eq: ast.NotEq(), ast.NotEq: ast.Eq()}
 
 
 def mutants(program: str, most: int) -> list[str]:
-    """Programs with one change each: an operator or comparison turned round, a number off by one, no result at all."""
+    """Programs with one change each: an operator or comparison turned round, a number off by one, no result at all.
+
+    The change is in the last function: the others may be given by the problem, and then a change to them is none."""
     tree = ast.parse(program)
-    places = _places(tree)
-    changed = [text for number in range(len(places)) if (text := _mutant(tree, number))]
+    function = [node for node in tree.body if isinstance(node, ast.FunctionDef)][-1]
+    changed = []
+    for node in ast.walk(function):
+        for field, value in changes(node):
+            before = getattr(node, field)
+            setattr(node, field, value)
+            changed.append(ast.unparse(tree))
+            setattr(node, field, before)
+    function.body.insert(0, ast.Return(None))
     step = max(1, len(changed) // max(1, most - 1))
-    return [_without_result(tree), *changed[::step][: most - 1]]
+    return [ast.unparse(ast.fix_missing_locations(tree)), *changed[::step][: most - 1]]
 
 
-def _places(tree: ast.Module) -> list[tuple[ast.AST, str]]:
-    """In the last function: the others may be given by the problem, and then a change to them is none."""
-    walk = ast.walk(_last_function(tree))
-    return [(node, field) for node in walk for field in ("op", "ops", "value") if hasattr(node, field)]
-
-
-def _last_function(tree: ast.Module) -> ast.FunctionDef:
-    return [node for node in tree.body if isinstance(node, ast.FunctionDef)][-1]
-
-
-def _mutant(tree: ast.Module, number: int) -> str | None:
-    tree = copy.deepcopy(tree)
-    node, field = _places(tree)[number]
-    value = getattr(node, field)
-    if field == "op" and type(value) in SWAPS:
-        setattr(node, field, SWAPS[type(value)])
-    elif field == "ops" and type(value[0]) in SWAPS:
-        value[0] = SWAPS[type(value[0])]
-    elif isinstance(node, ast.Constant) and type(value) is int:
-        node.value = value + 1
-    else:
-        return None
-    return ast.unparse(tree)
-
-
-def _without_result(tree: ast.Module) -> str:
-    """The last function returns None."""
-    tree = copy.deepcopy(tree)
-    _last_function(tree).body.insert(0, ast.Return(None))
-    return ast.unparse(ast.fix_missing_locations(tree))
+def changes(node: ast.AST) -> Iterator[tuple[str, Any]]:
+    """Fields of a node with other values."""
+    match node:
+        case ast.BinOp(op=op) | ast.BoolOp(op=op) | ast.AugAssign(op=op) if type(op) in SWAPS:
+            yield "op", SWAPS[type(op)]
+        case ast.Compare(ops=[first, *others]) if type(first) in SWAPS:
+            yield "ops", [SWAPS[type(first)], *others]
+        case ast.Constant(value=int(value)) if not isinstance(value, bool):
+            yield "value", value + 1
 
 
 def passes_as_a_script(program: str, row: dict[str, Any], seconds: float = 20) -> bool:
