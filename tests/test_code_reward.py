@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lfpo.prompts.tasks.bigcodebench import missing_libraries
 from lfpo.rewards.code import Grader, _blocks, code_format, code_job, extract_code, syntax_compliance
-from lfpo.rewards.sandbox import Job, Limits, Sandbox, Verdict, available_rungs
+from lfpo.rewards.sandbox import Job, Limits, Sandbox, available_rungs
 
 # The definition of a fenced block. As a regular expression it takes quadratic time.
 FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
@@ -48,16 +48,10 @@ def test_any_completion_takes_less_than_a_second_outside_the_sandbox(size: int) 
 
 
 def test_a_completion_that_is_too_long_scores_zero_with_a_reason() -> None:
-    grader = Grader(_Refusing(unsafe="root"))
-    columns: dict[str, Any] = {"tests": [["assert f() == 1"]]}
-    [verdict] = grader.verdicts([""], ["x = 1\n" * 50_000], columns)
+    grader = Grader(Sandbox(unsafe="root"))
+    [verdict] = grader.verdicts([""], ["x = 1\n" * 50_000], {"tests": [["assert x == 1"]]})
     assert verdict is not None and verdict.reason == "the program is longer than 200000 characters"
-    assert grader.pass_rate([""], ["x = 1\n" * 50_000], **columns) == [0.0]
-
-
-class _Refusing(Sandbox):
-    def run(self, jobs: Any) -> list[Verdict]:
-        raise AssertionError("nothing should run")
+    assert verdict.pass_rate == 0
 
 
 # Names

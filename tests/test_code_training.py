@@ -1,6 +1,5 @@
 """Training on code prompts with the sandbox as reward: random text, hostile programs, and nothing left afterwards."""
 
-import json
 import os
 import random
 import string
@@ -17,6 +16,7 @@ from lfpo.rewards.code import Grader, code_format, formatted_pass_rate, syntax_c
 from lfpo.rewards.sandbox import Job, Limits, Sandbox, Verdict
 from sandbox_cases import CHEATS, ENDLESS, remains
 from small_runs import trained_on_rows
+from written_runs import write_rows
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system")
 
@@ -35,13 +35,12 @@ def open_files() -> int:
 
 def short_problems(folder: Path) -> Path:
     """MBPP's fields with texts that fit the tiny model's context."""
-    folder.mkdir()
     for split, n in (("train", 6), ("test", 2)):
         rows = [
             {"task_id": 10 * n + i, "text": f"{i}?", "code": f"def f(): return {i}", "test_list": [f"assert f()=={i}"]}
             for i in range(n)
         ]
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_rows(folder / f"{split}.jsonl", rows)
     return folder
 
 

@@ -1,6 +1,5 @@
 """A data set of one's own: from the hub's library or a file, with columns renamed, rows mapped, and epochs."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 from lfpo import LFPOConfig, LFPOTrainer, SamplerConfig
 from lfpo.base.errors import UserError
 from lfpo.prompts.dataset import read_rows
+from written_runs import write_rows
 
 QUESTIONS = [{"question": f"{i} 1 1 = 2\n", "answer": f"#### {i}"} for i in range(2, 6)]
 
@@ -41,9 +41,8 @@ def config(**changes: Any) -> LFPOConfig:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A data set as a folder of JSONL files, which the datasets library reads as it reads one of the hub."""
-    for split, rows in (("train", QUESTIONS), ("test", QUESTIONS)):
-        (tmp_path / f"data/{split}.jsonl").parent.mkdir(exist_ok=True)
-        (tmp_path / f"data/{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for split in ("train", "test"):
+        write_rows(tmp_path / f"data/{split}.jsonl", QUESTIONS)
     return tmp_path / "data"
 
 
@@ -93,9 +92,9 @@ def test_epochs_count_the_prompts_that_are_not_left_out(tmp_path):
     ],
 )
 def test_rows_that_cannot_be_prepared_name_their_line(tmp_path, changes, told):
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in QUESTIONS))
+    file = write_rows(tmp_path / "rows.jsonl", QUESTIONS)
     with pytest.raises(UserError, match=told):
-        read_rows(config(data_file=str(tmp_path / "rows.jsonl"), **changes), "train")
+        read_rows(config(data_file=str(file), **changes), "train")
 
 
 @pytest.mark.parametrize(

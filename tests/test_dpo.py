@@ -1,6 +1,5 @@
 """Preference training: rows, pairs, the trainer, its command."""
 
-import json
 import random
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,9 @@ from lfpo.train.dpo import DPOTrainer, as_trajectory, train_dpo
 from lfpo.train.example_configs import DPOConfig
 from processes import run_lfpo
 from test_distributed import metrics
+from written_runs import write_rows
 
-ROWS = [
+ROWS: list[dict[str, Any]] = [
     {"prompt": p, "chosen": "aaaa"[:n], "rejected": "zzz"[:n]} for n, p in ((1, "x"), (2, "yy"), (3, "xyx"), (2, "y"))
 ]
 
@@ -33,9 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("dpo") / "pairs.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    return file
+    return write_rows(tmp_path_factory.mktemp("dpo") / "pairs.jsonl", ROWS)
 
 
 def config(folder: Path, model: Path, data: Path, **changes: Any) -> DPOConfig:
@@ -45,10 +43,6 @@ def config(folder: Path, model: Path, data: Path, **changes: Any) -> DPOConfig:
     return DPOConfig(**{**values, **changes})
 
 
-def quiet(_: str) -> None:
-    pass
-
-
 @pytest.mark.parametrize("changes", [{}, {"lora": {"r": 2, "lora_alpha": 4}}, {"after_eos": True}], ids=str)
 def test_the_chosen_completion_becomes_likelier_than_the_rejected(
     changes: dict[str, Any], model: Path, data: Path, tmp_path: Path
@@ -56,7 +50,7 @@ def test_the_chosen_completion_becomes_likelier_than_the_rejected(
     from lfpo.base.config import build, to_dict
 
     args = build(DPOConfig, to_dict(config(tmp_path / "run", model, data, max_steps=12, eval_steps=6)) | changes)
-    train_dpo(args, report=quiet)
+    train_dpo(args)
     rows = metrics(tmp_path / "run")
     assert [row["step"] for row in rows] == list(range(13))
     assert rows[0]["eval/rewards/margins"] == rows[0]["eval/rewards/accuracies"] == 0
@@ -68,7 +62,7 @@ def test_the_chosen_completion_becomes_likelier_than_the_rejected(
 
 
 def test_an_evaluation_between_two_logged_steps_is_logged_with_its_step(model: Path, data: Path, tmp_path: Path):
-    train_dpo(config(tmp_path / "run", model, data, max_steps=3, logging_steps=3, eval_steps=2), report=quiet)
+    train_dpo(config(tmp_path / "run", model, data, max_steps=3, logging_steps=3, eval_steps=2))
     rows = metrics(tmp_path / "run")
     assert [(row["step"], "loss" in row) for row in rows] == [(0, False), (2, False), (3, True)]
     assert all("eval/loss" in row for row in rows)
@@ -92,8 +86,7 @@ def test_two_ranks_start_a_run_that_one_ends_as_if_it_had_run_alone(
     lora: list[str], parallel: list[str], model: Path, data: Path, tmp_path: Path
 ):
     """Of three pairs a step one rank has two; of seven held-out pairs it has four, a batch more than the other."""
-    seven = tmp_path / "seven.jsonl"
-    seven.write_text("".join(json.dumps(ROWS[i % len(ROWS)]) + "\n" for i in range(7)))
+    seven = write_rows(tmp_path / "seven.jsonl", [*ROWS, *ROWS[:3]])
     keys = {"model": model, "data_file": data, "eval_file": seven, "gen_length": 4, "beta": 1, "batch_size": 3}
     keys |= {"learning_rate": "1e-2", "save_steps": 2, "eval_steps": 2}
     given = [x for k, v in keys.items() for x in (f"--{k}", str(v))] + lora
@@ -166,8 +159,7 @@ ASSISTANT = {"role": "assistant", "content": "a"}
 def test_a_wrong_row_is_one_sentence_with_its_line(
     row: dict[str, Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    file = tmp_path / "pairs.jsonl"
-    file.write_text(json.dumps(ROWS[0]) + "\n" + json.dumps(row) + "\n")
+    file = write_rows(tmp_path / "pairs.jsonl", [ROWS[0], row])
     with pytest.raises(UserError, match=f"pairs.jsonl:2: .*{said}"):
         load_preferences(file)
     assert main(["dpo", "--data_file", str(file), "--output_dir", str(tmp_path / "run")]) == 2

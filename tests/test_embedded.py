@@ -18,7 +18,6 @@ from lfpo.models.structure import Structure
 from lfpo.prompts.tasks import TASKS, get_task
 from lfpo.rollout.engine import as_it_is
 from lfpo.rollout.sampler import SamplerConfig
-from test_distributed import metrics
 from tiny import random_ids
 
 
@@ -100,11 +99,3 @@ def test_plain_transformers_loads_its_export_with_the_callers_mask(tmp_path: Pat
     ours = model.head(model.hidden(ids, structure=Structure(8)))
     torch.testing.assert_close(theirs(ids, seen).logits, ours, rtol=0, atol=1e-4)
     assert (theirs(ids).logits - ours).abs().max() > 1e-2  # without it, attention is full
-
-
-@pytest.mark.long
-def test_a_run_of_the_demo_recipe(tmp_path: Path):
-    folder = tmp_path / "run"
-    given = ["--model", "embedded-block", "--max_steps", "1", "--eval_size", "4", "--output_dir", str(folder)]
-    assert main(["train", "demo", *given]) == 0
-    assert metrics(folder)[-1]["grad_norm"] > 0

@@ -33,6 +33,7 @@ from test_distributed import assert_same_run
 from test_distributed import run as run_distributed
 from test_train import config, metrics, without_times
 from test_update import Whole
+from written_runs import write_rows
 
 SAMPLER = SamplerConfig(temperature=1.0).for_length(3)
 SCRIPTED = Environment(games.Scripted, max_turns=2, timeout=0.0)
@@ -215,8 +216,8 @@ def test_trains_evaluates_reports_and_resumes(llada: Path, tmp_path: Path):
 @pytest.mark.parametrize("fsdp", ["false", "true"])
 def test_ranks_whose_episodes_end_at_other_turns_train_as_one(fsdp: str, llada: Path, tmp_path: Path):
     """Each rank has one of three prompts, whose episodes have one, two and three turns; two iterations."""
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
-    keys = ["--data_file", str(tmp_path / "rows.jsonl"), "--eval_file", str(tmp_path / "rows.jsonl"), "--task", "null"]
+    rows = str(write_rows(tmp_path / "rows.jsonl", ROWS))
+    keys = ["--data_file", rows, "--eval_file", rows, "--task", "null"]
     keys += ["--reward_funcs", "[]", "--environment", "games.Letters", "--max_turns", "3", "--max_steps", "2"]
     keys += ["--sampler.gen_length", "4"]
     for name, ranks, more in (("one", 1, ()), ("three", 3, ("--fsdp", fsdp)), ("two", 2, ("--fsdp", fsdp))):
@@ -245,8 +246,8 @@ def test_an_environment_that_raises_loses_the_batch_and_five_end_the_run(llada: 
 
 
 def test_a_wrong_return_value_on_one_rank_ends_both_with_its_sentence(llada: Path, tmp_path: Path):
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
-    keys = ["--data_file", str(tmp_path / "rows.jsonl"), "--task", "null", "--reward_funcs", "[]", "--eval_steps", "0"]
+    rows = str(write_rows(tmp_path / "rows.jsonl", ROWS))
+    keys = ["--data_file", rows, "--task", "null", "--reward_funcs", "[]", "--eval_steps", "0"]
     keys += ["--environment", "games.WrongForThree", "--max_turns", "2", "--sampler.gen_length", "4"]
     process = run_distributed(tmp_path / "run", llada, 2, *keys)
     assert process.returncode == 2

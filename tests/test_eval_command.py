@@ -21,6 +21,7 @@ from lfpo.eval.terminal import group_means, progress, show
 from lfpo.prompts.tasks import get_task
 from lfpo.prompts.tasks.task import Row
 from processes import run_lfpo
+from written_runs import write_rows
 
 SAMPLED = ("--n_samples", "2", "--sampler.temperature", "1", "--rollout_tokens", "60")
 
@@ -240,8 +241,7 @@ def test_a_task_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lla
 
 def test_plain_text_for_a_model_without_a_chat_template(llada: Path, tmp_path: Path):
     rows = [{"question": f"What is {n} + 1?", "answer": f"{n} + 1 = {n + 1}\n#### {n + 1}"} for n in range(5)]
-    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    task, out = f"gsm8k@{tmp_path / 'test.jsonl'}", tmp_path / "out"
+    task, out = f"gsm8k@{write_rows(tmp_path / 'test.jsonl', rows)}", tmp_path / "out"
     assert run(llada, out, "--sampler.gen_length", "4", task=task) == 2  # chat is the default
     assert run(llada, out, "--sampler.gen_length", "4", "--prompt_format", "text", task=task) == 0
     assert json.loads((out / "gsm8k.json").read_text())["prompt_format"] == "text"
@@ -296,8 +296,7 @@ def test_each_process_grades_its_share_while_training(
 ):
     (tmp_path / "counted_reward.py").write_text(REWARD)
     monkeypatch.chdir(tmp_path)
-    rows = "".join(json.dumps({"prompt": f"{i} "}) + "\n" for i in range(5))
-    (tmp_path / "rows.jsonl").write_text(rows)
+    write_rows(tmp_path / "rows.jsonl", [{"prompt": f"{i} "} for i in range(5)])
     arguments = ["train", "--model", str(llada), "--data_file", "rows.jsonl", "--eval_file", "rows.jsonl"]
     arguments += ["--reward_funcs", "[counted_reward.counted]", "--max_steps", "1", "--prompts_per_iteration", "2"]
     arguments += ["--num_generations", "2", "--optimizer_steps_per_iteration", "1", "--sampler.gen_length", "4"]

@@ -15,6 +15,7 @@ from lfpo.cli.command_line import main
 from lfpo.eval.likelihood import Pair, likelihood_bounds, text_pair
 from lfpo.models import load_model, load_tokenizer
 from lfpo.prompts.tasks import get_task
+from written_runs import write_rows
 
 N = 6
 installed = importlib.util.find_spec("lm_eval") is not None and importlib.util.find_spec("datasets") is not None
@@ -26,12 +27,11 @@ pytestmark = [
 
 def harness_task(folder: Path, metric: str, **more: Any) -> dict[str, Any]:
     """The first problems of `choice` as a task of the harness over a local file."""
-    rows = get_task("choice").test_rows(N)
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows = write_rows(folder / "rows.jsonl", get_task("choice").test_rows(N))
     return {
         "task": "local_choice",
         "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(folder / "rows.jsonl")}, "cache_dir": str(folder / "cache")},
+        "dataset_kwargs": {"data_files": {"test": str(rows)}, "cache_dir": str(folder / "cache")},
         "test_split": "test",
         "doc_to_text": "{{prompt}}",
         "metric_list": [{"metric": metric, "aggregation": "mean", "higher_is_better": True}],
