@@ -11,12 +11,12 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -43,20 +43,9 @@ def context() -> Any:
     """The multiprocessing context of all these processes. The first call starts the server that forks them."""
     found = multiprocessing.get_context("forkserver")
     found.set_forkserver_preload(PRELOADED)
-    with _variables(environment()):  # the server keeps the environment that it starts with
+    with mock.patch.dict(os.environ, environment()):  # the server keeps the environment that it starts with
         forkserver.ensure_running()
     return found
-
-
-@contextmanager
-def _variables(wanted: dict[str, str]) -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 @functools.cache

@@ -11,7 +11,6 @@ import pytest
 from drill import command
 from drill.command import DrillConfig
 from drill.harness import ITERATIONS, Drill, Recovery, Row, difference, progress
-from lfpo.base.plugins import resolve
 from lfpo.models import load_model, save_model
 from written_runs import write_run
 
@@ -25,7 +24,7 @@ def drill(tmp_path_factory: pytest.TempPathFactory) -> Drill:
 @pytest.mark.long
 @pytest.mark.parametrize("faults", command.FAULTS)
 def test_a_group_of_faults(faults: str, drill: Drill):
-    rows: list[Row] = resolve(command.FAULTS[faults], {}, kind="fault")(drill)
+    rows = command.FAULTS[faults](drill)
     assert rows and not [row for row in rows if row.failures]
 
 
@@ -59,7 +58,7 @@ def fails(drill: Drill) -> list[Row]:
 def test_the_command_fails_when_a_run_did(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setitem(command.FAULTS, "killed", "test_drill:fails")
+    monkeypatch.setitem(command.FAULTS, "killed", fails)
     assert command.main(["--faults", "killed", "--output", str(tmp_path / "out")]) == 2
     said = capsys.readouterr()
     assert "not survived: a fault" in said.err and "NOT SURVIVED" in said.out

@@ -6,34 +6,24 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from drill import damage, failures, fuzz, ranks, stops
 from drill.harness import Drill, Row
 from lfpo.base.checks import CountOrZero, NotNegative, check_ranges
 from lfpo.base.config import build, describe, parse_overrides, to_dict
 from lfpo.base.environment import describe_environment, versions
 from lfpo.base.errors import UserError, nearest
 from lfpo.base.files import replace_file
-from lfpo.base.plugins import resolve
 
-# name -> function(Drill) -> list of Rows, in the order they are tried.
-FAULTS: dict[str, str] = {
-    "killed": "drill.stops:killed",
-    "stopped": "drill.stops:stopped",
-    "damaged": "drill.damage:damaged",
-    "disk": "drill.damage:disk",
-    "nonfinite": "drill.failures:nonfinite",
-    "rewards": "drill.failures:rewards",
-    "ranks": "drill.ranks:ranks",
-    "network": "drill.ranks:network",
-    "ray_head": "drill.ranks:ray_head",
-    "surroundings": "drill.failures:surroundings",
-    "planted": "drill.failures:planted",
-    "repeated": "drill.stops:repeated",
-    "fuzz": "drill.fuzz:fuzz",
-    "soak": "drill.stops:soak",
-}
+GROUPS = [
+    *(stops.killed, stops.stopped, damage.damaged, damage.disk, failures.nonfinite, failures.rewards),
+    *(ranks.ranks, ranks.network, ranks.ray_head, failures.surroundings, failures.planted),
+    *(stops.repeated, fuzz.fuzz, stops.soak),
+]
+FAULTS: dict[str, Callable[[Drill], list[Row]]] = {group.__name__: group for group in GROUPS}  # as they are tried
 
 
 @dataclass
@@ -94,7 +84,7 @@ def run_drill(config: DrillConfig) -> None:
     try:
         for name in config.chosen:
             started = time.monotonic()
-            found: list[Row] = resolve(FAULTS[name], {}, kind="fault")(drill)
+            found = FAULTS[name](drill)
             rows += found
             verdict = "NOT SURVIVED" if any(row.failures for row in found) else "survived"
             print(f"{name}: {verdict}, {time.monotonic() - started:.0f} s", flush=True)

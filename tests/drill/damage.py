@@ -95,14 +95,9 @@ def disk(drill: Drill) -> list[Row]:
     """Each place, full and read-only, once, on a tmpfs in namespaces of a child process where the system allows it."""
     mount = drill.root / "disk"
     mount.mkdir()
-    if reason := no_mount(mount):
+    if reason := not_possible("-rm", f"mount -t tmpfs none '{mount}'"):
         return [Row("disk full or read-only", f"not tried: {reason}")]
-    return in_namespaces(drill, "drill.damage:on_disk", "-rm")
-
-
-def no_mount(folder: Path) -> str:
-    """Why no file system can be mounted on a folder; "" when one can."""
-    return not_possible("-rm", f"mount -t tmpfs none '{folder}'")
+    return in_namespaces(drill, on_disk, "-rm")
 
 
 def on_disk(drill: Drill) -> list[Row]:

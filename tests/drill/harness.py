@@ -21,7 +21,6 @@ from safetensors.torch import load_file
 import processes
 from drill import inside
 from drill.inside import Fault
-from lfpo.base.plugins import resolve
 from lfpo.runs.directory import Run
 from lfpo.train.checkpoint import latest_checkpoint
 
@@ -188,8 +187,8 @@ def train_arguments(folder: Path, **changes: Any) -> list[str]:
     return ["train", *(text for name, value in settings.items() for text in (f"--{name}", str(value)))]
 
 
-def in_namespaces(drill: Drill, work: str, flags: str) -> list[Row]:
-    """What the function `work` (module:name) returns for the drill in a process that is root in its own namespaces.
+def in_namespaces(drill: Drill, work: Callable[[Drill], list[Row]], flags: str) -> list[Row]:
+    """What the module-level function `work` returns for the drill in a process that is root in its own namespaces.
 
     flags: options of unshare. Raises CalledProcessError when the function fails.
     """
@@ -204,7 +203,7 @@ def namespaced(arguments: list[str]) -> int:
     """`python -m drill namespaced JOB`, in the new process."""
     job = Path(arguments[0])
     work, drill = pickle.loads(job.read_bytes())
-    job.write_bytes(pickle.dumps(resolve(work, {}, kind="fault")(drill)))
+    job.write_bytes(pickle.dumps(work(drill)))
     return 0
 
 
