@@ -34,11 +34,8 @@ class Sampled:
     def __init__(self, engine: Any, model: MaskedDiffusionLM, prompts: list[list[int]], gen_length: int):
         sampler = SamplerConfig(temperature=1.0, threshold=THRESHOLD).for_length(gen_length, model.block_length)
         rows = [prompt for prompt in prompts for _ in range(GENERATIONS)]
-        self.engine, self.model, self.request = (
-            engine,
-            model,
-            Request(rows, list(range(len(rows))), sampler, GENERATIONS),
-        )
+        self.engine, self.model = engine, model
+        self.request = Request(rows, list(range(len(rows))), sampler, GENERATIONS)
         engine.update(0, model)
         self.version = engine.version
         self.finished: list[int] = []

@@ -257,23 +257,6 @@ def test_what_cannot_work_with_edits_is_refused_in_a_sentence():
     check_rollouts(make_objective({"name": "espo"}), sampler, (), trained_block=BLOCK)
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"editing_threshold": 1.5}, "editing_threshold 1.5 must be between 0 and 1"),
-        ({"max_post_steps": -1}, "max_post_steps -1 must not be negative"),
-        ({"editing_threshold": None}, "max_post_steps 3 needs editing_threshold"),
-        ({"early_stop": "eos"}, "early_stop 'eos' does not go with editing_threshold"),
-        ({"remasking": "low_confidence"}, "editing_threshold 0.05 has no effect with the reveal rule 'threshold'"),
-        ({"remasking": "low_confidence_static", "threshold": None}, "only with low_confidence_dynamic; leave it out"),
-    ],
-)
-def test_wrong_settings_are_refused_in_a_sentence(settings: dict[str, Any], said: str):
-    with pytest.raises(ValueError, match=said) as caught:
-        SamplerConfig(**{**EDITING, **settings})
-    assert "\n" not in str(caught.value)
-
-
 def test_records_hold_what_edited_positions_held(by_hand: Trajectory):
     record = completion_record(by_hand, 0, "12", "x", _Letters())
     assert record["edits"] == {

@@ -164,6 +164,9 @@ def test_a_value_out_of_range_is_named(setting: str):
     assert "\n" not in str(caught.value)
 
 
+EDITING: dict[str, Any] = {"remasking": "low_confidence_dynamic", "threshold": 0.5, "editing_threshold": 0.5}
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
@@ -205,6 +208,12 @@ def test_a_value_out_of_range_is_named(setting: str):
         ({"cache": "dual", "cache_refresh": 0}, "cache_refresh 0"),
         ({"cache": "dual", "gen_length": 8}, "block_length"),
         ({"cache": "prefix", "gen_length": 8, "block_length": 8}, "cache_refresh"),
+        ({"max_post_steps": -1}, "max_post_steps -1 must not be negative"),
+        ({**EDITING, "editing_threshold": None, "max_post_steps": 3}, "max_post_steps 3 needs editing_threshold"),
+        ({**EDITING, "editing_threshold": 1.5}, "editing_threshold 1.5 must be between 0 and 1"),
+        ({**EDITING, "early_stop": "eos"}, "early_stop 'eos' does not go with editing_threshold"),
+        ({**EDITING, "remasking": "low_confidence"}, "editing_threshold 0.5 has no effect with .* rule 'threshold'"),
+        ({"remasking": "low_confidence_static", "editing_threshold": 0.5}, "only with low_confidence_dynamic; leave"),
     ],
 )
 def test_bad_settings_are_one_line_errors(fields: dict, named: str):
