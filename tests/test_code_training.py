@@ -1,27 +1,19 @@
-"""Training on code prompts with the sandbox as reward: random text, hostile programs, and nothing left afterwards."""
+"""Training on code prompts with the sandbox as reward: nothing left afterwards, each program run once."""
 
 import os
-import random
-import string
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lfpo.prompts.tasks import DataTask, get_task
-from lfpo.rewards import RewardFunction, score
-from lfpo.rewards.code import Grader, code_format, formatted_pass_rate, syntax_compliance
-from lfpo.rewards.sandbox import Job, Limits, Sandbox, Verdict
-from sandbox_cases import CHEATS, ENDLESS, remains
+from lfpo.rewards.code import Grader, code_format, formatted_pass_rate
+from lfpo.rewards.sandbox import Job, Sandbox, Verdict
 from small_runs import trained_on_rows
 from written_runs import write_rows
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system")
-
-MBPP = Path(__file__).parent / "data" / "mbpp"
-TAG = 18_000_000 + os.getpid()  # a limit in the command line of these sandboxes alone
 
 
 @pytest.fixture(autouse=True)
@@ -52,41 +44,16 @@ def test_training_runs_end_to_end_and_leaves_nothing(
     monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.setattr(tempfile, "tempdir", None)  # read TMPDIR again
     before = open_files()
-    task = f"mbpp@{short_problems(tmp_path / 'data')}"
-    metrics = trained_on_rows(llada, task, tmp_path / "run", max_steps=2, num_generations=4)
+    name = f"mbpp@{short_problems(tmp_path / 'data')}"
+    metrics = trained_on_rows(llada, name, tmp_path / "run", max_steps=2, num_generations=4)
     assert len(metrics) == 2
     assert {"rewards/syntax_compliance/mean", "rewards/pass_rate/mean"} <= metrics[0].keys()
+    task = get_task(name)
+    assert isinstance(task, DataTask)
+    rows = task.test_rows()
+    assert task.correct_all(rows, [task.solution(row) for row in rows]) == [True, True]
     assert open_files() <= before + 1  # one for the run's own log
     assert not list(temporary.iterdir())
-
-
-def test_random_text_and_hostile_programs_are_scored_and_gone() -> None:
-    task = get_task(f"mbpp@{MBPP}")
-    assert isinstance(task, DataTask)
-    rng = random.Random(0)
-    noise = ["".join(rng.choices(string.printable, k=rng.randrange(200))) for _ in range(20)]
-    hostile = [attack.replace("add(a, b)", "remove_Occ(*a)") for attack, _ in (CHEATS | ENDLESS).values()]
-    hostile = [attack for attack in hostile if "recursion" not in attack][::8]  # tests/test_sandbox_attacks.py has all
-    row = task.test_rows()[0]
-    right = task.solution(row)
-    completions = [*noise, *(f"```python\n{program}\n```" for program in hostile), right]
-    limits = Limits(seconds=1.5, cpu_seconds=1, memory=2**27, disk=TAG, processes=16)
-    grader = Grader(Sandbox(limits=limits, workers=8, unsafe="root"))
-    before, begin = open_files(), time.monotonic()
-    columns = {name: [value] * len(completions) for name, value in row.items() if name != "prompt"}
-    functions: list[RewardFunction] = [syntax_compliance, grader.pass_rate, grader.all_tests_pass]
-    rewards = score(
-        functions, [1, 1, 1], [row["prompt"]] * len(completions), completions, [[]] * len(completions), columns
-    )
-    assert rewards.parts["pass_rate"] == [0.0] * (len(completions) - 1) + [1.0] == rewards.parts["all_tests_pass"]
-    syntax = rewards.parts["syntax_compliance"]
-    assert syntax[-1] == 1 and syntax[:20].count(1.0) < 5
-    assert time.monotonic() - begin < 300
-    assert open_files() == before
-    until = time.monotonic() + 10
-    while remains(TAG) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not remains(TAG)
 
 
 def test_each_program_runs_once_whoever_asks() -> None:
