@@ -3,6 +3,7 @@
 import gc
 import importlib.util
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +22,15 @@ from lfpo.train.rl import LFPOTrainer
 
 TOLERANCE = 0.15
 PROMPT = "What is the sum of these numbers? 12 + 30 = "
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Bytes: of the rollouts and of an optimiser step, at their peaks, without what stands before them on a CPU."""
+
+    trainer: LFPOTrainer
+    rollouts: int
+    update: int
 
 
 def lora(machine: Machine) -> list[Row]:
@@ -71,7 +81,10 @@ def against_plan(machine: Machine, label: str, changes: dict[str, Any]) -> list[
     found = peaks(config, args, prompt, machine.device)
     rows = [measured(f"{label}: layers", layers)]
     standing = 0 if machine.gpu else sum(plan.parts[name][2] for name in STANDING if name in plan.parts)
-    for phase, bytes_found, planned in zip(("rollouts", "update"), found, plan.totals[1:3], strict=True):
+    for phase, bytes_found, planned in (
+        ("rollouts", found.rollouts, plan.totals[1]),
+        ("update", found.update, plan.totals[2]),
+    ):
         expected = planned - LIBRARIES[machine.device.type] - standing
         rows.append(measured(f"{label}: {phase}", bytes_found / 2**30, "GiB"))
         rows.append(at_most(f"{label}: {phase}, off the plan's", abs(bytes_found / expected - 1), TOLERANCE))
@@ -93,9 +106,8 @@ def _that_fits(machine: Machine, args: LFPOConfig, length: int) -> tuple[dict[st
     return config, layers
 
 
-def peaks(config: dict[str, Any], args: LFPOConfig, prompt: str, device: torch.device) -> tuple[int, int]:
-    """Bytes of rollouts and of an optimiser step at their peaks, without what stands before them on a CPU. Of a second
-    step: the first creates the optimiser's state."""
+def peaks(config: dict[str, Any], args: LFPOConfig, prompt: str, device: torch.device) -> Peaks:
+    """The peaks of the second iteration's phases; the first creates the optimiser's state."""
     model = init_model(config, seed=0, device=device, dtype=getattr(torch, args.dtype))
     trainer = LFPOTrainer(
         model, spaced, args=args, train_dataset=[{"prompt": prompt}], tokenizer=load_tokenizer("embedded")
@@ -110,7 +122,7 @@ def peaks(config: dict[str, Any], args: LFPOConfig, prompt: str, device: torch.d
 
     rollouts = peak(lambda: batches.append(trainer.sample_and_score(0, Context())), device)
     step()
-    return rollouts, peak(step, device)
+    return Peaks(trainer, rollouts, peak(step, device))
 
 
 def peak(work: Callable[[], object], device: torch.device) -> int:
