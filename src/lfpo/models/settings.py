@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from lfpo.base.checks import Count, check_ranges
+from lfpo.base.checks import Count, Positive, check_ranges
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json
 
@@ -22,14 +22,12 @@ class LoraSettings:
     """
 
     r: Count = 128
-    lora_alpha: float = 64
+    lora_alpha: Positive = 64
     target_modules: str | list[str] = "all-linear"
     experts: bool = False
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if not self.lora_alpha > 0:
-            raise ValueError(f"lora_alpha {self.lora_alpha} must be above 0")
 
 
 SHIPPED_MODELS = ("embedded", "embedded-block")  # that come with the package

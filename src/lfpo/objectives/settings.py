@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from lfpo.base.checks import AtLeastOne, Count, CountOrZero, NotNegative, Positive, Share
+from lfpo.base.checks import AtLeastOne, Count, CountOrZero, NotNegative, Positive, Share, ShareBelowOne
 from lfpo.objectives.advantages import Advantage, group_means
 from lfpo.objectives.objective import Objective
 
@@ -28,7 +28,7 @@ class LFPO(Objective):
     reward_transform: Literal["centered", "raw"] = "centered"
     clip: Positive = 0.8
     deviation: Literal["range", "batch", "mean"] = "range"
-    baseline: float = 0.8
+    baseline: Share = 0.8
     num_iterations: Count = 4
     positive_weight: NotNegative = 1.0
     negative_weight: NotNegative = 1.0
@@ -61,8 +61,6 @@ class LFPO(Objective):
         super().__post_init__()
         if self.positive_weight + self.negative_weight == 0:
             raise ValueError("positive_weight and negative_weight must not both be zero")
-        if not 0 <= self.baseline <= 1:
-            raise ValueError(f"baseline must be from 0 to 1, found {self.baseline:g}")
         for name in ("clip", "deviation", "baseline") if self.reward_transform == "raw" else ():
             if getattr(self, name) != getattr(type(self), name):
                 raise ValueError(
@@ -178,16 +176,11 @@ class GDSD(ClippedWithKL):
     num_iterations: Count = 8
     mc_samples: Count = 2
     psi: NotNegative = 10.0
-    epsilon: NotNegative = 4e-4
+    epsilon: ShareBelowOne = 4e-4  # the score is clamped to log(1 - epsilon)
     beta: NotNegative = 1e-3
     tlc: bool = False
     advantage: Advantage = "leave_one_out"
     after_eos: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.epsilon >= 1:
-            raise ValueError(f"epsilon {self.epsilon} must be below 1: the score is clamped to log(1 - epsilon)")
 
 
 @dataclass(frozen=True)

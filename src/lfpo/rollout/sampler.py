@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Literal
 
-from lfpo.base.checks import Count, CountOrZero, NotNegative, Share, check_ranges
+from lfpo.base.checks import Count, CountOrZero, NotNegative, Positive, Share, ShareAboveZero, check_ranges
 from lfpo.base.config import check_types
 from lfpo.base.errors import UserError
 from lfpo.models.settings import has_full_attention
@@ -84,7 +84,7 @@ class SamplerConfig:
     steps: Count | None = None
     temperature: NotNegative = 0.0
     top_k: Count | None = None
-    top_p: float | None = None
+    top_p: ShareAboveZero | None = None
     cfg_scale: NotNegative = 0.0
     remasking: Literal["low_confidence", "random", "low_confidence_static", "low_confidence_dynamic", "sequential"] = (
         "low_confidence"
@@ -92,15 +92,15 @@ class SamplerConfig:
     alg: Literal["origin", "maskgit_plus", "topk_margin", "entropy"] | None = None
     alg_temp: NotNegative = 0.0
     eps: float = 1e-3
-    threshold: float | None = None
+    threshold: ShareAboveZero | None = None
     editing_threshold: Share | None = None
     max_post_steps: CountOrZero = 16
-    factor: float | None = None
+    factor: Positive | None = None
     entropy_bound: NotNegative | None = None
     rule: str | None = None
     schedule: Literal["llada", "uniform", "dream"] | None = None
     early_stop: Literal["none", "eos", "confidence", "both"] = "none"
-    early_stop_threshold: float = 0.9
+    early_stop_threshold: ShareAboveZero = 0.9
     cache: Literal["none", "prefix", "dual"] = "none"
     cache_refresh: Count | None = None
 
@@ -120,12 +120,6 @@ class SamplerConfig:
     def __post_init__(self) -> None:
         check_types(self)
         check_ranges(self)
-        for name in ("threshold", "early_stop_threshold", "top_p"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value <= 1:
-                raise ValueError(f"{name} {value} must be above 0 and at most 1")
-        if self.factor is not None and not self.factor > 0:
-            raise ValueError(f"factor {self.factor} must be above 0")
         if not 0 < self.eps < 1:
             raise ValueError(f"eps {self.eps} must be between 0 and 1")
         self._check_rule()

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from lfpo.base.checks import Count, CountOrZero, Decay, NotNegative, Positive, Seconds, check_ranges
+from lfpo.base.checks import Count, CountOrZero, NotNegative, Positive, Seconds, ShareBelowOne, check_ranges
 from lfpo.base.config import check_types
 from lfpo.base.errors import nearest
 from lfpo.base.plugins import dotted
@@ -76,8 +76,8 @@ class TrainingConfig:
     lr_scheduler_type: Literal["constant", "cosine", "linear"] = "constant"
     warmup_steps: CountOrZero = 0
     weight_decay: NotNegative = 0.01
-    adam_beta1: Decay = 0.9
-    adam_beta2: Decay = 0.99
+    adam_beta1: ShareBelowOne = 0.9
+    adam_beta2: ShareBelowOne = 0.99
     max_grad_norm: NotNegative = 1.0
     update_tokens: Count = 8192
     seed: int = 0
@@ -235,8 +235,8 @@ class LFPOConfig(TrainingConfig):
     offload_reference: bool = False
     optimizer_steps_per_iteration: Count = 4
     old_policy: Literal["reference", "sampler"] = "reference"
-    ema_decay: Decay = 0.0
-    average_decay: Decay = 0.0
+    ema_decay: ShareBelowOne = 0.0
+    average_decay: ShareBelowOne = 0.0
     weight_decay: NotNegative = 0.0
     head_precision: Literal["auto", "float32", "tf32", "bfloat16"] = "auto"
     rollout_tokens: Count = 16384

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from lfpo.base.checks import Count, CountOrZero, Decay, Positive, Share
+from lfpo.base.checks import Count, CountOrZero, Positive, Share, ShareBelowOne
 from lfpo.train.config import TrainingConfig
 
 
@@ -49,7 +49,7 @@ class SFTConfig(TrainingConfig):
     learning_rate: Positive = 1e-3
     lr_scheduler_type: Literal["constant", "cosine", "linear"] = "cosine"
     warmup_steps: CountOrZero = 100
-    adam_beta2: Decay = 0.98
+    adam_beta2: ShareBelowOne = 0.98
     update_tokens: Count = 4096
     logging_steps: Count = 20
     save_steps: Count = 500
