@@ -29,7 +29,7 @@ def attention_case(dtype: torch.dtype, kv_heads: int, masked: bool, window: int,
     made: list[Any] = [torch.randn(2, h, n, 8, generator=rng).to(device, dtype) for h, n in shapes]
     real = torch.ones(2, 11, dtype=torch.bool)
     real[0, :3] = False
-    return [*made, attention.key_mask(real.to(device), dtype) if masked else None]
+    return [*made, attention.mask_bias(real.to(device)[:, None, None], dtype) if masked else None]
 
 
 def by_hand(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:

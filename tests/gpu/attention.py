@@ -9,7 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from gpu.rows import Machine, Row, at_most, measured, passes
 from lfpo.base.measure import timed
-from lfpo.models.attention import bidirectional_attention, key_mask
+from lfpo.models.attention import bidirectional_attention, mask_bias
 from lfpo.models.structure import Structure
 
 MODULE = torch.nn.Identity()
@@ -66,7 +66,8 @@ def _inputs(machine: Machine, case: Case, n: int, length: int) -> tuple[Any, ...
     mask = None
     if case.masked:
         lengths = length - torch.arange(n, device=machine.device) % (length // 4)
-        mask = key_mask(torch.arange(length, device=machine.device) < lengths[:, None], dtype)
+        real = torch.arange(length, device=machine.device) < lengths[:, None]
+        mask = mask_bias(real[:, None, None], dtype)
     return (*tensors, mask)
 
 

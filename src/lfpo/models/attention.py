@@ -56,11 +56,6 @@ def product_dtype(value: torch.Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if enabled else value.dtype
 
 
-def key_mask(real_BL: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The mask [B, 1, 1, L] that lets real tokens (bool, True) be attended by every query, as the kernels take it."""
-    return mask_bias(real_BL[:, None, None], dtype)
-
-
 def mask_bias(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A mask [..., L] (bool, True: attended) as the kernels take it: as it is on a CPU, on a GPU 0 or -inf in `dtype`
     (`product_dtype`), in aligned rows. All layers use this one tensor; from a bool mask torch would make it again in

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from lfpo.models.attention import key_mask
+from lfpo.models.attention import mask_bias
 from lfpo.models.family import Family
 from lfpo.models.four_bit import original_shape
 from lfpo.models.head import Precision, gather_head, logits, precision_of
@@ -168,7 +168,7 @@ class MaskedDiffusionLM(nn.Module):
         hidden = self._body(
             compiled,
             input_ids=torch.nn.functional.pad(input_ids_BL, (0, 1)).gather(1, columns),
-            attention_mask=key_mask(seen, self.body_dtype),
+            attention_mask=mask_bias(seen[:, None, None], self.body_dtype),
             position_ids=FULL.positions(seen).gather(1, columns),
             past_key_values=cache,
         )

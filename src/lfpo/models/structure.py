@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from lfpo.models.attention import HALF, key_mask, mask_bias
+from lfpo.models.attention import HALF, mask_bias
 
 # (row, head, query, key) -> whether the query attends to the key; the arguments broadcast against each other.
 Sees = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -85,7 +85,7 @@ class Structure:
         """The mask as `bidirectional_attention` takes it, for products in `dtype`: [B, 1, 1, L] without blocks; with
         blocks [B, 1, L, L], or on a GPU in half precision a block mask."""
         if self.block_length is None:
-            return key_mask(real_BL, dtype)
+            return mask_bias(real_BL[:, None, None], dtype)
         if real_BL.is_cuda and dtype in HALF:
             return self.flex(real_BL)
         return mask_bias(self.dense(real_BL)[:, None], dtype)
