@@ -14,7 +14,7 @@ from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.objectives.advantages import Advantage, group_advantages
 from lfpo.objectives.agrpo import AGRPO
 from lfpo.objectives.diffu_grpo import DiffuGRPO
-from lfpo.objectives.objective import Objective
+from lfpo.objectives.objective import Objective, check_rollouts
 from lfpo.objectives.rejection import Rejection
 from lfpo.objectives.sequences import masked_views
 from lfpo.objectives.spg import SPG
@@ -109,9 +109,9 @@ def test_agrpo_by_hand_among_the_tokens_the_sampler_kept(sampler: dict):
 
 def test_agrpo_cannot_score_what_was_not_drawn():
     for sampler in (SamplerConfig(remasking="random"), SamplerConfig(temperature=1.0, cfg_scale=1.0)):
-        with pytest.raises(UserError, match="as they were drawn"):
-            AGRPO().check_sampler(sampler)
-    AGRPO().check_sampler(SamplerConfig(temperature=0.5))
+        with pytest.raises(UserError, match=r"AGRPO needs tokens drawn (at random|without guidance)"):
+            check_rollouts(AGRPO(), sampler)
+    check_rollouts(AGRPO(), SamplerConfig(temperature=0.5))
 
 
 def test_trace_rl_by_hand():

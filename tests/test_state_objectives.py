@@ -79,7 +79,7 @@ def test_predictions_are_rewarded_by_the_same_functions_and_their_cost_is_logged
     [
         ({"threshold": 0.9}, "MDPO needs whole predictions at scheduled steps"),
         ({"block_length": 4, "cache": "dual"}, "MDPO needs whole predictions .* no sampler.cache"),
-        ({"temperature": 0.0}, "mdpo needs sampler.temperature above 0"),
+        ({"temperature": 0.0}, r"MDPO needs tokens drawn at random \(sampler.temperature above 0\)"),
     ],
 )
 def test_a_sampler_that_gives_too_little_is_one_sentence(sampler: Any, said: str):

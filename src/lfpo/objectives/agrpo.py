@@ -6,7 +6,6 @@ from functools import partial
 import torch
 from torch.nn import functional as F
 
-from lfpo.base.errors import UserError
 from lfpo.base.rng import generator
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import settings
@@ -16,7 +15,6 @@ from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.step_views import listed, step_means, step_views
 from lfpo.objectives.views import Views
 from lfpo.rollout.draw import kept_tokens
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 
 
@@ -34,14 +32,7 @@ class AGRPO(settings.AGRPO):
     positions is left out, so the gradient is exact for `remasking: random` only, which the authors use.
     """
 
-    needs = frozenset({"reveal_step", "entropy"})
-
-    def check_sampler(self, sampler: SamplerConfig) -> None:
-        """Raise UserError for samplers whose draws cannot be scored."""
-        if sampler.temperature == 0:
-            raise UserError("agrpo scores tokens as they were drawn; the sampler's temperature must be above 0")
-        if sampler.cfg_scale:
-            raise UserError("agrpo scores tokens as they were drawn, which guidance is not part of; set cfg_scale to 0")
+    needs = frozenset({"reveal_step", "entropy", "drawn", "unguided"})
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         steps, weights = [], []

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.nn import functional as F
 
-from lfpo.base.errors import UserError
 from lfpo.models.roles import BASE, OLD
 from lfpo.objectives import settings
 from lfpo.objectives.advantages import group_advantages
@@ -15,7 +14,6 @@ from lfpo.objectives.policy_gradient import clipped_loss, k2
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.step_views import shared_by_state
 from lfpo.objectives.views import Views, noised
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 
 
@@ -37,11 +35,7 @@ class MDPO(settings.MDPO):
     rollout a rank, here a prompt's rollouts.
     """
 
-    needs = frozenset({"reveal_step", "predictions"})
-
-    def check_sampler(self, sampler: SamplerConfig) -> None:
-        if sampler.temperature == 0:
-            raise UserError("mdpo needs sampler.temperature above 0: its probabilities are those of the drawn tokens")
+    needs = frozenset({"reveal_step", "predictions", "drawn"})
 
     def signal(self, reward_RM: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
         """A of each step [B, M], 0 where it is not trained. reward_RM: of the predictions, in the order of steps."""

@@ -24,6 +24,8 @@ NEEDS = {
     "full_attention": "a model with full attention",
     "masked_prompt": "a model with full attention, because it masks prompt tokens (p_mask_prompt 0 masks none)",
     "unedited": "tokens that stay as they were revealed (no sampler.editing_threshold)",
+    "drawn": "tokens drawn at random (sampler.temperature above 0)",
+    "unguided": "tokens drawn without guidance (sampler.cfg_scale 0)",
 }
 
 
@@ -133,6 +135,8 @@ def check_rollouts(
     from lfpo.rollout.engine import GIVES
 
     given = {"reveal_step", "confidence", "entropy", "edits" if sampler.edits else "unedited"}
+    given |= {"drawn"} if sampler.temperature else set()
+    given |= {"unguided"} if not sampler.cfg_scale else set()
     given |= {"left_to_right"} if sampler.block_length == 1 else set()
     if trained_block is None:
         given |= {"full_attention", "masked_prompt"}
@@ -142,7 +146,7 @@ def check_rollouts(
         needs |= {"edits"}
     for need in sorted((needs & called.keys()) - given):
         cause = "which rollouts of this sampler do not give"
-        if trained_block is not None and need != "unedited":
+        if trained_block is not None and need not in ("unedited", "drawn", "unguided"):
             cause = f"and this model attends in blocks of {trained_block} tokens"
         raise UserError(f"objective {name} needs {called[need]}, {cause}")
     for need in sorted(needs - NEEDS.keys() - set(needs if gives is None else gives)):
