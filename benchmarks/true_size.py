@@ -63,12 +63,12 @@ def write_checkpoint(folder: Path, layout: str, layers: int | None) -> None:
     from lfpo.models.families import family_of
     from lfpo.models.layouts import LAYOUTS, with_layers
     from lfpo.models.tensor_files import write_shards
-    from lfpo.models.weights import checkpoint_shapes, pieces, state_shapes
+    from lfpo.models.weights import checkpoint_shapes, state_shapes
     from lfpo.train.plan.model import skeleton
 
     config = with_layers(LAYOUTS[layout], layers)
-    own = state_shapes(skeleton(config).backbone)
-    shapes, generator = checkpoint_shapes(pieces(family_of(config, folder), own), own), torch.Generator().manual_seed(0)
+    shapes = checkpoint_shapes(family_of(config, folder), state_shapes(skeleton(config).backbone))
+    generator = torch.Generator().manual_seed(0)
 
     def drawn(name: str, writer: int) -> torch.Tensor:
         weight = torch.empty(torch.Size(shapes[name]), dtype=torch.bfloat16)

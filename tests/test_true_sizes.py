@@ -19,7 +19,7 @@ from lfpo.models.layouts import LAYOUTS, with_layers
 from lfpo.models.lora import attach, factors
 from lfpo.models.settings import LoraSettings
 from lfpo.models.tensor_files import FILE_BYTES, tensor_paths
-from lfpo.models.weights import checkpoint_shapes, pieces, state_shapes
+from lfpo.models.weights import checkpoint_shapes, state_shapes
 from lfpo.train.config import LFPOConfig
 from lfpo.train.plan.estimate import PHASES, Estimate
 from lfpo.train.plan.model import model_config, model_shape, skeleton
@@ -34,8 +34,7 @@ MATRIX = WIDTH * CONFIG["mlp_hidden_size"]
 def write_zeros(folder: Path, config: dict[str, Any]) -> Path:
     """A bfloat16 checkpoint of zeros in one sparse file."""
     backbone = skeleton(config).backbone
-    own = state_shapes(backbone)
-    shapes = checkpoint_shapes(pieces(family_of(config, folder), own), own)
+    shapes = checkpoint_shapes(family_of(config, folder), state_shapes(backbone))
     header, end = {}, 0
     for name, shape in shapes.items():
         begin, end = end, end + 2 * torch.Size(shape).numel()

@@ -161,12 +161,11 @@ def token_ids(config: dict[str, Any], vocab_size: int, source: Path | None, toke
     """The ids of the mask, eos and pad tokens (mask_id ...), from the configuration or else from the tokenizer."""
     where = source or "init config"
     ids: dict[str, Any] = {name: config.get(f"{name}_token_id") for name in ("mask", "eos", "pad")}
-    if None in ids.values():
-        if tokenizer is None and source is not None:
-            tokenizer = load_tokenizer(source)
-        for name, value in ids.items():
-            if value is None:
-                ids[name] = getattr(tokenizer, f"{name}_token_id", None)
+    if None in ids.values() and tokenizer is None and source is not None:
+        tokenizer = load_tokenizer(source)
+    for name, value in ids.items():
+        if value is None:
+            ids[name] = getattr(tokenizer, f"{name}_token_id", None)
     turn_end = None if source is None else family_of(config, where).turn_end
     if source is not None and turn_end is not None and (source / "generation_config.json").exists():
         listed = read_json(source / "generation_config.json").get("eos_token_id")
@@ -240,9 +239,9 @@ def save_model(model: MaskedDiffusionLM, folder: str | Path, tokenizer: Any = No
                 parts.append(matrix[piece.offset : piece.offset + piece.rows])
         return torch.cat(parts) if len(parts) > 1 else parts[0] if parts else None
 
-    sizes = checkpoint_shapes([piece for parts in found.values() for piece in parts], shapes)
     empty = {
-        key: torch.empty(shape, dtype=weights[found[key][0].name].dtype, device="meta") for key, shape in sizes.items()
+        key: torch.empty(shape, dtype=weights[found[key][0].name].dtype, device="meta")
+        for key, shape in checkpoint_shapes(model.family, shapes).items()
     }
     distributed.by_first(lambda: folder.mkdir(parents=True, exist_ok=True))
     write_shards(empty, folder, "model", value)

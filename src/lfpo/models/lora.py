@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from lfpo.models.masked_lm import MaskedDiffusionLM
 
 # Fields of a LoraConfig that are taken over, and those that say nothing about the adapter.
-TAKEN = {"r", "lora_alpha", "target_modules", "target_parameters", "lora_dropout", "peft_type"}
+TAKEN = {"r", "lora_alpha", "target_modules", "target_parameters", "peft_type"}
 TAKEN |= {"task_type", "inference_mode", "base_model_name_or_path", "revision", "peft_version", "auto_mapping"}
 MLP = ("experts", "gate", "gate_up_proj", "gate_proj", "up_proj", "down_proj", "shared_experts")
 # The list in the code of d1 (arXiv 2504.12216) and its successors, in Llama's names.
@@ -42,10 +42,8 @@ PUBLISHED = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj", "ga
 
 
 def settings_of(peft_config: Any) -> LoraSettings:
-    """The settings of a peft LoraConfig. Raises UserError for other kinds of adapters, for dropout, and for any other
-    field that would be ignored."""
-    if getattr(peft_config, "lora_dropout", 0):
-        raise UserError("peft_config: lora_dropout must be 0: with it a policy's probabilities change between forwards")
+    """The settings of a peft LoraConfig. Raises UserError for other kinds of adapters, and for any other field that
+    would be ignored, such as dropout (see LoraSettings)."""
     if getattr(peft_config, "peft_type", None) != "LORA":
         raise UserError(f"peft_config: expected a LoraConfig, found {type(peft_config).__name__}")
     plain = type(peft_config)()
@@ -53,7 +51,7 @@ def settings_of(peft_config: Any) -> LoraSettings:
         value = getattr(peft_config, field.name)
         if field.name not in TAKEN and value != getattr(plain, field.name):
             raise UserError(f"peft_config: {field.name} {value!r} is not supported; leave it out")
-    targets, parameters = peft_config.target_modules, getattr(peft_config, "target_parameters", None)
+    targets, parameters = peft_config.target_modules, peft_config.target_parameters
     if parameters and {f"mlp.experts.{name.rpartition('.')[2]}" for name in parameters} != set(MATRICES):
         raise UserError(f"peft_config: target_parameters {parameters}: expected the experts' matrices, {[*MATRICES]}")
     return LoraSettings(

@@ -79,10 +79,10 @@ def _expert_pieces(family: Family, name: str, shape: Sequence[int]) -> list[Piec
     return []
 
 
-def checkpoint_shapes(found: Sequence[Piece], shapes: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
-    """The shape of each tensor of the checkpoint, by its name there."""
+def checkpoint_shapes(family: Family, shapes: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+    """The shape of each tensor of the checkpoint, by its name there. shapes: see `pieces`."""
     result: dict[str, list[int]] = {}
-    for piece in found:
+    for piece in pieces(family, shapes):
         rest = shapes[piece.name][1 if piece.expert is None else 2 :]
         result[piece.key] = [max(piece.start + piece.rows, result.get(piece.key, [0])[0]), *rest]
     return result
@@ -165,8 +165,7 @@ def tensor_files(backbone: Any, family: Family, source: Path) -> dict[str, Path]
     if backbone.config.tie_word_embeddings:
         for found in (files, shapes):
             found.pop(family.to_checkpoint("lm_head.weight"), None)
-    own = state_shapes(backbone)
-    expected = checkpoint_shapes(pieces(family, own), own)
+    expected = checkpoint_shapes(family, state_shapes(backbone))
     if missing := sorted(expected.keys() - shapes.keys()):
         raise UserError(f"{source}: {len(missing)} tensors are missing, first {missing[0]!r}")
     if extra := sorted(shapes.keys() - expected.keys()):
