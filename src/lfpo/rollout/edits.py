@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from lfpo.rollout.rows import ActiveRows, Drawing, Hook
 from lfpo.rollout.trajectory import Trajectory, per_position
@@ -123,13 +124,11 @@ class EditRecord(Hook):
         place_R[row_B] = torch.arange(len(row_B), device=row_B.device)
         place_N = place_R[numbers[0]]
         order = place_N.argsort(stable=True)[int((place_N < 0).sum()) :]  # a row's edits stay in the order of steps
-        place_N, (_, position_N, step_N, token_N), scores = place_N[order], numbers[:, order], scores[:, order]
-        count_B = place_N.bincount(minlength=len(row_B))
-        column_N = torch.arange(len(place_N), device=place_N.device) - (count_B.cumsum(0) - count_B)[place_N]
-        shape = (len(row_B), int(count_B.max()))
+        (_, position_N, step_N, token_N), scores = numbers[:, order], scores[:, order]
+        counts = place_N[order].bincount(minlength=len(row_B)).tolist()
 
         def padded(value_N: torch.Tensor, fill: int = 0) -> torch.Tensor:
-            return value_N.new_full(shape, fill).index_put((place_N, column_N), value_N)
+            return pad_sequence(value_N.split(counts), batch_first=True, padding_value=fill)
 
         first = self.revealed[row_B]
         return EditedTrajectory(
