@@ -175,8 +175,8 @@ def test_an_episode_does_not_depend_on_the_others(llada: Path):
     def turns_of(which: list[int]) -> list[tuple[str, str, int]]:
         rows = [ROWS[i] for i in which]
         request = Request([encode_prompt(tokenizer, row["prompt"]) for row in rows], [100 + i for i in which], SAMPLER)
-        played = play(environment, as_it_is(model), model, tokenizer, request, rows, lambda index, t: None)
-        return [(t.text, t.reply, t.seed) for t in played.turns if rows[t.rollout] is ROWS[2]]
+        turns, *_ = play(environment, as_it_is(model), model, tokenizer, request, rows, lambda index, t: None)
+        return [(t.text, t.reply, t.seed) for t in turns if rows[t.rollout] is ROWS[2]]
 
     together = turns_of([0, 1, 2])
     assert together == turns_of([2])

@@ -100,16 +100,6 @@ class Turn(NamedTuple):
         return {"turn": self.number, "reply": self.reply} if self.number else {}
 
 
-class Played(NamedTuple):
-    """This rank's episodes. turns, trajectory [B rows]: those of an episode one after the other; no trajectory without
-    episodes. rewards: of the episodes. sums: metric -> (sum, count) over them."""
-
-    turns: list[Turn]
-    trajectory: Trajectory | None
-    rewards: Rewards
-    sums: dict[str, tuple[float, int]]
-
-
 def play(
     environment: Environment,
     engine: Engine,
@@ -118,8 +108,11 @@ def play(
     request: Request,
     rows: Sequence[Row],
     finished: Finished,
-) -> Played:
+) -> tuple[list[Turn], Trajectory | None, Rewards, dict[str, tuple[float, int]]]:
     """Play this rank's episodes. A collective: all ranks sample equally often, also those that have no episode left.
+
+    Returns the turns and their trajectory [B rows], those of an episode one after the other, without a trajectory where
+    there are no episodes; the episodes' rewards; and metric -> (sum, count) over them.
 
     request: of the first turns, with the seeds of the episodes. rows: the data row of each episode. finished: told of
     each turn's rows.
@@ -159,7 +152,7 @@ def play(
     reward_N = torch.tensor([x or 0.0 for x in earned], dtype=torch.float64)
     n, cut = len(episodes), sum(e.cut for e in episodes)
     sums = {"turns/mean": (float(len(turns)), n), "turns/cut": (float(cut), n)}
-    return Played(turns, trajectory, Rewards(reward_N, {environment.name: earned}, failed), sums)
+    return turns, trajectory, Rewards(reward_N, {environment.name: earned}, failed), sums
 
 
 def step_all(environment: Environment, live: Sequence[Episode], texts: Sequence[str]) -> tuple[list[str], str | None]:
