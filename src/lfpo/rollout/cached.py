@@ -3,7 +3,6 @@ that attend block by block."""
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -100,13 +99,9 @@ class ApproximateCache(CachedForward):
         return due
 
 
-@dataclass(frozen=True)
-class Start:
-    """A prompt's first forward: keys and values of its n whole-block tokens, [1, H_kv, n, D] for each layer, and hidden
-    states of the first block [block_length, D]."""
-
-    layers: dict[int, Pair]
-    hidden: torch.Tensor
+# A prompt's first forward: keys and values of its n whole-block tokens, [1, H_kv, n, D] for each layer, and hidden
+# states of the first block [block_length, D].
+Start = tuple[dict[int, Pair], torch.Tensor]
 
 
 class StoredBlocks(CachedForward):
@@ -154,10 +149,10 @@ class StoredBlocks(CachedForward):
         self.starts |= zip(first, self._starts(list(first.values()), row_ids, ids, mask), strict=True)
         states, order = [], []
         for prompt, places in rows.items():
-            start = self.starts[prompt] if self.to_start[prompt] else self.starts.pop(prompt)
+            layers, hidden = self.starts[prompt] if self.to_start[prompt] else self.starts.pop(prompt)
             offset = first_offset(len(prompt), self.sampler, self.model)
-            self.cache.put(start.layers, device_index(places, self.model.device), ids.shape[1] - self.width + offset)
-            states.append(start.hidden.expand(len(places), -1, -1))
+            self.cache.put(layers, device_index(places, self.model.device), ids.shape[1] - self.width + offset)
+            states.append(hidden.expand(len(places), -1, -1))
             order += places
         return torch.cat(states)[device_index(order, self.model.device).argsort()]
 
@@ -180,5 +175,5 @@ class StoredBlocks(CachedForward):
                     n: (k[i : i + 1, :, stored].clone(), v[i : i + 1, :, stored].clone())
                     for n, (k, v) in cache.layers.items()
                 }
-                found.append(Start(layers, hidden[i, stored.stop : stored.stop + size].clone()))
+                found.append((layers, hidden[i, stored.stop : stored.stop + size].clone()))
         return found
