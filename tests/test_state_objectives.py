@@ -11,7 +11,7 @@ from letters import LETTERS, rollouts
 from lfpo.base.errors import UserError
 from lfpo.models import load_model
 from lfpo.objectives.mdpo import MDPO
-from lfpo.objectives.objective import check_rollouts, evenly_spaced_steps
+from lfpo.objectives.objective import check_rollouts, kept_steps
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
@@ -102,7 +102,7 @@ def sharp(checkpoint: Path) -> Any:
 def test_kept_predictions_are_the_best_tokens_at_every_mask_of_the_state(checkpoint: Path, steps: int, block: int):
     """Greedy, so each is what a forward on the replayed state says, also after the active block and at idle steps."""
     model, sampler = sharp(checkpoint), SamplerConfig(gen_length=8, block_length=block, steps=steps)
-    keep = evenly_spaced_steps(sampler.for_length(8), 6)
+    keep = kept_steps(MDPO(rewarded_steps=6), sampler.for_length(8))
     plain, t = rollout(model, PROMPTS, sampler, [1, 2, 3]), rollout(model, PROMPTS, sampler, [1, 2, 3], keep_steps=keep)
     for name in ("tokens", "reveal_step", "confidence", "scheduled_steps", "nfe", "queries"):
         assert torch.equal(getattr(plain, name), getattr(t, name))
@@ -138,5 +138,5 @@ def test_drawn_predictions_hold_what_the_step_reveals(llada: Path):
 
 def test_steps_to_keep_are_even_and_end_with_the_last():
     sampler = SamplerConfig(gen_length=8, steps=8)
-    assert [evenly_spaced_steps(sampler, n) for n in (1, 3, 4)] == [[7], [1, 4, 7], [1, 3, 5, 7]]
-    assert evenly_spaced_steps(sampler, None) == evenly_spaced_steps(sampler, 99) == list(range(8))
+    assert [kept_steps(MDPO(rewarded_steps=n), sampler) for n in (1, 3, 4)] == [[7], [1, 4, 7], [1, 3, 5, 7]]
+    assert kept_steps(MDPO(), sampler) == kept_steps(MDPO(rewarded_steps=99), sampler) == list(range(8))

@@ -167,17 +167,11 @@ def check_old_policy(objective: Objective, old_policy: str) -> None:
 
 
 def kept_steps(objective: Objective, sampler: SamplerConfig) -> list[int]:
-    """The scheduled steps whose whole predictions rollouts must keep for an objective; none unless it needs them."""
+    """The scheduled steps whose whole predictions rollouts must keep for an objective, ascending; none unless it needs
+    them. At most `rewarded_steps`, evenly spaced, the last one always among them. sampler: with its lengths filled in.
+    """
     if "predictions" not in objective.needs:
         return []
-    return evenly_spaced_steps(sampler, objective.rewarded_steps)
-
-
-def evenly_spaced_steps(sampler: SamplerConfig, count: int | None) -> list[int]:
-    """At most `count` (None: all) of a sampler's scheduled steps, the last one always among them, ascending.
-
-    sampler: with its lengths filled in, of a reveal rule with a schedule.
-    """
     assert sampler.steps
-    count = min(count or sampler.steps, sampler.steps)
+    count = min(objective.rewarded_steps or sampler.steps, sampler.steps)
     return [(i + 1) * sampler.steps // count - 1 for i in range(count)]
