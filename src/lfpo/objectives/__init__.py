@@ -42,7 +42,7 @@ def make_objective(settings: dict[str, Any]) -> Objective:
     name, knobs = knobs_of(settings)
     cls: Any = resolve(name, OBJECTIVES, kind="objective")
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
-        raise UserError(f"objective {name!r}: expected a dataclass, whose fields are its knobs, found {cls!r}")
+        raise UserError(f"objective {name!r}: {cls!r} is not a dataclass; its fields are its knobs")
     if not issubclass(cls, Objective):  # one of your own gets what it leaves out
         cls = type(cls.__name__, (cls, Objective), {"__module__": cls.__module__, "__doc__": cls.__doc__})
     return build(cls, knobs, "objective")
