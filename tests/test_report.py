@@ -195,7 +195,7 @@ def test_what_is_not_a_run_is_an_error(tmp_path: Path):
         write_report(Run(tmp_path))
     folder = write_run(tmp_path / "run", ["text"])
     (folder / "rollouts/step-2.jsonl").write_text('{"prompt": "a"\n')
-    with pytest.raises(UserError, match=r"step-2\.jsonl:1: not a JSON object"):
+    with pytest.raises(UserError, match=r"step-2\.jsonl:1: not valid JSON"):
         write_report(Run(folder))
     (folder / "run.json").write_text('{"kind": "sft"}')
     with pytest.raises(UserError, match="a run of `lfpo sft`"):

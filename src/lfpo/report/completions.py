@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lfpo.base.batching import evenly_spaced
-from lfpo.base.errors import UserError
+from lfpo.prompts.jsonl import load_jsonl
 from lfpo.rewards.answers import prompt_text
 
 Record = dict[str, Any]  # a line of `rollouts/` or `eval/`
@@ -121,14 +121,7 @@ def numbered(folder: Path, name: str, last: int) -> list[tuple[int, Path]]:
 def read_records(path: Path) -> list[Record]:
     """The objects of a JSONL file; of an episode's turns only the last, whose prompt is the conversation before it.
     Raises UserError with the number of the first line that is not JSON."""
-    records = []
-    # Not splitlines: it also splits at characters that a completion may hold, such as U+2028.
-    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").split("\n"), 1):
-        if line.strip():
-            try:
-                records.append(json.loads(line))
-            except ValueError as error:
-                raise UserError(f"{path}:{number}: not a JSON object ({error}); remove the line or the file") from error
+    records = load_jsonl(path, required=()) if path.stat().st_size else []
     return [r for r, after in zip(records, [*records[1:], {}], strict=True) if after.get("turn", 1) == 1]
 
 

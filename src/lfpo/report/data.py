@@ -13,6 +13,7 @@ from lfpo.report.charts import POLICY, SIGNAL, reward_parts
 from lfpo.report.completions import evaluation_samples, rollout_sample, rollouts_to_play, verdicts
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.runs.directory import Run, data_of
+from lfpo.runs.display import evaluations
 
 Metrics = dict[str, Any]  # a line of metrics.jsonl, or one evaluation in it
 
@@ -83,16 +84,11 @@ def run_data(run: Run) -> dict[str, Any]:
 
 def evaluation_pairs(metrics: list[Metrics]) -> list[dict[str, Any]]:
     """name, first and last evaluation of each eval sampler of a run."""
-    pairs = []
-    for name in sorted({k.split("/")[1] for m in metrics for k in m if k.startswith("eval/")}):
-        prefix = f"eval/{name}/"
-        rows = [
-            {"step": m["step"], **{k.removeprefix(prefix): v for k, v in m.items() if k.startswith(prefix)}}
-            for m in metrics
-            if f"{prefix}nfe" in m
-        ]
-        pairs.append({"name": name, "first": rows[0], "last": rows[-1]})
-    return pairs
+    found: dict[str, list[Metrics]] = {}
+    for line in metrics:
+        for name, values in evaluations(line).items():
+            found.setdefault(name, []).append({"step": line["step"], **values})
+    return [{"name": name, "first": rows[0], "last": rows[-1]} for name, rows in sorted(found.items())]
 
 
 def paired_change(folder: Path, name: str, first: Metrics, last: Metrics) -> Metrics | None:

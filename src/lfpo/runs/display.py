@@ -103,7 +103,7 @@ class Display:
             self.seconds.append(max(0.0, now - self.updated - evaluation))
         self.step, self.updated = metrics["step"], now
         self.phase.end()
-        evaluated = _evaluations(metrics)
+        evaluated = evaluations(metrics)
         for name, values in evaluated.items():
             self.evaluations[name] = (self.evaluations.get(name, (values,))[0], values)
         if "reward" in metrics:
@@ -180,7 +180,7 @@ def _iterations(rows: list[dict[str, Any]], width: int) -> Table:
     return table
 
 
-def _evaluations(metrics: dict[str, Any]) -> dict[str, dict[str, float]]:
+def evaluations(metrics: dict[str, Any]) -> dict[str, dict[str, float]]:
     """The values of the keys eval/SAMPLER/NAME as SAMPLER -> NAME -> value."""
     found: dict[str, dict[str, float]] = {}
     for key in sorted(metrics):
@@ -216,5 +216,5 @@ def one_line(metrics: dict[str, Any], total: int) -> str:
             f"loss {metrics['loss']:.4f}  grad {metrics['grad_norm']:.2f}  {seconds:.1f}s "
             f"(rollout {metrics['time/rollout']:.1f}, update {metrics['time/update']:.1f})"
         )
-    parts += [f"{name}: {_score(values)}" for name, values in _evaluations(metrics).items()]
+    parts += [f"{name}: {_score(values)}" for name, values in evaluations(metrics).items()]
     return "  ".join(parts)
