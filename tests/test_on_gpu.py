@@ -24,9 +24,6 @@ from lfpo.train.rl import LFPOTrainer
 from lfpo.train.sft import train_sft
 from small_runs import choice_config
 
-PROMPTS = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
-
-
 # The losses of all objectives are compared by the check `losses-agree` (tests/gpu/agreement.py).
 OTHERS: list[dict[str, Any]] = [
     {"lora": {"r": 4}, "objective": {"name": "unigrpo"}, "merge_lora": False},  # as on the CPU

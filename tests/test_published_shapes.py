@@ -34,15 +34,6 @@ KEYS = (
     "model.transformer.blocks.1.ff_proj.weight",
     "model.transformer.ff_out.weight",
 )
-ARGUMENTS = [
-    *("--max_steps", "2", "--prompts_per_iteration", "2", "--num_generations", "2", "--eval_size", "1"),
-    *("--optimizer_steps_per_iteration", "1", "--update_tokens", "1024", "--rollout_tokens", "1024", "--threads", "1"),
-    *("--sampler.gen_length", "8", "--sampler.block_length", "4", "--sampler.steps", "32", "--save_steps", "2"),
-    *(f"--eval_samplers.{name}.{key}=8" for name in ("greedy", "confidence") for key in ("gen_length", "steps")),
-    *("--eval_samplers.threshold.gen_length=8", "--learning_rate", "1e-3"),
-    *(f"--eval_samplers.{name}.block_length=8" for name in ("greedy", "threshold", "confidence")),
-    *("--reward_funcs", "[reward_samples.even_tokens]", "--eval_steps", "2"),
-]
 
 
 def write_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> set[str]:
@@ -67,26 +58,28 @@ def write_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return set(index["weight_map"])
 
 
-def write_gsm8k(folder: Path) -> str:
-    rows = [{"question": f"Ann has {n} apples and buys 2. How many?", "answer": f"#### {n + 2}"} for n in range(4)]
-    for split, part in (("train", rows[:3]), ("test", rows[3:])):
-        write_rows(folder / f"{split}.jsonl", part)
-    return f"gsm8k@{folder}"
-
-
 @pytest.mark.long
 def test_the_paper_s_gsm8k_recipe_trains_an_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Two iterations with a gradient on two ranks, and a model that loads under the published names."""
-    keys = write_checkpoint(tmp_path / "start", monkeypatch)
-    arguments = ["--model", str(tmp_path / "start"), "--task", write_gsm8k(tmp_path / "gsm8k"), *ARGUMENTS]
-    arguments += ["--lora", "{r: 4, lora_alpha: 8}", "--dtype", "bfloat16", "--output_dir", str(tmp_path / "run")]
-    ended = run_lfpo("train", "paper/llada-8b-gsm8k", *arguments, "--fsdp", "true", ranks=2)
+    keys, run = write_checkpoint(tmp_path / "start", monkeypatch), tmp_path / "run"
+    rows = [{"question": f"Ann has {n} apples and buys 2. How many?", "answer": f"#### {n + 2}"} for n in range(4)]
+    for split, part in (("train", rows[:3]), ("test", rows[3:])):
+        write_rows(tmp_path / f"gsm8k/{split}.jsonl", part)
+    command = f"train paper/llada-8b-gsm8k --model {tmp_path}/start --task gsm8k@{tmp_path}/gsm8k --output_dir {run}"
+    command += " --lora.r 4 --lora.lora_alpha 8 --dtype bfloat16 --fsdp true --threads 1 --learning_rate 1e-3"
+    command += " --max_steps 2 --prompts_per_iteration 2 --num_generations 2 --optimizer_steps_per_iteration 1"
+    command += " --update_tokens 1024 --rollout_tokens 1024 --eval_size 1 --eval_steps 2 --save_steps 2"
+    command += " --sampler.gen_length 8 --sampler.block_length 4 --sampler.steps 32"
+    for name in ("greedy", "threshold", "confidence"):
+        command += f" --eval_samplers.{name}.gen_length 8 --eval_samplers.{name}.block_length 8"
+    command += " --eval_samplers.greedy.steps 8 --eval_samplers.confidence.steps 8"
+    ended = run_lfpo(*command.split(), "--reward_funcs", "[reward_samples.even_tokens]", ranks=2)
     assert ended.returncode == 0, ended.stderr
-    rows = metrics(tmp_path / "run")
-    assert [row["step"] for row in rows] == [0, 1, 2]
-    assert all(row["grad_norm"] > 0 for row in rows[1:])
-    assert set(read_weights(tmp_path / "run" / "model")) == keys
-    model = load_model(tmp_path / "run" / "model")
+    lines = metrics(run)
+    assert [line["step"] for line in lines] == [0, 1, 2]
+    assert all(line["grad_norm"] > 0 for line in lines[1:])
+    assert set(read_weights(run / "model")) == keys
+    model = load_model(run / "model")
     assert (model.vocab_size, model.mask_id) == (126464, 126336)
 
 

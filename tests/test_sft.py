@@ -61,10 +61,6 @@ def test_max_grad_norm_0_scales_no_gradient(tmp_path: Path) -> None:
     assert free[0]["grad_norm"] == narrow[0]["grad_norm"] > 1e-3  # the norm before clipping
 
 
-def gradient_of(model: torch.nn.Module) -> torch.Tensor:
-    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-
-
 def examples(sizes: list[tuple[int, int]]) -> list[Example]:
     g = torch.Generator().manual_seed(0)
     draw = lambda n: torch.randint(0, 256, (n,), generator=g).tolist()  # noqa: E731
@@ -80,7 +76,7 @@ def test_sizes_of_passes_and_chunks_decide_nothing_but_memory(tmp_path: Path, wr
         with chunks_of(rows * model.vocab_size + 3), Products() as products:
             loss = accumulate_sft_gradients(model, settings, dict(enumerate(batch)), generator(1, "t"))
         assert (widest(products, model.vocab_size) == 5) == (rows == 5)
-        found.append((loss, gradient_of(model)))
+        found.append((loss, torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])))
         model.zero_grad()
     (loss, gradient), *others = found
     assert gradient.norm() > 0.1

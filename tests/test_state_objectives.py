@@ -7,30 +7,22 @@ from typing import Any
 import pytest
 import torch
 
-from letters import LETTERS, rollouts
+from letters import rollouts
 from lfpo.base.errors import UserError
 from lfpo.models import load_model
 from lfpo.objectives.mdpo import MDPO
 from lfpo.objectives.objective import check_rollouts, kept_steps
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.sampler import SamplerConfig
-from lfpo.rollout.trajectory import Trajectory
 from lfpo.runs.context import Context
 from lfpo.train.rl import LFPOTrainer
 from test_train import ROWS, config, metrics
 
 
-def with_predictions(t: Trajectory, steps: list[int], texts: list[list[str]], confidence: list[list[float]]) -> Any:
-    """texts: of each rollout the predictions at the steps. confidence: of each rollout, of all its positions."""
-    t.predicted_at = torch.tensor([steps] * len(t))
-    t.predicted_tokens = torch.tensor([[[LETTERS.index(x) for x in text] for text in row] for row in texts])
-    t.predicted_confidence = torch.tensor(confidence, dtype=torch.float64)[:, None].expand(-1, len(steps), -1)
-    return t
-
-
 def test_mdpo_takes_no_state_after_a_rollout_s_end():
     t = rollouts(["ab", "ab"], ["00", "01"])
-    with_predictions(t, [0, 1], [["ab", "ab"]] * 2, [[0.5, 0.5]] * 2)
+    t.predicted_at, t.predicted_tokens = torch.tensor([[0, 1]] * 2), t.tokens[:, None].expand(-1, 2, -1)
+    t.predicted_confidence = torch.full((2, 2, 2), 0.5, dtype=torch.float64)
     views = MDPO().views(t, torch.ones(2, 2), [0, 1], 0)
     assert sorted(zip(views.row.tolist(), views.state.tolist(), strict=True)) == [(0, 0), (1, 0), (1, 1)]
 
@@ -92,16 +84,11 @@ def test_a_sampler_that_gives_too_little_is_one_sentence(sampler: Any, said: str
 PROMPTS = [[5, 6, 7, 8], [9, 10], [40, 41, 42, 43, 44, 45, 46]]
 
 
-def sharp(checkpoint: Path) -> Any:
-    model = load_model(checkpoint, dtype=torch.float64)
-    model.backbone.lm_head.weight.data *= 4
-    return model
-
-
 @pytest.mark.parametrize(("steps", "block"), [(8, 8), (8, 4), (24, 4), (4, 8)])
 def test_kept_predictions_are_the_best_tokens_at_every_mask_of_the_state(checkpoint: Path, steps: int, block: int):
     """Greedy, so each is what a forward on the replayed state says, also after the active block and at idle steps."""
-    model, sampler = sharp(checkpoint), SamplerConfig(gen_length=8, block_length=block, steps=steps)
+    model, sampler = load_model(checkpoint, dtype=torch.float64), SamplerConfig(8, block_length=block, steps=steps)
+    model.backbone.lm_head.weight.data *= 4  # sharper, so that no two predictions are level
     keep = kept_steps(MDPO(rewarded_steps=6), sampler.for_length(8))
     plain, t = rollout(model, PROMPTS, sampler, [1, 2, 3]), rollout(model, PROMPTS, sampler, [1, 2, 3], keep_steps=keep)
     for name in ("tokens", "reveal_step", "confidence", "scheduled_steps", "nfe", "queries"):
