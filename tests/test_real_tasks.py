@@ -60,11 +60,6 @@ def data_task(name: str) -> DataTask:
     return task
 
 
-def unmarked(solution: str) -> str:
-    """The solution without a box and without the closing answer tag."""
-    return solution.replace("\\boxed", "").replace("</answer>", "")
-
-
 def all_rows(name: str) -> tuple[DataTask, list[dict[str, Any]]]:
     task = data_task(f"{name}@{SLICES[name]}")
     split = "train" if "train=" in SLICES[name] else "test"
@@ -106,7 +101,8 @@ def test_answers_close_to_the_right_one_score_zero(here: None, name: str) -> Non
         for answer in wrong_answers(name, row):
             tried += 1
             assert not task.correct(f"<reasoning>\n</reasoning>\n<answer>\n{answer}\n</answer>", row), (answer, row)
-        for text in ("", "#", unmarked(task.solution(row)), "x" * 1_000_000):
+        unmarked = task.solution(row).replace("\\boxed", "").replace("</answer>", "")
+        for text in ("", "#", unmarked, "x" * 1_000_000):
             assert not task.correct(text, row)
     assert tried >= 45
 

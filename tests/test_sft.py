@@ -85,21 +85,6 @@ def test_sizes_of_passes_and_chunks_decide_nothing_but_memory(tmp_path: Path, wr
         assert (other - gradient).norm() < 1e-12 * gradient.norm()
 
 
-class Stop(Exception):
-    pass
-
-
-def interrupted(settings: SFTConfig, at: int) -> None:
-    """Train until the line of step `at` has been reported, then die."""
-
-    def report(line: str) -> None:
-        if line.startswith(f"step {at}/"):
-            raise Stop
-
-    with pytest.raises(Stop):
-        train_sft(settings, report=report)
-
-
 @pytest.mark.parametrize(
     ("save_steps", "logging_steps", "changes"),
     [(4, 2, {}), (3, 2, {"block_length": 8, "loss_weight": "equal", "mask_ratios": [0.3, 0.8]}), (5, 4, {})],
@@ -110,7 +95,13 @@ def test_a_resumed_run_equals_an_unbroken_one(
     settings = {"steps": 12, "batch_size": 4, "save_steps": save_steps, "logging_steps": logging_steps, **changes}
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     train_sft(config(whole, **settings), report=quiet)
-    interrupted(config(broken, **settings), at=8)
+
+    def dying(line: str) -> None:
+        if line.startswith("step 8/"):
+            raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        train_sft(config(broken, **settings), report=dying)
     assert latest_checkpoint(broken) is not None
     train_sft(config(broken, **settings), resume=True, report=quiet)
     assert metrics(broken) == metrics(whole)

@@ -169,8 +169,10 @@ CODE = {
 }
 
 
-def write_files(folder: Path) -> None:
-    """The files that the commands speak of."""
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files that the commands speak of."""
+    folder = tmp_path_factory.mktemp("wrong")
     row = '{"prompt": "a\\n", "answer": "b"}\n'
     long = 2 * row + json.dumps({"prompt": "1" * 900, "answer": "b"}) + "\n"
     files = {
@@ -203,12 +205,6 @@ def write_files(folder: Path) -> None:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     (folder / "long.jsonl.gz").write_bytes(gzip.compress(long.encode()))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wrong")
-    write_files(folder)
     return folder
 
 
