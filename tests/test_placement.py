@@ -155,10 +155,6 @@ def test_a_merged_adapter_gives_the_same_and_is_taken_out_again(checkpoint: Path
     assert policy.adapter == OLD
     assert torch.equal(policy.hidden(IDS), separate)
     assert torch.equal(other.hidden(IDS), current)
-
-
-def test_copies_with_a_merged_adapter_are_cast(checkpoint: Path):
-    policy = with_adapter(checkpoint)
     with sampling(policy, cast=True, move_to_device=False, merge=True):
         assert matrix_dtypes(policy) == {torch.bfloat16}
 

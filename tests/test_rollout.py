@@ -95,6 +95,8 @@ BATCHED: list[dict[str, Any]] = [
     {"threshold": 0.4, "block_length": 4, "cache": "dual"},
     {"factor": 1.0, "block_length": 4, "cache": "prefix"},
     {"alg": "origin", "steps": 8, "cache": "prefix", "cache_refresh": 3, "block_length": 4, "early_stop": "eos"},
+    {"steps": 16, "block_length": 4, "early_stop": "eos"},
+    {"steps": 4, "block_length": 4, "cache": "dual", "cache_refresh": 2, "early_stop": "eos"},
 ]
 
 
@@ -103,7 +105,9 @@ BATCHED: list[dict[str, Any]] = [
     [*(("llada", settings) for settings in BATCHED), *(("dream", BATCHED[i]) for i in (0, 5, 12, 14))],
     indirect=["checkpoint"],
 )
-def test_a_row_does_not_depend_on_its_batch_mates(model: MaskedDiffusionLM, settings: dict):
+def test_a_row_does_not_depend_on_its_batch_mates_nor_on_the_device(
+    model: MaskedDiffusionLM, settings: dict, monkeypatch: pytest.MonkeyPatch
+):
     sampler = SamplerConfig(**{"gen_length": 8, "temperature": 1.0, **settings})
     if sampler.stops_at_eos:
         make_eos_common(model, sampler)
@@ -118,6 +122,10 @@ def test_a_row_does_not_depend_on_its_batch_mates(model: MaskedDiffusionLM, sett
     for row in (1, 4):
         alone = rollout(model, [ROWS[row]], sampler, [SEEDS[row]])
         assert_same_rows(alone, together, [row])
+    # On a GPU the device is not asked which positions are masked, nor which rows are finished if the plan says it.
+    monkeypatch.setattr("lfpo.rollout.denoise.LOOK_EVERY", {"cpu": 4})
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
+    assert_same_rows(rollout(model, ROWS, sampler, SEEDS, rollout_tokens=34), together, [0, 1, 2, 3, 4])
 
 
 def assert_published(model: MaskedDiffusionLM, steps: int, settings: dict[str, Any]) -> Trajectory:
@@ -231,32 +239,6 @@ def test_short_rows_are_not_padded_to_the_longest(model: MaskedDiffusionLM, monk
     assert_same_rows(rollout(model, PROMPTS, sampler, [0] * 4), expected, [0, 1, 2, 3])
     # Prompts of 7, 4, 2 and 1 and 4 tokens each: at most 16 together, and the last two are padded least.
     assert shapes == [(1, 11), (1, 8), (2, 6)] * 4
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"steps": 16, "block_length": 4, "early_stop": "eos"},
-        {"steps": 8, "alg": "origin", "block_length": 4, "cfg_scale": 0.5},
-        {"threshold": 0.4, "block_length": 4, "early_stop": "eos"},
-        {"threshold": 0.4, "block_length": 4, "cache": "dual", "cache_refresh": 2},
-        {"factor": 1.0, "block_length": 4, "cache": "prefix"},
-        {"alg": "origin", "block_length": 4, "cache": "prefix"},
-        {"steps": 4, "block_length": 4, "cache": "dual", "cache_refresh": 2, "early_stop": "eos"},
-        {"early_stop": "both", "early_stop_threshold": 0.15, "steps": 16, "schedule": "uniform"},
-    ],
-)
-@pytest.mark.parametrize("checkpoint", ["llada"], indirect=True)
-def test_the_gpu_code_path_changes_nothing(model: MaskedDiffusionLM, monkeypatch: pytest.MonkeyPatch, settings: dict):
-    """On a GPU the device is not asked which positions are masked, nor which rows are finished if the plan says it."""
-    sampler = SamplerConfig(gen_length=8, temperature=1.0, **settings)
-    if sampler.stops_at_eos:
-        make_eos_common(model, sampler)
-    expected = rollout(model, ROWS, sampler, SEEDS, rollout_tokens=34)
-    monkeypatch.setattr("lfpo.rollout.denoise.LOOK_EVERY", {"cpu": 4})
-    monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
-    found = rollout(model, ROWS, sampler, SEEDS, rollout_tokens=34)
-    assert_same_rows(found, expected, [0, 1, 2, 3, 4])
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 1.0}, {"alg": "entropy", "temperature": 0.5, "top_k": 4}])
