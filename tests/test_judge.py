@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from judge_endpoint import SLOW, Endpoint, endpoint
+from judge_endpoint import Endpoint, endpoint
 from lfpo.base.errors import UserError
 from lfpo.cli import main
 from lfpo.rewards.attempt import RewardFailed
@@ -48,58 +48,48 @@ def ask(function: Any, *completions: str, **columns: Any) -> list[float | None]:
     return function(prompts=["p"] * len(completions), completions=list(completions), **columns)
 
 
-# Misbehaviour -> the completion that brings it about once, its score in spite of it, the attempts, the least seconds.
-ONCE = {
-    "slow": ("slow 1 7", 0.7, 1, SLOW),
-    "hangs": ("hangs 1 7", 0.7, 2, 0.5),
-    "drips without end": ("drips 1 7", 0.7, 2, 0.5),
-    "429 with Retry-After": ("busy 1 7", 0.7, 2, 0.3),
-    "500 then fine": ("broken 1 7", 0.7, 2, 0.01),
-    "connection reset": ("reset 1 7", 0.7, 2, 0.01),
-    "invalid JSON": ("garbage 1 7", 0.7, 2, 0.01),
-    "empty choices": ("empty 1 7", 0.7, 2, 0.01),
-    "truncated body": ("cut 1 7", 0.7, 2, 0.01),
-    "wrong content type": ("html 1 7", 0.7, 2, 0.01),
-    "score missing": ("slow 0 I like it", None, 1, 0.0),
-    "score outside the scale": ("slow 0 Score: 11", None, 1, 0.0),
-    "key refused": ("denied 1 7", None, 1, 0.0),
+# Fault -> the attempts and the least seconds where it happens once; a part of the reason where it does not end.
+FAULTS = {
+    "hangs": (2, 0.5, "no answer within 0.2 s"),
+    "drips": (2, 0.5, "no answer within 0.2 s"),
+    "busy": (2, 0.3, "HTTP 429: .*too many requests.*"),
+    "broken": (2, 0.01, "HTTP 500: .*internal.*"),
+    "reset": (2, 0.01, "connection lost.*"),
+    "garbage": (2, 0.01, "answer is not JSON"),
+    "empty": (2, 0.01, "answer has no text"),
+    "cut": (2, 0.01, "connection lost.*"),
+    "html": (2, 0.01, "answer is not JSON"),
+    "denied": (1, 0.0, "HTTP 401: .*wrong key Bearer [*]{3}.*"),
 }
 
 
-@pytest.mark.parametrize("fault", ONCE)
-def test_a_single_fault(fault: str, server: Endpoint):
-    completion, expected, attempts, least = ONCE[fault]
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_that_happens_once_and_one_that_does_not_end(fault: str, server: Endpoint):
+    attempts, least, reason = FAULTS[fault]
     function, started = judge(server, timeout=0.5 if least == 0.5 else 5.0), time.monotonic()
-    assert ask(function, completion, "fine") == [expected, 0.8]
+    assert ask(function, f"{fault} 1 7", "fine") == [0.7 if attempts > 1 else None, 0.8]
     assert least <= time.monotonic() - started < least + 3
-    assert server.times[completion] == attempts
+    assert server.times[f"{fault} 1 7"] == attempts
     assert function.counts["attempts"] == attempts + 1 and function.counts["retries"] == attempts - 1
-    assert function.counts["no_score"] == (expected is None)
+    assert function.counts["no_score"] == (attempts == 1)
+    assert_no_score(server, f"{fault} 9 7", reason)
 
 
-# A misbehaviour that does not end -> a part of the reason.
-ALWAYS = {
-    "hangs 9 7": "no answer within 0.2 s",
-    "busy 9 7": "HTTP 429: .*too many requests.*",
-    "broken 9 7": "HTTP 500: .*internal.*",
-    "reset 9 7": "connection lost.*",
-    "garbage 9 7": "answer is not JSON",
-    "empty 9 7": "answer has no text",
-    "cut 9 7": "connection lost.*",
-    "html 9 7": "answer is not JSON",
-    "denied 9 7": "HTTP 401: .*wrong key Bearer [*]{3}.*",
-    "slow 0 no idea": "no score in the answer 'no idea'",
-    "slow 0 -1": "score -1 is outside the scale, 0 to 10",
-}
-
-
-@pytest.mark.parametrize("completion", ALWAYS)
-def test_a_fault_that_does_not_end(completion: str, server: Endpoint):
+def assert_no_score(server: Endpoint, completion: str, reason: str) -> None:
     rewards = score([judge(server, timeout=0.2)], [1.0], ["p"], [completion], [[1]], {})
     assert rewards.parts == {"judge": [None]}
-    assert re.fullmatch(
-        f"none of 1 completions got a score from http://[^ ]*: .*{ALWAYS[completion]}", rewards.failed["judge"]
-    )
+    assert re.fullmatch(f"none of 1 completions got a score from http://[^ ]*: .*{reason}", rewards.failed["judge"])
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [("no idea", "no score in the answer 'no idea'"), ("-1", "score -1 is outside the scale, 0 to 10")],
+)
+def test_an_answer_without_a_score_is_not_asked_for_again(answer: str, reason: str, server: Endpoint):
+    function = judge(server)
+    assert ask(function, f"slow 0 {answer}", "fine") == [None, 0.8]
+    assert (function.counts["attempts"], function.counts["no_score"]) == (2, 1)
+    assert_no_score(server, f"slow 0 {answer}", reason)
 
 
 def test_no_endpoint():
