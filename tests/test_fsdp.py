@@ -155,20 +155,8 @@ def test_layers_gathered_in_bfloat16_give_what_autocast_gives(checkpoint: Path):
         assert rank.returncode == 0, rank.stderr
 
 
-def test_copies_in_bfloat16_give_what_autocast_gives(group: None, checkpoint: Path):
-    ids, mask = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]]), torch.ones(2, 4, dtype=torch.long)
-    plain, split = load_model(checkpoint), load_model(checkpoint, mesh=distributed.mesh())
-    plain.autocast = split.autocast = True
-    with torch.no_grad(), gathered(split, cast=True) as whole:
-        assert torch.equal(whole.hidden(ids, mask), plain.hidden(ids, mask))
-        narrow = {n for n, p in whole.backbone.named_parameters() if p.dtype == torch.bfloat16}
-        assert narrow == {n for n, p in plain.backbone.named_parameters() if "layers." in n and p.ndim == 2}
-        assert torch.equal(whole.head_weight, plain.head_weight)
-    assert all(p.is_meta for p in whole.parameters())  # freed
-
-
 @pytest.mark.parametrize("cast", [False, True])
-def test_copies_with_a_merged_adapter_are_those_of_one_process(group: None, cast: bool, checkpoint: Path):
+def test_copies_with_an_adapter_apart_or_merged_are_those_of_one_process(group: None, cast: bool, checkpoint: Path):
     ids, mask = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]]), torch.ones(2, 4, dtype=torch.long)
     plain, split = load_model(checkpoint), load_model(checkpoint, mesh=distributed.mesh())
     plain.autocast = split.autocast = cast
@@ -189,6 +177,9 @@ def test_copies_with_a_merged_adapter_are_those_of_one_process(group: None, cast
             assert all(p.is_meta for p in whole.parameters())
         with gathered(split, cast=cast) as whole:
             assert torch.equal(whole.hidden(ids, mask), plain.hidden(ids, mask))
+            assert torch.equal(whole.head_weight, plain.head_weight)
+            narrow = {p.dtype for p in whole.backbone.model.layers.parameters() if p.ndim == 2}
+            assert (torch.bfloat16 in narrow) == cast
 
 
 def test_a_rollout_gathers_the_model_once_or_its_layers_at_every_forward(tmp_path: Path):
