@@ -13,6 +13,7 @@ from lfpo.rollout.denoise import rollout
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.algorithm import accumulate_gradients
 from lfpo.train.flops import Meter, forward_flops, rollout_flops
+from test_rollout import count_forwards
 
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12]]
 
@@ -42,22 +43,16 @@ def test_a_forward_by_hand(llada: Path):
 def test_a_rollout_counts_every_position_it_predicts(llada: Path, monkeypatch: pytest.MonkeyPatch, settings: dict):
     model = load_model(llada)
     model.eos_id = 40  # frequent enough that some rows stop early
-    seen = {"positions": 0, "rows": 0}
-    head, hidden = model.head, model.hidden
+    shapes, positions, head = count_forwards(model, monkeypatch), list[int](), model.head
 
     def counting_head(x: torch.Tensor) -> torch.Tensor:
-        seen["positions"] += x.shape[0]
+        positions.append(x.shape[0])
         return head(x)
 
-    def counting_hidden(ids: torch.Tensor, *more: Any, **how: Any) -> torch.Tensor:
-        seen["rows"] += len(ids)
-        return hidden(ids, *more, **how)
-
     monkeypatch.setattr(model, "head", counting_head)
-    monkeypatch.setattr(model, "hidden", counting_hidden)
     t = rollout(model, PROMPTS, SamplerConfig(gen_length=8, temperature=3.0, **settings), [1, 2, 3])
-    assert int(t.nfe.sum()) == seen["rows"]
-    heads = 2 * model.backbone.config.vocab_size * model.backbone.config.hidden_size * seen["positions"]
+    assert int(t.nfe.sum()) == sum(rows for rows, _ in shapes)
+    heads = 2 * model.backbone.config.vocab_size * model.backbone.config.hidden_size * sum(positions)
     bodies = sum(
         int(n) * forward_flops(model, torch.tensor([len(p) + 8]), 0) for n, p in zip(t.nfe, PROMPTS, strict=True)
     )
