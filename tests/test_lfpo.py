@@ -16,7 +16,6 @@ from torch.nn import functional as F
 from benchmarks.rectified import rectified_loss
 from lfpo.base.errors import UserError
 from lfpo.models import load_model
-from lfpo.objectives import make_objective
 from lfpo.objectives.lfpo import LFPO
 from small_runs import AS_PUBLISHED, rolled
 
@@ -162,24 +161,6 @@ def test_r_does_not_depend_on_the_scale_of_rewards(rewards: list[float], offset:
 def test_raw_rewards_refuse_the_knobs_of_advantages(knob: dict[str, Any]):
     with pytest.raises(ValueError, match=f"{next(iter(knob))} .* has no effect with reward_transform 'raw'"):
         LFPO(reward_transform="raw", **knob)
-
-
-@pytest.mark.parametrize(
-    ("knob", "told"),
-    [
-        ({"states": "surprisal"}, "'states: surprisal' was removed; write states: stratified"),
-        ({"states": "entropy"}, "'states: entropy' was removed"),
-        ({"states": "uniform"}, "'states: uniform' was removed"),
-        ({"deviation": "group"}, "'deviation: group' was removed; write deviation: batch, or range"),
-        ({"target_weight": "ratio"}, "'target_weight: ratio' was removed; write target_weight: p_old"),
-        ({"base_kl": 0.1}, "'base_kl: 0.1' was removed; leave it out"),
-        ({"reading": "printed"}, "'reading: printed' was removed; leave it out"),
-    ],
-)
-def test_a_removed_knob_is_told_and_its_old_default_is_left_out(knob: dict[str, Any], told: str):
-    with pytest.raises(UserError, match=told):
-        make_objective({"name": "lfpo", **knob})
-    assert make_objective({"name": "lfpo", "reading": "rectified", "base_kl": 0.0}) == LFPO()
 
 
 def test_raw_reward_is_taken_as_it_is_and_must_fit():

@@ -10,7 +10,6 @@ import torch
 
 import peers
 from letters import Table, rollouts
-from lfpo.base.errors import UserError
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.objectives.bgpo import BGPO
@@ -20,14 +19,12 @@ from lfpo.objectives.espo import ESPO
 from lfpo.objectives.gdpo import GDPO
 from lfpo.objectives.gdsd import GDSD
 from lfpo.objectives.justgrpo import JustGRPO
-from lfpo.objectives.objective import Objective, check_rollouts
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.rldf import RLDF
 from lfpo.objectives.sequences import elbo_views, masked_views
 from lfpo.objectives.stable_drl import StableDRL
 from lfpo.objectives.views import subset_masks
 from lfpo.objectives.vrpo import VRPO
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.algorithm import accumulate_gradients
 from small_runs import step_of
 from test_objective_views import check_rate, views_of
@@ -193,27 +190,6 @@ def test_stable_drl_s_weights_of_an_unchanged_policy(shared: bool, llada: Path):
     weights = found.weight.max(-1).values
     assert bool((weights - 1 / 4).abs().max() < 1e-6) == shared
     assert float(weights[:4].sum()) == pytest.approx(1, rel=1e-6)
-
-
-# What is checked at start.
-
-
-class Wanting(Objective):
-    """An objective that needs what no rollout gives."""
-
-    needs = frozenset({"reveal_step", "logits"})
-
-
-def test_a_sampler_that_an_objective_cannot_use_is_one_sentence():
-    sampler = SamplerConfig(gen_length=8, temperature=1.0).for_length(8)
-    left_to_right = SamplerConfig(gen_length=8, block_length=1, temperature=1.0).for_length(8)
-    with pytest.raises(UserError, match=r"JustGRPO needs tokens revealed one at a time from left .*block_length"):
-        check_rollouts(JustGRPO(), sampler)
-    with pytest.raises(UserError, match="Wanting needs 'logits', which this engine does not give"):
-        check_rollouts(Wanting(), left_to_right, {"reveal_step"})
-    check_rollouts(JustGRPO(), left_to_right)
-    for name in sorted(set(OBJECTIVES) - {"justgrpo"}):
-        check_rollouts(make_objective({"name": name}), sampler)
 
 
 def test_the_documented_defaults_are_those_of_the_code():

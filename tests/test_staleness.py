@@ -1,7 +1,6 @@
 """Rollouts that are sampled ahead: which weights sample them, resumed runs, ranks, bad input."""
 
 import copy
-import dataclasses
 import os
 import shutil
 import signal
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from lfpo.base.config import build
 from lfpo.base.errors import UserError
 from lfpo.models import load_model
 from lfpo.models.roles import OLD
@@ -22,7 +20,6 @@ from lfpo.runs.context import Stopped
 from lfpo.train.algorithm import accumulate_gradients
 from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.collect import Batch, collect
-from lfpo.train.config import LFPOConfig
 from lfpo.train.queue import part
 from lfpo.train.rl import LFPOTrainer
 from small_runs import AS_PUBLISHED, same
@@ -200,35 +197,3 @@ def test_part_undoes_join(llada: Path):
     whole = join(parts, model.pad_id)
     assert same(part(whole, 0, 4), parts[0])
     assert same(part(whole, 4, 4), parts[1])
-
-
-def without_submit(args: LFPOConfig) -> Any:
-    """An engine of an older protocol."""
-
-    class Plain:
-        gives = frozenset({"reveal_step"})
-
-        def close(self) -> None: ...
-
-    return Plain()
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"engine": {"max_staleness": -1}}, "max_staleness -1 must not be negative"),
-        (
-            {"old_policy": "sampler", "objective": {"name": "rejection"}},
-            "'old_policy' sampler is for losses that read theta_old, and that of Rejection does not with these",
-        ),
-        (
-            {"engine": {"max_staleness": 1, "name": "test_staleness:without_submit"}},
-            "engine 'test_staleness:without_submit' has no 'submit' and 'result', which engine.max_staleness 1 needs",
-        ),
-    ],
-)
-def test_what_does_not_go_together_is_one_sentence(settings: dict[str, Any], said: str, llada: Path, tmp_path: Path):
-    values = {**dataclasses.asdict(config(tmp_path)), "output_dir": str(tmp_path / "run"), **settings}
-    with pytest.raises(UserError) as caught:
-        LFPOTrainer(str(llada), even_letters, args=build(LFPOConfig, values, "test"), train_dataset=ROWS)
-    assert said in str(caught.value) and "\n" not in str(caught.value)

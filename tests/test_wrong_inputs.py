@@ -61,7 +61,13 @@ COMMANDS = {
     "train sudoku --objective.name mine:Own": "there is no module 'mine'; put mine.py into this folder",
     "train sudoku --objective.bta 1": "objective: unknown key 'bta'; did you mean 'beta'",
     "train sudoku --objective.beta -1": "beta -1.0 must be positive",
-    "train sudoku --objective.reading mirrored": "'reading: mirrored' was removed",
+    "train sudoku --objective.reading printed": "'reading: printed' was removed; leave it out",
+    "train sudoku --objective.base_kl 0.1": "'base_kl: 0.1' was removed; leave it out",
+    "train sudoku --objective.states surprisal": "'states: surprisal' was removed; write states: stratified",
+    "train sudoku --objective.states entropy": "'states: entropy' was removed",
+    "train sudoku --objective.states uniform": "'states: uniform' was removed",
+    "train sudoku --objective.deviation group": "'deviation: group' was removed; write deviation: batch, or range",
+    "train sudoku --objective.target_weight ratio": "'target_weight: ratio' was removed; write target_weight: p_old",
     "train sudoku --lora.rank 4": "lora: unknown key 'rank'",
     "train sudoku --dtype bfloat16": "'dtype' bfloat16 needs 'lora'",
     "train sudoku --offload_reference true --lora.r 2": "'offload_reference' does not work with 'lora'",
@@ -153,6 +159,16 @@ NEED_TORCH = {
     f"{ROWS} --data_file rows.jsonl --reward_funcs rw.ok --reward_weights 1,2": "2 weights for 1 functions",
     f"{TRAIN} --num_generations 1": "num_generations must exceed 1",
     f"{TRAIN} --model embedded-block --objective.name spg": "SPG needs a model with full attention, and this model",
+    f"{TRAIN} --objective.name justgrpo": "JustGRPO needs tokens revealed one at a time from left",
+    f"{TRAIN} --objective.name mdpo --sampler.threshold 0.9": "MDPO needs whole predictions at scheduled steps",
+    f"{TRAIN} --objective.name mdpo --sampler.block_length 2 --sampler.cache dual": "MDPO needs whole predictions",
+    f"{TRAIN} --engine.max_staleness -1": "max_staleness -1 must not be negative",
+    f"{TRAIN} --old_policy sampler --objective.name rejection": (
+        "'old_policy' sampler is for losses that read theta_old, and that of Rejection does not with these"
+    ),
+    f"{TRAIN} --engine.max_staleness 1 --engine.name rw:Engine": (
+        "engine 'rw:Engine' has no 'submit' and 'result', which engine.max_staleness 1 needs"
+    ),
     f"{TRAIN} --lora.experts true": "this model has no experts",
     f"{TRAIN} --sampler.gen_length 1000": "exceeds the model's context of 512",
 }
@@ -197,6 +213,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "five = 5\n"
             "def ok(prompts, completions, **columns): return [1.0] * len(prompts)\n"
             "def five_of(row): return 5\n"
+            "class Engine:\n"
+            "    gives = frozenset({'reveal_step'})\n"
+            "    def __init__(self, args): pass\n"
+            "    def close(self): pass\n"
             "async def waits(prompts, completions, **columns): return [1.0] * len(prompts)\n"
             "def nan(prompts, completions, **columns): return [float('nan')] * len(prompts)\n"
         ),
@@ -296,6 +316,7 @@ def test_an_own_objective_is_checked_when_it_is_made(tmp_path: Path, monkeypatch
 def test_settings_of_earlier_versions_are_told_or_left_out() -> None:
     old = {"output_dir": "x", "refill": 0, "tree": [], "padding_free": False, "objective": {"name": "lfpo"}}
     assert build(LFPOConfig, old) == LFPOConfig("x")
+    assert make_objective({"name": "lfpo", "reading": "rectified", "base_kl": 0.0}) == make_objective({"name": "lfpo"})
     with pytest.raises(UserError, match="config: 'refill: 2' was removed, because it gained nothing"):
         build(LFPOConfig, {**old, "refill": 2})
     with pytest.raises(
