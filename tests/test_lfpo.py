@@ -157,12 +157,6 @@ def test_r_does_not_depend_on_the_scale_of_rewards(rewards: list[float], offset:
     torch.testing.assert_close(form.signal(offset + scale * reward, group), expected, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("knob", [{"baseline": 0.5}, {"deviation": "batch"}, {"clip": 3.0}])
-def test_raw_rewards_refuse_the_knobs_of_advantages(knob: dict[str, Any]):
-    with pytest.raises(ValueError, match=f"{next(iter(knob))} .* has no effect with reward_transform 'raw'"):
-        LFPO(reward_transform="raw", **knob)
-
-
 def test_raw_reward_is_taken_as_it_is_and_must_fit():
     objective = LFPO(reward_transform="raw")
     assert objective.signal(double([0.0, 0.25, 1.0]), torch.zeros(3, dtype=torch.long)).tolist() == [0.0, 0.25, 1.0]

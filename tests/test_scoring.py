@@ -340,7 +340,3 @@ def test_reward_memory_runs_functions_in_children(module: str):
     assert function.child.memory == 2 << 30 and function.child.seconds == args.reward_timeout  # type: ignore[attr-defined]
     (function,) = make_source(args, reward_samples.even_tokens, None, None).reward_functions
     assert function.__name__ == "even_tokens" and function.child.memory == 2 << 30  # type: ignore[attr-defined]
-    with pytest.raises(UserError, match="reward_memory limits the functions of reward_funcs"):
-        make_source(LFPOConfig(output_dir="x", task="choice", reward_memory=1.0), None, None, None)
-    with pytest.raises(ValueError, match=r"reward_memory -1\.0 must not be negative"):
-        LFPOConfig(output_dir="x", task="choice", reward_memory=-1)

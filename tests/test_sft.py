@@ -138,27 +138,6 @@ def test_rows_that_do_not_fit_are_named(tmp_path: Path, llada: Path, row: dict, 
     assert part in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("changes", "part"),
-    [
-        ({"model": "m"}, "'model'"),
-        ({"init": None}, "'model'"),
-        ({"data_file": "f"}, "'tasks' or 'data_file'"),
-        ({"tasks": {}}, "'tasks' or 'data_file'"),
-        ({"steps": 0}, "steps 0 must"),
-        ({"update_tokens": 0}, "update_tokens 0 must"),
-        ({"block_length": 0}, "block_length 0"),
-        ({"mask_ratios": [0.8, 0.3]}, "mask_ratios"),
-        ({"mask_ratios": [0.5]}, "mask_ratios"),
-        ({"loss_weight": "half"}, "loss_weight"),
-        ({"fsdp_size": 2}, "'fsdp_size' is for 'fsdp: true'"),
-    ],
-)
-def test_contradictions_are_refused(tmp_path: Path, changes: dict[str, Any], part: str) -> None:
-    with pytest.raises((ValueError, UserError), match=part):
-        config(tmp_path, **changes)
-
-
 LORA = {"r": 2, "lora_alpha": 4}
 
 

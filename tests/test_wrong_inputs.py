@@ -21,6 +21,7 @@ from lfpo.train.config import LFPOConfig
 TRAIN = "train --output_dir out --task choice --max_steps 1 --prompts_per_iteration 2 --num_generations 2"
 TRAIN += " --optimizer_steps_per_iteration 1 --eval_size 2"
 ROWS = TRAIN.replace("--task choice", "--sampler.gen_length 8")
+SFT = "sft --output_dir new --model embedded --tasks.words 1"
 API = "from lfpo import LFPOConfig, LFPOTrainer\nfrom rw import ok\n"
 
 # Command -> a part of its sentence. These are found without torch.
@@ -43,7 +44,17 @@ COMMANDS = {
     "train sudoku --adam_beta1 1": "adam_beta1 1.0 must be at least 0 and below 1",
     "train sudoku --eval_samplers {a/b:{}}": "the name 'a/b' must be text without '/'",
     "eval --task sudoku --threads -1": "threads -1 must not be negative",
-    "sft --model embedded --tasks.words 1 --output_dir new --learning_rate .nan": "learning_rate nan must be positive",
+    f"{SFT} --learning_rate .nan": "learning_rate nan must be positive",
+    f"{SFT} --steps 0": "steps 0 must be at least 1",
+    f"{SFT} --block_length 0": "block_length 0 must be at least 1",
+    f"{SFT} --mask_ratios [0.8,0.3]": "'mask_ratios' [0.8, 0.3] must be two numbers, 0 <= low < high <= 1",
+    f"{SFT} --mask_ratios [0.5]": "'mask_ratios' [0.5] must be two numbers",
+    f"{SFT} --loss_weight half": "loss_weight: 'half' is not valid; valid: 1/t, equal",
+    f"{SFT} --fsdp_size 2": "'fsdp_size' is for 'fsdp: true'",
+    f"{SFT} --init.d_model 32": "give either 'model' (a checkpoint) or 'init'",
+    f"{SFT} --data_file rows.jsonl": "give either 'tasks' or 'data_file'",
+    "sft --output_dir new --tasks.words 1": "give either 'model' (a checkpoint) or 'init'",
+    "sft --output_dir new --model embedded": "give either 'tasks' or 'data_file'",
     "sft --model embedded --data_file broken.jsonl --output_dir new --right_share 1": "'right_share' is for tasks",
     "train sudoku --sampler.editing_threshold 0.9": "editing_threshold 0.9 has no effect with the reveal rule "
     "'threshold', only with low_confidence_dynamic; leave it out",
@@ -68,6 +79,8 @@ COMMANDS = {
     "train sudoku --objective.states uniform": "'states: uniform' was removed",
     "train sudoku --objective.deviation group": "'deviation: group' was removed; write deviation: batch, or range",
     "train sudoku --objective.target_weight ratio": "'target_weight: ratio' was removed; write target_weight: p_old",
+    "train sudoku --objective.reward_transform raw --objective.clip 3": "clip 3.0 has no effect with reward_transform",
+    "train sudoku --reward_memory -1": "reward_memory -1.0 must not be negative",
     "train sudoku --lora.rank 4": "lora: unknown key 'rank'",
     "train sudoku --dtype bfloat16": "'dtype' bfloat16 needs 'lora'",
     "train sudoku --offload_reference true --lora.r 2": "'offload_reference' does not work with 'lora'",
@@ -159,6 +172,7 @@ NEED_TORCH = {
     f"{ROWS} --data_file rows.jsonl --reward_funcs rw.ok --reward_weights 1,2": "2 weights for 1 functions",
     f"{TRAIN} --num_generations 1": "num_generations must exceed 1",
     f"{TRAIN} --model embedded-block --objective.name spg": "SPG needs a model with full attention, and this model",
+    "train sudoku --reward_memory 1": "reward_memory limits the functions of reward_funcs, and none is given",
     f"{TRAIN} --objective.name justgrpo": "JustGRPO needs tokens revealed one at a time from left",
     f"{TRAIN} --objective.name mdpo --sampler.threshold 0.9": "MDPO needs whole predictions at scheduled steps",
     f"{TRAIN} --objective.name mdpo --sampler.block_length 2 --sampler.cache dual": "MDPO needs whole predictions",
