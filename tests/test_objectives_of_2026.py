@@ -230,6 +230,23 @@ def test_dtm_by_hand(control: float):
     assert found == pytest.approx(LN2 * (a + (b + e) / 2) / 2, rel=1e-6)
 
 
+def test_dtm_s_minimiser_is_the_tilted_posterior():
+    """At c = 1, over tokens drawn from p_old with rewards R(y), the minimiser is p_old e^(h R) normalised."""
+    torch.manual_seed(0)
+    p_old, reward, h = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64), torch.tensor([0.0, 1.0, 0.5]), 0.7
+    z = torch.zeros(1, 3, dtype=torch.float64, requires_grad=True)
+    eye = torch.eye(3, dtype=torch.float64)
+    tilt = torch.expm1(h * reward.double())
+    for _ in range(100):  # every token stands once, with the weight that it is drawn with
+        loss = mixture_sum(
+            z.expand(3, 3), p_old.log().expand(3, 3), eye, eye.clone(), torch.arange(3), p_old, tilt * p_old
+        )
+        (gradient,) = torch.autograd.grad(loss, z)
+        z.data -= gradient
+    expected = p_old * (h * reward).exp()
+    assert torch.allclose(z.softmax(-1)[0], expected / expected.sum(), atol=1e-6)
+
+
 @pytest.mark.parametrize("heads", ["own", "shared"])
 def test_mixture_sum_is_the_plain_loss(heads: str):
     """Value and gradients of states and head, in one chunk and in many."""
