@@ -114,11 +114,12 @@ def check_folder(path: Path, config: Any, *, resume: bool, kind: str) -> None:
         found = read_json(path / "run.json").get("kind")
         if found != kind:
             raise UserError(f"{path}: holds a run of `lfpo {found}`, not of `lfpo {kind}`; give another output_dir")
-    before, now = (flattened(values, whole=["tasks"]) for values in (load_yaml(marker), to_dict(config)))
+    whole = ("tasks", "objective")
+    before, now = (flattened(values, whole) for values in (load_yaml(marker), to_dict(config)))
     for key in KEPT:
         old, new = before.get(key), now.get(key)
         if key in ("data_file", "model"):
-            old, new = (path and Path(path).name for path in (old, new))
+            old, new = (name and Path(name).name for name in (old, new))
         if old != new:
             raise UserError(
                 f"{path}: holds a run with {key} {old}, not {new}; give another output_dir, or continue that run with "
