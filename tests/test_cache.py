@@ -8,13 +8,15 @@ import pytest
 import torch
 
 import tiny
+from benchmarks.spent import recorded
 from lfpo.models import MaskedDiffusionLM, init_model, load_model
 from lfpo.models.kv_cache import KeyValueCache
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.packing import cache_capacity
 from lfpo.rollout.sampler import SamplerConfig
-from lfpo.train.flops import forward_flops, rollout_flops
+from lfpo.train.flops import rollout_flops
 from reference_sampler import cached_generate
+from test_block_rollout import count_tokens
 
 PROMPTS = [[5, 6, 7, 8], [9, 10], [40, 41, 42, 43, 44, 45, 46], [100]]
 SEEDS = [1, 2, 3, 4]
@@ -82,24 +84,11 @@ def test_queries_by_hand_and_as_the_model_saw_them(
     # Padding and batch mates at other places are not counted.
     together = rollout(model, [[5, 6, 7], [8] * 9, [5]], sampler, [0] * 3)
     assert int(together.queries[0]) == expected
-    seen = {"tokens": 0, "flops": 0.0, "predicted": 0}
-    body, head = model.backbone.model.forward, model.head
-
-    def counting_body(input_ids: torch.Tensor, **rest: Any) -> Any:
-        seen["tokens"] += input_ids.numel()
-        seen["flops"] += forward_flops(model, torch.tensor([11]), 0, torch.tensor([input_ids.numel()]))
-        return body(input_ids=input_ids, **rest)
-
-    def counting_head(hidden: torch.Tensor) -> torch.Tensor:
-        seen["predicted"] += len(hidden)
-        return head(hidden)
-
-    monkeypatch.setattr(model.backbone.model, "forward", counting_body)
-    monkeypatch.setattr(model, "head", counting_head)
-    alone = rollout(model, [[5, 6, 7]], sampler, [0])
-    assert alone.queries.tolist() == [expected] == [seen["tokens"]]
-    heads = 2 * model.vocab_size * model.backbone.config.hidden_size * seen["predicted"]
-    assert rollout_flops(model, alone) == pytest.approx(seen["flops"] + heads)
+    shapes = count_tokens(model, monkeypatch)
+    with recorded(model) as forwards:
+        alone = rollout(model, [[5, 6, 7]], sampler, [0])
+    assert alone.queries.tolist() == [expected] == [sum(rows * width for rows, width in shapes)]
+    assert rollout_flops(model, alone) == pytest.approx(forwards.flops(model))
 
 
 def test_a_memory_is_divided_anew_in_place():
