@@ -218,8 +218,8 @@ def test_a_prompt_is_run_once_for_all_its_rollouts(model: MaskedDiffusionLM, mon
     assert [shape for shape in shapes if shape != (1, 4)] == [(1, 12), (1, 12)]
 
 
-@pytest.mark.long
-def test_compiled_blocks_are_the_same_and_have_few_shapes(model: MaskedDiffusionLM, monkeypatch: pytest.MonkeyPatch):
+def count_graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list that grows by an entry for each graph that is compiled."""
     graphs: list[int] = []
 
     def backend(graph: Any, inputs: list[torch.Tensor]) -> Any:
@@ -228,6 +228,12 @@ def test_compiled_blocks_are_the_same_and_have_few_shapes(model: MaskedDiffusion
 
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     monkeypatch.delenv("TORCHDYNAMO_DISABLE")  # which all tests set
+    return graphs
+
+
+@pytest.mark.long
+def test_compiled_blocks_are_the_same_and_have_few_shapes(model: MaskedDiffusionLM, monkeypatch: pytest.MonkeyPatch):
+    graphs = count_graphs(monkeypatch)
     sampler = SamplerConfig(gen_length=8, temperature=1.0, threshold=0.3)
     plain = rollout(model, PROMPTS, sampler, SEEDS, rollout_tokens=12)
     compiled = rollout(model, PROMPTS, sampler, SEEDS, rollout_tokens=12, compiled=True)

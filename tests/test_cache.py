@@ -1,6 +1,5 @@
 """The cached samplers: equal to no cache where that is exact, else to a reference that computes what a cache holds."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from lfpo.rollout.packing import cache_capacity
 from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.flops import rollout_flops
 from reference_sampler import cached_generate
-from test_block_rollout import count_tokens
+from test_block_rollout import count_graphs, count_tokens
 
 PROMPTS = [[5, 6, 7, 8], [9, 10], [40, 41, 42, 43, 44, 45, 46], [100]]
 SEEDS = [1, 2, 3, 4]
@@ -126,14 +125,7 @@ LENGTHS = [70, 3, 30, 75, 66, 12, 50, 69, 9, 20, 71]
 def test_compiled_windows_are_the_same_and_few(family: str, settings: dict, monkeypatch: pytest.MonkeyPatch):
     """Ragged prompts that enter and leave. A graph for each shape of windows and of whole forwards, and no more in
     another rollout; nothing is compiled anew when prompts, rows in flight or the place of the memory change."""
-    model, shapes = shallow(family), []
-
-    def backend(graph: Any, inputs: list[torch.Tensor]) -> Any:
-        shapes.append(1)
-        return graph.forward
-
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
-    monkeypatch.delenv("TORCHDYNAMO_DISABLE")  # which all tests set
+    model, graphs = shallow(family), count_graphs(monkeypatch)
     prompts = [[5 + i + j for j in range(n)] for i, n in enumerate(LENGTHS)]
     sampler = SamplerConfig(gen_length=8, block_length=4, temperature=1.0, **settings)
     plain = rollout(model, prompts, sampler, range(len(prompts)), rollout_tokens=80)
@@ -151,8 +143,8 @@ def test_compiled_windows_are_the_same_and_few(family: str, settings: dict, monk
     for name in ("tokens", "reveal_step", "nfe", "queries"):
         assert torch.equal(getattr(found, name), getattr(plain, name)), name
     torch.testing.assert_close(found.confidence, plain.confidence)
-    assert len(shapes) == len(seen)
+    assert len(graphs) == len(seen)
     windows = [shape for shape in seen if shape[2] is not None]
     assert 2 <= len(windows) <= 8 * (1 if sampler.cache == "dual" else 2)  # 1, 2, 3, 4 rows, of 64 or 128 columns
     rollout(model, prompts[::-1], sampler, range(len(prompts)), rollout_tokens=80, compiled=True)
-    assert len(shapes) == len(seen)
+    assert len(graphs) == len(seen)
