@@ -114,13 +114,16 @@ def run_ranks(world: int, work: Callable[..., int | None], *arguments: Any, **va
             rank.process.kill()
 
 
-def run_lfpo(*arguments: str, ranks: int = 1, **variables: str) -> Finished:
-    """Run an `lfpo` command line in a new process, or in several ranks."""
+def run_lfpo(*arguments: str, ranks: int = 1, code: int = 0, **variables: str) -> Finished:
+    """Run an `lfpo` command line in a new process, or in several ranks. It must end with this exit code."""
     if ranks == 1:
-        return start_lfpo(*arguments, **variables).wait()
-    ended = run_ranks(ranks, _command, arguments, **variables)
-    code = next((e.returncode for e in ended if e.returncode), 0)
-    return Finished(code, "".join(e.stdout for e in ended), "".join(e.stderr for e in ended))
+        parts = [start_lfpo(*arguments, **variables).wait()]
+    else:
+        parts = run_ranks(ranks, _command, arguments, **variables)
+    stdout, stderr = "".join(part.stdout for part in parts), "".join(part.stderr for part in parts)
+    found = next((part.returncode for part in parts if part.returncode), 0)
+    assert found == code, stderr
+    return Finished(found, stdout, stderr)
 
 
 def start_lfpo(*arguments: str, **variables: str) -> Running:

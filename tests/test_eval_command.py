@@ -218,14 +218,13 @@ def test_two_processes_evaluate_as_one(llada: Path, tmp_path: Path):
     assert run(llada, tmp_path / "one.json", *SAMPLED) == 0
     both = ("eval", "--model", str(llada), "--limit", "5", "--task", "choice", *SAMPLED, "--output")
     process = run_lfpo(*both, str(tmp_path / "two.json"), ranks=2)
-    assert process.returncode == 0, process.stderr
     assert process.stdout.count("accuracy") == 1  # rank 0 alone prints
     assert numbers(tmp_path / "two.json") == numbers(tmp_path / "one.json")
     one, two = ((tmp_path / f"{name}.completions.jsonl").read_text() for name in ("one", "two"))
     assert one == two
     assert not list(tmp_path.glob("*.partial-*"))
-    process = run_lfpo(*both, str(tmp_path / "two.json"), "--seed", "3", ranks=2)
-    assert process.returncode != 0 and process.stderr.count("seed 0 there, 3 here") == 1  # a mistake is told once
+    process = run_lfpo(*both, str(tmp_path / "two.json"), "--seed", "3", ranks=2, code=2)
+    assert process.stderr.count("seed 0 there, 3 here") == 1  # a mistake is told once
 
 
 def test_a_task_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llada: Path):
@@ -308,8 +307,7 @@ def test_each_process_grades_its_share_while_training(
         if processes == 1:
             assert main([*arguments, str(folder)]) == 0
         else:
-            process = run_lfpo(*arguments, str(folder), ranks=2)
-            assert process.returncode == 0, process.stderr
+            run_lfpo(*arguments, str(folder), ranks=2)
         metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         found.append([m["eval/greedy/reward"] for m in metrics])
         graded.append(Counter[str]())
