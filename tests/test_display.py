@@ -1,6 +1,8 @@
 import io
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -65,25 +67,16 @@ def test_a_log_file_is_quiet_between_evaluations_but_tells_the_first_and_the_las
     assert [line.split()[1] for line in out.getvalue().splitlines()] == ["1/9", "5/9", "9/9"]
 
 
-class Clock:
-    """time.monotonic() as the test sets it."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """time.monotonic() is its `now`."""
+    found: Any = SimpleNamespace(now=0.0, monotonic=lambda: found.now)
     for module in (display_module, progress_module):
-        monkeypatch.setattr(module, "time", clock)
-    return clock
+        monkeypatch.setattr(module, "time", found)
+    return found
 
 
-def test_time_left_by_hand(clock: Clock):
+def test_time_left_by_hand(clock: SimpleNamespace):
     """Iterations of 10 s, and evaluations of 100 s after every fifth and the last one of 12."""
     display = Display(12, Console(quiet=True), evaluates_after=lambda step: step % 5 == 0 or step == 12)
     clock.now = 100
