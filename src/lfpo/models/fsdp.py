@@ -25,7 +25,7 @@ from lfpo.base.distributed import sum_number, whole
 from lfpo.models.experts import routers
 from lfpo.models.masked_lm import MaskedDiffusionLM, saved_buffers
 from lfpo.models.placement import merged_adapter, narrow_matrices
-from lfpo.models.tensor_files import local, split_like
+from lfpo.models.tensor_files import local, own_rows, split_like
 
 
 def shard(policy: MaskedDiffusionLM, mesh: DeviceMesh, *, cast: bool = False) -> None:
@@ -90,8 +90,7 @@ def look_up(embeddings: nn.Embedding, input_ids: torch.Tensor) -> torch.Tensor:
     most = torch.tensor(len(ids), device=ids.device)
     dist.all_reduce(most, dist.ReduceOp.MAX, group=shards)
     padded = nn.functional.pad(ids, (0, int(most) - len(ids)))
-    first = dist.get_rank(shards) * -(-len(weight) // dist.get_world_size(shards))  # parts of ceil(V / ranks)
-    rows = change(padded, Shard(0), Replicate()) - first
+    rows = change(padded, Shard(0), Replicate()) - own_rows(weight).start
     # The redistribution sums the gradient over groups that hold the same rows.
     own = weight.redistribute(mesh, weight.placements).to_local(
         grad_placements=[*(Partial() for _ in replicated), Shard(0)]
