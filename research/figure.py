@@ -66,19 +66,25 @@ def main() -> None:
     tasks = [task for task in study["stages"][args.stage]["tasks"] if any(of == task and s != "base" for of, s in rows)]
     settings = list(dict.fromkeys(["base", *(cell["setting"] for cell in cells_of(study, args.stage))]))
     panels = len(tasks) if args.over == "forwards" else 1
-    figure, axes = pyplot.subplots(1, panels, figsize=(3.4 * panels if panels > 1 else 5, 3.2), squeeze=False)
+    across = min(panels, 3)
+    down = -(-panels // across)
+    size = (3 * across if panels > 1 else 5, 2.6 * down + 0.5)
+    figure, grid = pyplot.subplots(down, across, figsize=size, squeeze=False)
+    axes = list(grid.flat)
     if args.over == "length":
-        over_length(axes[0][0], rows, tasks, settings)
+        over_length(axes[0], rows, tasks, settings)
     else:
-        for axis, task in zip(axes[0], tasks, strict=True):
+        for axis, task in zip(axes, tasks, strict=False):
             over_forwards(axis, rows, task, settings)
-    for axis in axes[0]:
+    for axis in axes[panels:]:
+        axis.remove()
+    for axis in axes[:panels]:
         axis.minorticks_off()
         axis.grid(alpha=0.3)
-    axes[0][0].set_ylabel("accuracy, %" if args.over == "forwards" else "area under the frontier, %")
-    columns = len(settings) if panels > 1 else 3
-    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="lower center", ncols=columns, fontsize=9, frameon=False)
-    figure.tight_layout(rect=(0, 0.08 if panels > 1 else 0.14, 1, 1))
+    axes[0].set_ylabel("accuracy, %" if args.over == "forwards" else "area under the frontier, %")
+    columns = 4 if panels > 1 else 3
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="lower center", ncols=columns, fontsize=9, frameon=False)
+    figure.tight_layout(rect=(0, 0.1 if panels > 1 else 0.14, 1, 1))
     figure.savefig(args.output, metadata={"Date": None})
 
 
