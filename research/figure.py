@@ -70,15 +70,15 @@ def main() -> None:
     down = -(-panels // across)
     size = (3 * across if panels > 1 else 5, 2.6 * down + 0.5)
     figure, grid = pyplot.subplots(down, across, figsize=size, squeeze=False)
-    axes = list(grid.flat)
+    axes = grid.flat[:panels]
+    for unused in grid.flat[panels:]:
+        unused.remove()
     if args.over == "length":
         over_length(axes[0], rows, tasks, settings)
     else:
-        for axis, task in zip(axes, tasks, strict=False):
+        for axis, task in zip(axes, tasks, strict=True):
             over_forwards(axis, rows, task, settings)
-    for axis in axes[panels:]:
-        axis.remove()
-    for axis in axes[:panels]:
+    for axis in axes:
         axis.minorticks_off()
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("accuracy, %" if args.over == "forwards" else "area under the frontier, %")

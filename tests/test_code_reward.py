@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lfpo.prompts.tasks.bigcodebench import missing_libraries
-from lfpo.rewards.code import Grader, _blocks, code_format, code_job, extract_code, syntax_compliance
+from lfpo.rewards.code import Grader, code_format, code_job, extract_code, fenced_blocks, syntax_compliance
 from lfpo.rewards.sandbox import Job, Limits, Sandbox, available_rungs
 
 # The definition of a fenced block. As a regular expression it takes quadratic time.
@@ -22,7 +22,7 @@ PIECES = st.sampled_from(["```", "``", "\n", "\n", " ", "\t", "py", "x", "\r", "
 def test_fenced_blocks_are_those_of_the_definition(text: str) -> None:
     lines = text.split("\n")
     with_ends = [*(f"{line}\n" for line in lines[:-1]), lines[-1]]
-    found = [(tag, "".join(with_ends[begin:end])) for tag, begin, end in _blocks(lines)]
+    found = [(tag, "".join(with_ends[begin:end])) for tag, begin, end in fenced_blocks(lines)]
     assert found == FENCE.findall(text)
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from letters import rollouts
+from lfpo.base.errors import UserError
 from lfpo.models import load_model
 from lfpo.objectives.mdpo import MDPO
 from lfpo.objectives.objective import kept_steps
@@ -111,3 +112,9 @@ def test_steps_to_keep_are_even_and_end_with_the_last():
     sampler = SamplerConfig(gen_length=8, steps=8)
     assert [kept_steps(MDPO(rewarded_steps=n), sampler) for n in (1, 3, 4)] == [[7], [1, 4, 7], [1, 3, 5, 7]]
     assert kept_steps(MDPO(), sampler) == kept_steps(MDPO(rewarded_steps=99), sampler) == list(range(8))
+
+
+def test_predictions_are_not_kept_with_a_cache(llada: Path):
+    sampler = SamplerConfig(gen_length=8, block_length=4, cache="dual")
+    with pytest.raises(UserError, match="whole predictions cannot be kept with sampler cache 'dual'"):
+        rollout(load_model(llada), PROMPTS, sampler, [1, 2, 3], keep_steps=[0])

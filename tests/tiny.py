@@ -178,13 +178,12 @@ def read_weights(folder: Path) -> Weights:
     return weights
 
 
-def rotate(x_BHLE: torch.Tensor, theta: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Rotary embedding with pairs (i, i + E/2), cos and sin rounded to `dtype`; the result has the wider type."""
+def rotate(x_BHLE: torch.Tensor, theta: float) -> torch.Tensor:
+    """Rotary embedding with pairs (i, i + E/2), cos and sin in float32."""
     size, length = x_BHLE.shape[-1], x_BHLE.shape[-2]
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    frequency = 1.0 / theta ** (torch.arange(0, size, 2, dtype=wide) / size)
-    angle = torch.arange(length, dtype=wide)[:, None] * frequency
-    cos, sin = (torch.cat([f(angle)] * 2, dim=-1).to(dtype) for f in (torch.cos, torch.sin))
+    frequency = 1.0 / theta ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
+    angle = torch.arange(length, dtype=torch.float32)[:, None] * frequency
+    cos, sin = (torch.cat([f(angle)] * 2, dim=-1) for f in (torch.cos, torch.sin))
     first, second = x_BHLE.chunk(2, dim=-1)
     return x_BHLE * cos + torch.cat([-second, first], dim=-1) * sin
 

@@ -166,7 +166,7 @@ def export(rest: list[str]) -> None:
     from lfpo.train.export_config import ExportConfig, output_folder
 
     config, _ = configure(ExportConfig, _named(rest, "run"), takes_file=False, command="export RUN")
-    check_model_name(config.run)  # which takes any folder
+    check_model_name(config.run)  # any folder that exists passes
     output_folder(config)
     from lfpo.train.export import run_export
 

@@ -23,8 +23,6 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]
-
 from lfpo.base.errors import UserError, last_line
 from lfpo.base.plugins import resolve
 from lfpo.rewards.attempt import RewardFailed
@@ -189,6 +187,8 @@ def cpu_limit(seconds: float) -> Iterator[None]:
 
 def resident_bytes(pid: int) -> int:
     """Resident memory of a process in bytes; 0 if it has ended."""
+    import psutil  # type: ignore[import-untyped]  # not at the top: each child imports this module
+
     try:
         return int(psutil.Process(pid).memory_info().rss)
     except psutil.Error:

@@ -54,7 +54,7 @@ def extract_code(completion: str, entry_point: str = "") -> str:
         return completion
     lines = completion.split("\n")
     fences = [number for number, line in enumerate(lines) if line.lstrip(" \t").startswith("```")]
-    blocks = [(_block(lines, begin, end), begin) for tag, begin, end in _blocks(lines) if tag.lower() in _TAGS]
+    blocks = [(_block(lines, begin, end), begin) for tag, begin, end in fenced_blocks(lines) if tag.lower() in _TAGS]
     if not blocks:
         return completion
     defining = [number for number, (code, _) in enumerate(blocks) if entry_point and defined(code, entry_point)]
@@ -78,7 +78,7 @@ def _with_helpers(code: str, earlier: Sequence[str], entry_point: str) -> str:
     return "\n".join([*filter(parses, helpers), code])
 
 
-def _blocks(lines: Sequence[str]) -> list[tuple[str, int, int]]:
+def fenced_blocks(lines: Sequence[str]) -> list[tuple[str, int, int]]:
     """Tag of each fenced block, its first line, and the line of the fence that ends it, or the number of lines where it
     lacks one. Takes time linear in the text."""
     blocks: list[tuple[str, int, int]] = []
@@ -139,7 +139,7 @@ def all_tests_pass(prompts: Sequence[Any], completions: Sequence[Any], **columns
 def code_format(text: str) -> float:
     """coupled-GRPO: 1 for exactly one closed ```python fence around code that parses, 0.5 if it does not parse."""
     lines = text.split("\n") if len(text) <= MAX_CHARS else []
-    blocks = _blocks(lines)
+    blocks = fenced_blocks(lines)
     if len(blocks) != 1 or text.count("```") != 2:
         return 0.0
     tag, begin, end = blocks[0]

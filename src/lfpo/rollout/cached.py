@@ -111,8 +111,7 @@ class StoredBlocks(CachedForward):
     forward runs one block: the active one, or, when it is full, once more to store it. The last block of a row is not
     stored.
 
-    The first forward of a prompt is run once for all its rollouts, whenever they enter. compiled: these forwards are
-    not.
+    The first forward of a prompt is run once for all its rollouts, whenever they enter, and is never compiled.
     """
 
     def __init__(self, *what: Any, **how: Any):

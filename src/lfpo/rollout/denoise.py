@@ -61,14 +61,13 @@ def rollout(
     compiled: run forwards through torch.compile, padded to few shapes. Worth it on a GPU and in long runs.
     store_blocks: a model that attends block by block computes a block against the stored keys and values of the blocks
         before it, which is exact. False computes whole rows, for measuring what that saves.
-    keep_steps: scheduled steps whose whole predictions the trajectory keeps (see lfpo.rollout.kept), without a cache
-        or blocks of the model. They change no token, but the head then runs at all masked positions, not at those of
-        the active block alone.
+    keep_steps: scheduled steps whose whole predictions the trajectory keeps (see lfpo.rollout.kept). They change no
+        token, but the head then runs at all masked positions, not at those of the active block alone.
 
     Returns a trajectory of B rows in the order of the prompts, on the model's device; P is the longest prompt's length,
     C = sampler.gen_length (DEFAULT_LENGTH if None).
-    Raises UserError where there are no prompts or one does not fit the model, and for a reveal rule that reveals
-    nothing.
+    Raises UserError where there are no prompts or one does not fit the model, for a reveal rule that reveals nothing,
+    and for keep_steps with a cache or a model that attends block by block.
     """
     sampler = sampler.fitted("sampler", DEFAULT_LENGTH, model.block_length)
     if not prompts:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from lfpo.base.errors import UserError
 from lfpo.models import MaskedDiffusionLM
 from lfpo.prompts.encoding import decode_completions
 from lfpo.prompts.tasks import Row
@@ -22,12 +23,16 @@ class KeptPredictions(Hook):
     that this state shows. Steps that reveal nothing have the prediction of the next step that does. A row that ended
     before a step has its completion there, with confidence 0.
 
-    like: any int64 [B, C] on the model's device. Forwards must predict whole completions: no cache, full attention.
+    like: any int64 [B, C] on the model's device. Raises UserError for forwards that do not predict whole completions.
     """
 
     def __init__(self, steps: Sequence[int], like: torch.Tensor, sampler: SamplerConfig, model: MaskedDiffusionLM):
-        # lfpo.objectives.objective.check_rollouts tells users.
-        assert sampler.cache == "none" and not model.block_length
+        if sampler.cache != "none":
+            raise UserError(f"whole predictions cannot be kept with sampler cache {sampler.cache!r}; leave it out")
+        if model.block_length:
+            raise UserError(
+                "whole predictions cannot be kept: the model attends block by block and predicts one block at a time"
+            )
         self.step_M = torch.tensor(list(steps), device=like.device)
         self.tokens = torch.zeros_like(like)[:, None].repeat(1, len(steps), 1)
         self.confidence = self.tokens.float()

@@ -175,8 +175,8 @@ def accumulate_gradients(
     views: this rank's, [S, L]; the normaliser is summed over ranks, so gradients and losses of all ranks add up to
         those of one process with all views. signal_B: float64, on the policies' device; `views.row` points into it.
     update_tokens: tokens in one pass; bounds memory and never changes the result beyond rounding.
-    meter: counts FLOPs, those of the objective's `prepare` too. filler: see
-        lfpo.train.passes.equal_passes. progress: its phase counts the passes.
+    meter: counts FLOPs, those of the objective's `prepare` too. progress: its phase counts
+        the passes. filler: see lfpo.train.passes.equal_passes.
     """
     progress = progress or Progress()
     logp = partial(logp_at_targets, policies, update_tokens=update_tokens, meter=meter, filler=filler)

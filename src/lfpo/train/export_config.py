@@ -31,7 +31,7 @@ class ExportConfig:
 def located(name: str) -> tuple[Path, Path | None]:
     """The folder that is meant, a run's or a model's, and the checkpoint in it, if the name is a checkpoint's."""
     path = Path(name).expanduser()
-    if re.fullmatch(r"step-\d+", path.name) and (path / "manifest.json").exists():
+    if path.parent.name == "checkpoints" and (path / "manifest.json").exists():
         return path.parent.parent, path
     return path, None
 

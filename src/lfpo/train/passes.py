@@ -1,4 +1,4 @@
-"""Passes of the update: their number on each rank where forwards are collectives, and those without gradients."""
+"""What all trainers share: passes that are as many on every rank, and log-probabilities without gradients."""
 
 from __future__ import annotations
 

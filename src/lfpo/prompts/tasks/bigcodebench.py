@@ -8,6 +8,7 @@ library that is not installed are reported and do not count in the accuracy.
 """
 
 import ast
+import contextlib
 import functools
 import importlib.machinery
 import sys
@@ -15,8 +16,8 @@ import sys
 from lfpo.prompts.tasks.code_task import ACECODE_TRAIN, CodeTask, acecode_or, code_row
 from lfpo.prompts.tasks.records import HubSplit, Record
 from lfpo.prompts.tasks.task import Row
-from lfpo.rewards.code import parses
 from lfpo.rewards.sandbox import installed_libraries
+from lfpo.rewards.syntax import syntax_tree
 
 VERSION = "v0.1.4"
 
@@ -55,7 +56,10 @@ _PANDAS_IMPORTS = {
 def missing_libraries(*sources: str) -> list[str]:
     """Top-level names of the modules that the sources import, or that pandas imports for them, and that are missing. A
     source that is not Python imports nothing."""
-    trees = [ast.parse(source) for source in sources if parses(source)]
+    trees = []
+    for source in sources:
+        with contextlib.suppress(ValueError):
+            trees.append(syntax_tree(source))
     attributes = {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     names = {_PANDAS_IMPORTS[name] for name in attributes & _PANDAS_IMPORTS.keys()}
     for node in (node for tree in trees for node in ast.walk(tree)):
