@@ -10,6 +10,7 @@ from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives.advantages import group_means
 from lfpo.objectives.agrpo import AGRPO
 from lfpo.objectives.coupled_grpo import CoupledGRPO
+from lfpo.objectives.diffu_grpo import DiffuGRPO
 from lfpo.objectives.dtm import DTM, mixture_sum
 from lfpo.objectives.espo import ESPO
 from lfpo.objectives.lfpo import LFPO
@@ -17,6 +18,7 @@ from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.ops.fused import rectified_sum
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.rejection import Rejection
+from lfpo.objectives.spg import SPG
 from lfpo.objectives.unigrpo import UniGRPO
 from lfpo.objectives.views import Views
 from lfpo.rollout.trajectory import Trajectory
@@ -159,6 +161,26 @@ class LoweredCoupledGRPO(CoupledGRPO):
 @dataclass(frozen=True)
 class LoweredESPO(ESPO):
     """A rollout has one ratio, so its targets take no weight."""
+
+    baseline: float = 1.0
+
+    def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
+        return super().signal(reward_R, group_R) + lowered(reward_R, group_R, self.baseline)
+
+
+@dataclass(frozen=True)
+class LoweredDiffuGRPO(DiffuGRPO):
+    """diffu-GRPO with a share of the group's mean as baseline."""
+
+    baseline: float = 1.0
+
+    def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
+        return super().signal(reward_R, group_R) + lowered(reward_R, group_R, self.baseline)
+
+
+@dataclass(frozen=True)
+class LoweredSPG(SPG):
+    """SPG with a share of the group's mean as baseline."""
 
     baseline: float = 1.0
 
