@@ -22,7 +22,7 @@ from lfpo.models.tensor_files import GIB
 from lfpo.prompts.encoding import encode_prompt, misfit
 from lfpo.prompts.sources import PromptSource
 from lfpo.prompts.tasks import Row
-from lfpo.rewards import reward_name
+from lfpo.rewards import reward_names
 from lfpo.rollout.episodes import Episode, step_all
 from lfpo.train.algorithm import own_parameters
 from lfpo.train.config import LFPOConfig, Optim
@@ -54,7 +54,7 @@ def preflight(trainer: LFPOTrainer) -> tuple[PromptSource, str]:
     ranks = f", {distributed.world()} ranks" if distributed.world() > 1 else ""
     left_out = f"; {len(out)} too long and left out" if out else ""
     rewarding = source.reward_functions if trainer.environment is None else [trainer.environment.make]
-    names, plan = ", ".join(map(reward_name, rewarding)), ""
+    names, plan = ", ".join(reward_names(rewarding)), ""
     if (device := distributed.device()).type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory
         rate = EFFICIENCY * matmul_peak(device, torch.bfloat16 if args.bf16 else getattr(torch, args.dtype))

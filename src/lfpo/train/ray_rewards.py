@@ -14,7 +14,7 @@ from lfpo.base.environment import versions
 from lfpo.base.errors import UserError, last_line
 from lfpo.rewards import RewardFunction, reward_name
 from lfpo.rewards.attempt import RewardFailed, RewardTimeout
-from lfpo.rewards.scoring import checked
+from lfpo.rewards.values import checked
 from lfpo.train.config import EngineSettings
 from lfpo.train.ray_cluster import LOOK, check_head, connect, first_line, import_ray, wait_for_start
 

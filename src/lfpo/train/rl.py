@@ -11,7 +11,7 @@ import torch
 
 from lfpo.base import distributed
 from lfpo.base.environment import use_threads
-from lfpo.base.errors import UserError
+from lfpo.base.errors import CannotGoOn, UserError
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.loading import trained_block_length
 from lfpo.models.lora import settings_of
@@ -20,7 +20,7 @@ from lfpo.objectives import make_objective
 from lfpo.objectives.objective import check_rollouts, kept_steps
 from lfpo.rewards import RewardFunction
 from lfpo.rollout.episodes import Environment
-from lfpo.runs.context import CannotGoOn, Context
+from lfpo.runs.context import Context
 from lfpo.runs.directory import Run
 from lfpo.runs.display import Display
 from lfpo.train.algorithm import iterate, own_parameters

@@ -14,13 +14,13 @@ import torch
 from lfpo.base import distributed
 from lfpo.base.config import to_dict
 from lfpo.base.environment import use_threads
-from lfpo.base.errors import UserError, last_line
+from lfpo.base.errors import CannotGoOn, UserError, last_line
 from lfpo.base.files import read_json
 from lfpo.base.progress import Progress
 from lfpo.models import MaskedDiffusionLM
 from lfpo.report import write_report
 from lfpo.runs.card import model_card
-from lfpo.runs.context import CannotGoOn, Context, Stopped, StopRequests
+from lfpo.runs.context import Context, Stopped, StopRequests
 from lfpo.runs.directory import Run, open_run, opened_by_this_launcher, removed_if_unused
 from lfpo.runs.display import Display
 from lfpo.runs.health import Health
