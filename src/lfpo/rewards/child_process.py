@@ -176,8 +176,8 @@ def main(path: str, descriptor: str, ends_with_thread: str = "") -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Arrays, tensors and what else gives items as lists, numbers of any kind as floats. Anything else as its repr, which
-    the parent rejects as not a number."""
+    """Arrays and what else gives items as lists, numbers of any kind as floats. Anything else as its repr, which the
+    parent rejects as not a number."""
     with contextlib.suppress(NotANumber):
         return number(value)
     listed = hasattr(value, "__iter__") and not isinstance(value, bytes | Set) and getattr(value, "ndim", 1)

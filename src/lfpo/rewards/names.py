@@ -10,7 +10,7 @@ from typing import Any
 
 
 def reward_name(function: Callable[..., Any]) -> str:
-    """A function's short name: its own, that of the function in a functools.partial, or of a callable object's class."""
+    """A function's short name: its own, that of the function in a partial, or of a callable object's class."""
     if isinstance(function, functools.partial):
         return reward_name(function.func)
     name = getattr(function, "__name__", None)

@@ -95,7 +95,7 @@ def _checked_call(call: Callable[[], Any], name: str, expected: int) -> list[flo
 
 
 def weighted_sum(values: Sequence[float | None], weights: Sequence[float]) -> float:
-    """A completion's reward: over the functions that gave a number, as in TRL; NaN if none did. Infinite if too large."""
+    """A completion's reward: over the functions that gave a number, as in TRL; NaN if none did, inf if too large."""
     terms = [weight * value for value, weight in zip(values, weights, strict=True) if value is not None]
     if not all(map(math.isfinite, terms)):
         return math.inf  # also for opposite infinities, whose sum would be NaN

@@ -19,10 +19,10 @@ from lfpo.base.rng import key
 from lfpo.models import MaskedDiffusionLM
 from lfpo.prompts.encoding import decode_completions, encode_prompt, misfit
 from lfpo.prompts.tasks import Row
+from lfpo.rewards import values
 from lfpo.rewards.attempt import attempt
 from lfpo.rewards.names import reward_name
 from lfpo.rewards.scoring import Rewards, copied
-from lfpo.rewards.values import NotANumber, number
 from lfpo.rollout.denoise import Finished
 from lfpo.rollout.engine import Engine, Request
 from lfpo.rollout.trajectory import Trajectory, join
@@ -71,10 +71,10 @@ class Episode:
         returned = self.own.step(text)
         try:
             reply, earned, done = returned
-            reward, done = number(earned), bool(number(done))
-            if not isinstance(reply, str):
-                raise NotANumber
-        except (TypeError, ValueError):  # NotANumber is one
+            reward, done = values.number(earned), done.item() if hasattr(done, "item") else done
+            if not (isinstance(reply, str) and isinstance(done, bool)):
+                raise TypeError
+        except (TypeError, ValueError):  # values.NotANumber is a ValueError
             raise UserError(
                 f"{name}: step returned {returned!r:.60}, expected (reply, reward, done): text, a finite "
                 "number, and True or False"
