@@ -27,7 +27,7 @@ class LFPO(Objective):
     states: Literal["noised", "stratified"] = "noised"
     reward_transform: Literal["centered", "raw"] = "centered"
     clip: Positive = 0.8
-    deviation: Literal["range", "batch", "mean"] = "range"
+    deviation: Literal["range", "batch"] = "range"
     baseline: Share = 0.8
     num_iterations: Count = 4
     positive_weight: NotNegative = 1.0
