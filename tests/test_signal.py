@@ -51,7 +51,7 @@ def test_two_tasks_of_different_scales_keep_their_own_signal(scale: float):
 
 
 def test_graded_rewards_keep_their_order_and_spacing():
-    """The group's range is 0.8, its mean 0.5, the ranks of the batch are 0, 1/2 and 1: A = (R - 0.5) / 0.8 + 0.2 / 2."""
+    """The range is 0.8, the mean 0.5, the ranks in the batch are 0, 1/2 and 1: A = (R - 0.5) / 0.8 + 0.2 / 2."""
     assert signal([[0.1, 0.5, 0.9]], clip=10.0)[0] == pytest.approx([0.5 + a / 20 for a in (-0.4, 0.1, 0.6)])
 
 
