@@ -8,6 +8,7 @@ its model type, and the fields `block_size`, `logit_shift` and `mask_token_id`.
 import contextlib
 import importlib.util
 import shutil
+import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,12 +90,12 @@ def opened(settings: ConvertConfig) -> Iterator[Source]:
     backbone: Any = build_backbone(family, config, folder / "config.json")
     files = tensor_files(backbone, family, folder)
     with reader(files) as read:
-        like = {}
+        like, state = {}, backbone.state_dict()
         for name in files:
             dtype = read(name, slice(0, 1)).dtype
             if not dtype.is_floating_point or dtype.itemsize < 2:
                 raise UserError(f"{folder}: {name} is {dtype}, expected float32, bfloat16 or float16")
-            like[name] = torch.empty(backbone.state_dict()[name].shape, dtype=dtype, device="meta")
+            like[name] = torch.empty(state[name].shape, dtype=dtype, device="meta")
         yield Source(folder, config, source_tokenizer(folder, family), like, read)
 
 
@@ -127,7 +128,7 @@ def gguf_source(path: Path, dtype: str | None) -> Source:
         tokenizer = transformers.AutoTokenizer.from_pretrained(**place)
         kept = getattr(torch, dtype or "float32")
         model = transformers.AutoModelForCausalLM.from_pretrained(**place, dtype=kept)
-    except (OSError, ValueError, KeyError, NotImplementedError, RuntimeError) as error:
+    except (OSError, ValueError, LookupError, NotImplementedError, RuntimeError, struct.error) as error:
         raise UserError(f"{path}: not readable as a model in GGUF ({' '.join(str(error).split())})") from error
     config = {k: v for k, v in model.config.to_dict().items() if k not in DROPPED}
     state = model.state_dict()
