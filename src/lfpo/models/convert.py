@@ -5,17 +5,17 @@ which starts as the mean of the others. Written in the layout of dllm's a2d mode
 its model type, and the fields `block_size`, `logit_shift` and `mask_token_id`.
 """
 
-import contextlib
 import importlib.util
 import shutil
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors import safe_open
 
 from lfpo.base.errors import UserError
 from lfpo.base.files import read_json, write_json
@@ -25,7 +25,7 @@ from lfpo.models.family import Family, build_backbone
 from lfpo.models.loading import resolve
 from lfpo.models.mask_token import MaskToken, set_mask_token
 from lfpo.models.tensor_files import check_disk, write_shards
-from lfpo.models.weights import reader, tensor_files
+from lfpo.models.weights import reading, tensor_files
 
 TABLES = ("model.embed_tokens.weight", "lm_head.weight")  # with a row for each token
 ROWS = 4096  # that are read at a time for the mean of a table
@@ -59,9 +59,9 @@ def run_convert(settings: ConvertConfig) -> Path:
     partial = folder.with_name(f".{folder.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
-        with opened(settings) as source:
-            partial.mkdir(parents=True)
-            mask = write_model(source, settings, partial)
+        source = opened(settings)
+        partial.mkdir(parents=True)
+        mask = write_model(source, settings, partial)
         if folder.exists():
             folder.rmdir()
         partial.rename(folder)
@@ -77,26 +77,30 @@ def run_convert(settings: ConvertConfig) -> Path:
     return folder
 
 
-@contextlib.contextmanager
-def opened(settings: ConvertConfig) -> Iterator[Source]:
-    """The source, with its files open. Raises UserError where it cannot be converted."""
+def opened(settings: ConvertConfig) -> Source:
+    """The source, of which only headers are read yet; a .gguf file is read whole. Raises UserError where it cannot be converted."""
     if settings.is_gguf:
-        yield gguf_source(Path(settings.source).expanduser(), settings.dtype)
-        return
+        return gguf_source(Path(settings.source).expanduser(), settings.dtype)
     folder = resolve(settings.source)
     config = read_json(folder / "config.json")
     check_kind(config, folder / "config.json")
     family = diffusion_family(config, folder / "config.json")
     backbone: Any = build_backbone(family, config, folder / "config.json")
     files = tensor_files(backbone, family, folder)
-    with reader(files) as read:
-        like, state = {}, backbone.state_dict()
-        for name in files:
-            dtype = read(name, slice(0, 1)).dtype
-            if not dtype.is_floating_point or dtype.itemsize < 2:
-                raise UserError(f"{folder}: {name} is {dtype}, expected float32, bfloat16 or float16")
-            like[name] = torch.empty(state[name].shape, dtype=dtype, device="meta")
-        yield Source(folder, config, source_tokenizer(folder, family), like, read)
+
+    def read(name: str, rows: slice) -> torch.Tensor:
+        # Opened anew for each read: what stays open stays mapped, in the end the whole model.
+        with reading(files[name]), safe_open(files[name], framework="pt") as file:
+            part: torch.Tensor = file.get_slice(name)[rows]
+        return part
+
+    like, state = {}, backbone.state_dict()
+    for name in files:
+        dtype = read(name, slice(0, 1)).dtype
+        if not dtype.is_floating_point or dtype.itemsize < 2:
+            raise UserError(f"{folder}: {name} is {dtype}, expected float32, bfloat16 or float16")
+        like[name] = torch.empty(state[name].shape, dtype=dtype, device="meta")
+    return Source(folder, config, source_tokenizer(folder, family), like, read)
 
 
 def diffusion_family(config: dict[str, Any], where: object) -> Family:

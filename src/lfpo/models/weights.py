@@ -136,7 +136,7 @@ Read = Callable[[str, slice], torch.Tensor]  # (tensor of the checkpoint, rows) 
 
 
 @contextlib.contextmanager
-def reader(files: dict[str, Path]) -> Iterator[Read]:
+def _reader(files: dict[str, Path]) -> Iterator[Read]:
     """Reads rows of a checkpoint's tensors, mapped from their files, which are open in the block."""
     with contextlib.ExitStack() as stack:
         opened: dict[Path, Any] = {}
@@ -193,7 +193,7 @@ def place_weights(
     quantized = [] if four_bit is None else linear_weights(backbone)
     old, state = backbone.state_dict(), dict[str, torch.Tensor]()
     own_dtype = dict.fromkeys((name for name, _ in saved_buffers(backbone)), torch.float32)
-    with reader(files) as read:
+    with _reader(files) as read:
         for name, parts in pieces_of_each("name", model.family, state_shapes(model.backbone)).items():
             value = _value(old[name], parts, read, own_dtype.get(name, dtype), device)
             if name in quantized and four_bit is not None:
@@ -209,7 +209,7 @@ def read_weights(model: MaskedDiffusionLM, source: Path) -> None:
     """Copy a checkpoint's weights into a model's parameters and buffers, in place, one tensor at a time; of split
     parameters this rank's rows. They keep their dtypes. Raises UserError as `load_model` does."""
     own = model.backbone.state_dict()
-    with reader(tensor_files(model.backbone, model.family, source)) as read:
+    with _reader(tensor_files(model.backbone, model.family, source)) as read:
         for name, parts in pieces_of_each("name", model.family, state_shapes(model.backbone)).items():
             _fill(local(own[name]), own_rows(own[name]), parts, read)
 
