@@ -78,7 +78,8 @@ def run_convert(settings: ConvertConfig) -> Path:
 
 
 def opened(settings: ConvertConfig) -> Source:
-    """The source, of which only headers are read yet; a .gguf file is read whole. Raises UserError where it cannot be converted."""
+    """The source, of which only headers are read yet; a .gguf file is read whole. Raises UserError where it cannot be
+    converted."""
     if settings.is_gguf:
         return gguf_source(Path(settings.source).expanduser(), settings.dtype)
     folder = resolve(settings.source)
