@@ -173,6 +173,18 @@ def export(rest: list[str]) -> None:
     run_export(config)
 
 
+def convert(rest: list[str]) -> None:
+    from lfpo.config.convert import ConvertConfig, check_paths
+
+    config, _ = configure(
+        ConvertConfig, _named(rest, "source", "folder"), takes_file=False, command="convert SOURCE FOLDER"
+    )
+    check_paths(config)
+    from lfpo.models.convert import run_convert
+
+    run_convert(config)
+
+
 def push(rest: list[str]) -> None:
     from lfpo.config.export import PushConfig
     from lfpo.config.models import check_model_name
@@ -238,5 +250,22 @@ def _takes_none(rest: list[str], about: str) -> None:
     read_arguments(rest, "", about, takes_file=False)
 
 
-_ALL = (train, sft, dpo, sample, eval_, lm_eval, compare, report, watch, export, push, plan, recipes, demo, doctor)
+_ALL = (
+    train,
+    sft,
+    dpo,
+    convert,
+    sample,
+    eval_,
+    lm_eval,
+    compare,
+    report,
+    watch,
+    export,
+    push,
+    plan,
+    recipes,
+    demo,
+    doctor,
+)
 COMMANDS = {command.__name__.rstrip("_").replace("_", "-"): command for command in _ALL}

@@ -66,7 +66,7 @@ def export_transformers(source: Path, folder: Path, *, consume: bool = False) ->
         "is_causal": False,
         "logit_shift": int(family.shift),
         **({"block_length": blocks} if blocks else {}),
-        "rope_theta": config["rope_theta"],  # also inside rope_parameters; other tools read it here
+        "rope_theta": theirs.rope_parameters["rope_theta"],  # other tools read it here
         "dtype": dtype,
         "bos_token_id": config.get("bos_token_id"),
         # pad_token_id stays null: with it torch would never train the embedding of EOS, which is also the padding.
