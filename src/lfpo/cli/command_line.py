@@ -5,12 +5,12 @@ import shutil
 import signal
 import sys
 
-from lfpo.base.config import recipe_names
 from lfpo.base.environment import before_torch
-from lfpo.base.errors import LOST, ProcessLost, UserError, nearest
-from lfpo.base.version import VERSION
 from lfpo.cli.commands import COMMANDS
 from lfpo.cli.list_recipes import wrapped
+from lfpo.config.build import recipe_names
+from lfpo.config.errors import LOST, ProcessLost, UserError, nearest
+from lfpo.config.version import VERSION
 
 USAGE = """usage: lfpo COMMAND [CONFIG] [--key value ...]
 
@@ -24,6 +24,7 @@ Train
   demo            train the embedded model with LFPO; results before and after
 
 Use a model
+  convert         make a diffusion model of a Llama, Qwen2 or Qwen3
   sample          denoise one prompt; --show_steps prints every step
   eval            measure accuracy, steps and forwards (NFE) on a task
   lm-eval         run lm-evaluation-harness, with its own options

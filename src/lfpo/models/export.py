@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from lfpo.base.errors import UserError
-from lfpo.base.files import read_json, write_json
+from lfpo.config.errors import UserError
+from lfpo.config.files import read_json, write_json
+from lfpo.config.models import LoraSettings
 from lfpo.models.family import Family, build_backbone
 from lfpo.models.loading import described, load_model, load_tokenizer, save_model, token_ids
 from lfpo.models.lora import inject, load_adapter
-from lfpo.models.settings import LoraSettings
 from lfpo.models.tensor_files import save_tensors
 from lfpo.models.weights import pieces_of_each, state_shapes, tensor_files
 
@@ -66,7 +66,7 @@ def export_transformers(source: Path, folder: Path, *, consume: bool = False) ->
         "is_causal": False,
         "logit_shift": int(family.shift),
         **({"block_length": blocks} if blocks else {}),
-        "rope_theta": config["rope_theta"],  # also inside rope_parameters; other tools read it here
+        "rope_theta": theirs.rope_parameters["rope_theta"],  # other tools read it here
         "dtype": dtype,
         "bos_token_id": config.get("bos_token_id"),
         # pad_token_id stays null: with it torch would never train the embedding of EOS, which is also the padding.

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import torch
 
-from lfpo.base.errors import UserError
+from lfpo.config import objectives as settings
+from lfpo.config.errors import UserError
 from lfpo.models.roles import CURRENT, OLD
-from lfpo.objectives import settings
-from lfpo.objectives.advantages import group_advantages, group_means, over_mean
+from lfpo.objectives.advantages import batch_ranks, group_advantages, group_means, group_ranges
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.ops.fused import rectified_sum
 from lfpo.objectives.predictions import Predictions
@@ -27,12 +27,12 @@ class LFPO(settings.LFPO):
         (arXiv 2509.16117) noises samples; a rollout of few steps visits few states.
     reward_transform: "centered" turns the group-relative advantage into r = 1/2 + clip(A, -c, c) / (2 c), as in
         DiffusionNFT; "raw" takes r to be the reward itself, as printed, which must then lie in [0, 1].
-    clip: c above. deviation: the unit of A and c: the "range" of the batch's rewards, largest minus smallest, their
-        standard deviation ("batch", as published), in which A grows as the batch agrees, or the "mean" reward of A's
-        own group (MaxRL), in which the right rollouts of hard prompts count more, up to c.
-    baseline: the share of the group's mean reward that the advantage subtracts, with rewards counted from the batch's
-        smallest one. 1: all of it, as published. Below 1, the right rollouts of a group that agrees are imitated, and
-        wrong ones are pushed away less (a lower baseline: arXiv 2506.20520). 0: imitation alone, weighted by rewards.
+    clip: c above. deviation: the unit of A and c: the "range" of the group's own rewards, largest minus smallest, or
+        their standard deviation over the "batch", as published, in which A grows as the batch agrees.
+    baseline: the share of the group's mean that the advantage subtracts. 1: all of it, as published. Below 1, the right
+        rollouts of a group that agrees are imitated, and wrong ones are pushed away less (a lower baseline: arXiv
+        2506.20520). The share that is left, 1 - baseline, is added times the group's level: the mean rank of its
+        rewards in the batch, 0 for the lowest reward and 1 for the highest. 0: imitation alone, weighted by rewards.
     positive_weight, negative_weight: weights on the two branches; (1, 0) and (0, 1) are the paper's ablations.
     target_weight: weight w of a target. "equal": 1, as published. "p_old": the probability p_old(y) of its token under
         theta_old in that state, which weighs down tokens that the state does not determine yet. The sum is divided by
@@ -51,16 +51,15 @@ class LFPO(settings.LFPO):
                     f"reward {value:g} is outside [0, 1], which reward_transform 'raw' needs; use 'centered'"
                 )
             return reward_R
-        advantage = group_advantages(reward_R, group_R, "mean")
-        lowest, largest = reward_R.aminmax()
-        advantage = advantage + (1 - self.baseline) * (group_means(reward_R, group_R) - lowest)
-        # The small numbers keep r = 1/2 where all rewards of the batch are equal.
-        if self.deviation == "mean":
-            advantage = over_mean(advantage, reward_R, group_R)
-        elif self.deviation == "range":
-            advantage = advantage / (largest - lowest).clamp(min=1e-9)
+        centred_R = group_advantages(reward_R, group_R, "mean")
+        if self.deviation == "batch":
+            lowered_R = (1 - self.baseline) * (group_means(reward_R, group_R) - reward_R.min())
+            advantage = (centred_R + lowered_R) / (reward_R.std(correction=0) + 1e-4)
         else:
-            advantage = advantage / (reward_R.std(correction=0) + 1e-4)
+            # A group's rewards are measured by their own range, and its level by ranks: no reward of another group, be
+            # it an outlier or of a task on another scale, changes the unit.
+            level_R = group_means(batch_ranks(reward_R), group_R)
+            advantage = centred_R / group_ranges(reward_R, group_R) + (1 - self.baseline) * level_R
         return 0.5 + advantage.clamp(-self.clip, self.clip) / (2 * self.clip)
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int = 0) -> Views:

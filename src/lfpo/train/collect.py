@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from lfpo.train.rl import LFPOTrainer
 
 AGREE = 1e-9  # rewards of a group with a smaller standard deviation are equal
+LEAST_PROMPTS = 4  # with fewer prompts in an iteration, completions may end alike because the prompts are alike
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,8 @@ def collect(trainer: LFPOTrainer, iteration: int, progress: Progress) -> Batch:
         metrics |= {"engine/staleness": float(iteration - version), "engine/queue": float(len(queue) - 1)}
     metrics |= distributed.means_over_ranks(reward_sums(rewards) | trajectory_sums(trajectory) | sums)
     metrics["num_tokens"] = distributed.sum_number(float(trajectory.lengths.sum()))
+    if n_prompts >= LEAST_PROMPTS:
+        metrics["completions/frac_same_ending"] = share_of_commonest_ending([turn.text for turn in turns])
     ranks = distributed.gather((rewards.failed, times))
     failed = {name: why for part, _ in ranks for name, why in part.items()}
     metrics |= {f"rewards/{name}/failed": sum(name in part for part, _ in ranks) / len(ranks) for name in failed}
@@ -161,6 +165,17 @@ def group_metrics(reward_R: torch.Tensor, group_R: torch.Tensor) -> dict[str, fl
         "reward_std": float((std_G / unit).mean()) * unit,
         "frac_reward_zero_std": float((std_G < AGREE).double().mean()),
     }
+
+
+def share_of_commonest_ending(texts: Sequence[str]) -> float:
+    """The share of all ranks' completions that end in the most frequent last line. A collective.
+
+    texts: this rank's completions. Blank lines do not count; an empty completion has the last line "".
+    """
+    endings = Counter(text.rstrip().rpartition("\n")[2].strip() for text in texts)
+    # Endings travel as hashes: a line may be long, and only equality matters.
+    counts = sum(distributed.gather(Counter({key(ending): n for ending, n in endings.items()})), Counter[int]())
+    return max(counts.values()) / counts.total()
 
 
 def reward_sums(rewards: Rewards) -> dict[str, tuple[float, int]]:

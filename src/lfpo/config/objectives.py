@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from lfpo.base.checks import AtLeastOne, Count, CountOrZero, NotNegative, Positive, Share, ShareBelowOne
+from lfpo.config.checks import AtLeastOne, Count, CountOrZero, NotNegative, Positive, Share, ShareBelowOne
 from lfpo.objectives.advantages import Advantage, group_means
 from lfpo.objectives.objective import Objective
 
@@ -28,7 +28,7 @@ class LFPO(Objective):
     states: Literal["noised", "stratified"] = "noised"
     reward_transform: Literal["centered", "raw"] = "centered"
     clip: Positive = 0.8
-    deviation: Literal["range", "batch", "mean"] = "range"
+    deviation: Literal["range", "batch"] = "range"
     baseline: Share = 0.8
     num_iterations: Count = 4
     positive_weight: NotNegative = 1.0
@@ -66,10 +66,8 @@ class LFPO(Objective):
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """With "raw" r is the reward itself; with deviation "mean" it is in units of the group's mean."""
-        if self.reward_transform == "raw":
-            return (0.0, 1.0)
-        return (0.0, math.inf) if self.deviation == "mean" else (-math.inf, math.inf)
+        """With "raw" r is the reward itself."""
+        return (0.0, 1.0) if self.reward_transform == "raw" else super().reward_range
 
     def __post_init__(self) -> None:
         super().__post_init__()
