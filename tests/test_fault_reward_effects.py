@@ -2,6 +2,8 @@
 
 import copy
 import errno
+import faulthandler
+import importlib
 import json
 import multiprocessing
 import os
@@ -18,10 +20,13 @@ import pytest
 import tiny
 from lfpo.base.handlers import handling
 from lfpo.config.errors import UserError
+from lfpo.config.plugins import resolve
+from lfpo.eval.evaluate import grade
 from lfpo.prompts.tasks import Row
 from lfpo.rewards import score
 from lfpo.rewards.attempt import time_limit
 from lfpo.runs.context import StopRequests
+from lfpo.train import run
 from lfpo.train.rl import LFPOTrainer
 from processes import run_lfpo
 from test_train import config, metrics
@@ -77,6 +82,18 @@ def test_an_argument_that_cannot_be_copied_is_given_as_it_is():
     assert rewards.reward_B.tolist() == [0.0] and not rewards.failed
 
 
+def test_a_verifier_gets_copies_too():
+    rows = copy.deepcopy(ROWS)
+
+    def verifies(rows, completions):
+        for row in rows:
+            row["tests"].clear()
+            del row["prompt"]
+        return [True] * len(rows)
+
+    assert grade(verifies, rows, ["x", "y"]) == [True, True] and rows == ROWS
+
+
 def test_rows_are_the_same_after_a_run_whose_function_edits_them(model: Path, tmp_path: Path):
     rows, before = copy.deepcopy(ROWS), copy.deepcopy(ROWS)
     LFPOTrainer(str(model), [vandal], config(tmp_path, max_steps=2), rows, rows).train()
@@ -128,6 +145,29 @@ def test_nested_handlers_are_put_back_in_their_order():
         signal.raise_signal(signal.SIGUSR1)
         assert ended_by(signal.SIGUSR1) == -signal.SIGUSR1
     assert calls == ["inner", "outer"] and signal.getsignal(signal.SIGUSR1) is before
+
+
+def test_a_signal_that_c_code_handles_does_not_stop_a_run(tmp_path: Path):
+    with (tmp_path / "stacks").open("w") as file:
+        faulthandler.register(signal.SIGUSR1, file=file)
+        try:
+            with StopRequests() as stop:
+                os.kill(os.getpid(), signal.SIGUSR1)
+                assert stop.received is None
+                os.kill(os.getpid(), signal.SIGUSR2)
+                assert stop.received == signal.SIGUSR2
+        finally:
+            faulthandler.unregister(signal.SIGUSR1)
+    assert "most recent call first" in (tmp_path / "stacks").read_text()
+
+
+def test_a_module_is_found_after_the_working_directory_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "imported_late.py").write_text("value = 3\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    resolve("reward_samples.even_tokens", {}, kind="reward function")
+    os.chdir("/")
+    assert importlib.import_module("imported_late").value == 3
 
 
 def test_a_function_that_changes_the_working_directory_moves_nothing(
@@ -205,6 +245,18 @@ def test_any_exception_after_an_iteration_leaves_a_checkpoint(
     told = str(raised.value) + capsys.readouterr().out
     assert "step-1 holds everything learned; --resume continues" in " ".join(told.split())
     assert (tmp_path / "run/checkpoints/step-1/manifest.json").exists()
+
+
+def test_what_cannot_be_saved_does_not_hide_what_ended_the_run(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def broken(*given: Any, **more: Any) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(run, "save_checkpoint", broken)
+    args = config(tmp_path, save_steps=100, eval_samplers={}, eval_steps=0)
+    with pytest.raises(UserError, match=r"row 7 has no answer; .* since iteration 0 could not be saved: CUDA error"):
+        LFPOTrainer(str(model), [late(raises(UserError("row 7 has no answer")))], args, ROWS).train()
 
 
 def partly(prompts, completions, **columns):

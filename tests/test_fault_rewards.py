@@ -186,6 +186,10 @@ def test_the_only_scored_rollout_of_a_group_is_neutral_where_groups_are_compared
     assert signal_of(make_objective({"name": "rejection"}), rewards, group).tolist() == [1, 0, 1, 0]
     raw = make_objective({"name": "lfpo", "reward_transform": "raw"})
     assert signal_of(raw, rewards, group).tolist() == [1, 0.5, 1, 0]
+    # An objective that needs whole groups gets none with a rollout that has no reward.
+    tree = make_objective({"name": "dtree_rpo:DTreeRPO", "tree": [2]})
+    edges = signal_of(tree, rewards, group)
+    assert edges.tolist() == [[0], [0], [0.5], [-0.5]]
     # The case of the report: what could not be judged is not the best of a group with rewards below 0.
     below = torch.tensor([-1, -0.5, NAN, -1], dtype=torch.float64)
     signal = signal_of(make_objective({"name": "lfpo"}), below, torch.tensor([0, 0, 0, 0]))
@@ -267,6 +271,13 @@ def test_functions_have_distinct_and_telling_names():
     assert reward_names([a, b]) == ["Grader(model=org-small)", "Grader(model=large)"]
     assert reward_names([a.style, b.style]) == ["Grader(model=org-small).style", "Grader(model=large).style"]
     assert reward_names([Grader("x"), Grader("x")]) == ["Grader", "Grader_2"]
+    assert reward_names([a.__call__, functools.partial(a.style)]) == ["Grader", "style"]
+    assert reward_names([a.style, functools.partial(graded, 1), functools.partial(b.style), graded]) == [
+        "Grader.style",
+        "graded(1)",
+        "Grader(model=large).style",
+        "test_fault_rewards.graded",
+    ]
     elsewhere = SimpleNamespace(graded=lambda prompts, completions: [0.0] * 2).graded
     elsewhere.__name__, elsewhere.__module__ = "graded", "other_rewards"
     assert reward_names([graded, elsewhere]) == ["test_fault_rewards.graded", "other_rewards.graded"]

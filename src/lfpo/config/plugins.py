@@ -1,6 +1,8 @@
 """Names to objects: an entry of a plain dict, or a dotted path `package.module:attribute` outside the package."""
 
+import contextlib
 import importlib
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -43,6 +45,8 @@ def dotted(name: str, known: Mapping[str, str], *, kind: str) -> tuple[str, str]
         if not known:
             raise UserError(f"{kind} {name!r}: expected a dotted path such as my_module.my_{example}")
         raise UserError(f"unknown {kind} {name!r}{nearest(name, known)} (or a dotted path such as my_module:{example})")
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # find a user's module in the current folder
+    # A user's module is found in the current folder: by its path, as "" would be another after a function's os.chdir.
+    with contextlib.suppress(FileNotFoundError):  # the folder was removed
+        if (here := os.getcwd()) not in sys.path:
+            sys.path.insert(0, here)
     return module, attribute

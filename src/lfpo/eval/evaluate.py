@@ -11,6 +11,7 @@ from lfpo.eval.estimates import scores
 from lfpo.models import MaskedDiffusionLM
 from lfpo.prompts.encoding import decode_completions, encode_rows
 from lfpo.prompts.tasks import Row
+from lfpo.rewards.scoring import copied
 from lfpo.rollout.engine import Engine, Request
 from lfpo.rollout.trajectory import Trajectory, join
 
@@ -128,5 +129,5 @@ def grade(correct_all: CorrectAll, rows: Sequence[Row], completions: Sequence[st
     """The verdict of each completion on its row, None where it cannot be judged on this machine; each rank judges its
     share."""
     mine = distributed.share(len(rows))
-    verdicts = list(correct_all([rows[i] for i in mine], [completions[i] for i in mine])) if mine else []
+    verdicts = list(correct_all(copied([rows[i] for i in mine]), [completions[i] for i in mine])) if mine else []
     return [verdict for part in distributed.gather(verdicts) for verdict in part]

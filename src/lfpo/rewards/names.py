@@ -14,6 +14,8 @@ def reward_name(function: Callable[..., Any]) -> str:
     if isinstance(function, functools.partial):
         return reward_name(function.func)
     name = getattr(function, "__name__", None)
+    if name == "__call__" and inspect.ismethod(function):
+        return reward_name(function.__self__)
     return name if isinstance(name, str) and name else type(function).__name__
 
 
@@ -43,7 +45,7 @@ def long_name(function: Any, others: Sequence[Any]) -> str:
     name = reward_name(function)
     if isinstance(function, functools.partial):
         parts = [*map(_text, function.args), *(f"{key}={_text(value)}" for key, value in function.keywords.items())]
-        return f"{name}({','.join(part for part in parts if part)})"
+        return f"{name}({','.join(part for part in parts if part)})" if any(parts) else long_name(function.func, others)
     if inspect.ismethod(function):
         owner = function.__self__
         same = [f.__self__ for f in others if inspect.ismethod(f) and reward_name(f) == name]

@@ -23,6 +23,14 @@ _ALSO = ("SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
 ALSO = tuple(getattr(signal, name) for name in _ALSO if hasattr(signal, name))
 
 
+def _ends_the_process(number: int) -> bool:
+    """Whether a signal has its default action. Linux also tells handlers that C code has set, of which Python does not
+    know: `faulthandler.register(SIGUSR1)`, which prints where a run hangs."""
+    status = Path("/proc/self/status")
+    caught = status.read_text().partition("SigCgt:")[2].split()[0] if status.exists() else "0"
+    return signal.getsignal(number) is signal.SIG_DFL and not int(caught, 16) >> (number - 1) & 1
+
+
 class Stopped(KeyboardInterrupt):
     """Training was asked to stop. number: the signal."""
 
@@ -43,7 +51,7 @@ class StopRequests:
         self._handled = ExitStack()
 
     def __enter__(self) -> StopRequests:
-        handled = [*SIGNALS, *(number for number in ALSO if signal.getsignal(number) is signal.SIG_DFL)]
+        handled = [*SIGNALS, *filter(_ends_the_process, ALSO)]
         self._handled.enter_context(handling(dict.fromkeys(handled, self._handle)))
         return self
 

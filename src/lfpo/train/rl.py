@@ -192,6 +192,7 @@ class LFPOTrainer(Trainer):
         self.state["skipped"] += not stepped
         self.state["skipped_in_a_row"] = 0 if stepped else self.state["skipped_in_a_row"] + 1
         if self.state["skipped_in_a_row"] >= MAX_SKIPPED:
+            self.state["skipped_in_a_row"] = 0  # in the checkpoint: the resumed run has MAX_SKIPPED again
             raise CannotGoOn(
                 f"{self.run.dir}: loss or gradient was not finite {MAX_SKIPPED} times in a row (iteration "
                 f"{iteration + 1}); lower learning_rate"

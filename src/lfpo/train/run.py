@@ -285,7 +285,7 @@ class TrainingRun:
         if self.saved < self.done:
             try:
                 self.save()
-            except UserError as error:  # for example a full disk
+            except (UserError, RuntimeError) as error:  # a full disk; a GPU that no longer answers
                 return f"what was learned since iteration {self.saved} could not be saved: {error}"
         return f"{self.folder.dir}/checkpoints/step-{self.done} holds everything learned; --resume continues"
 
@@ -297,9 +297,9 @@ class TrainingRun:
         """
         # An error of one rank among several reaches the others in different collectives, and saving is one, too.
         shared = isinstance(error, CannotGoOn) or distributed.world() == 1
-        if self.saving or not shared:
+        if self.saving or not (shared or isinstance(error, UserError | OSError)):
             raise error
-        kept = self.keep()
+        kept = self.keep() if shared else f"--resume goes on from iteration {self.saved}, the last one that was saved"
         if isinstance(error, UserError | OSError):  # OSError: a full disk, a lost connection
             text = str(error) if isinstance(error, UserError) else last_line(error)
             raise UserError(f"{text}; {kept}") from (None if isinstance(error, UserError) else error)

@@ -17,10 +17,14 @@ def signal_of(objective: Objective, reward_R: torch.Tensor, group_R: torch.Tenso
         predictions; then all of a rollout's must be there. group_R: as for `signal`.
     The objective sees the scored rollouts alone, their groups numbered anew without gaps, so no objective has to know
     of NaN. A rollout that is alone in its group has nothing to be compared with: it is neutral too, unless the
-    objective does not compare. The same on all ranks. Raises CannotGoOn for a signal that float32 cannot hold.
+    objective does not compare. One that needs whole groups sees only groups in which every rollout has a reward.
+    The same on all ranks. Raises CannotGoOn for a signal that float32 cannot hold.
     """
     scored = ~reward_R.isnan()
     scored = scored if scored.dim() == 1 else scored.all(dim=1)
+    if objective.whole_groups:
+        missing = group_R[~scored].bincount(minlength=int(group_R.max()) + 1) > 0
+        scored = ~missing[group_R]
     if objective.compares and not scored.all():
         alone = group_R[scored].bincount(minlength=int(group_R.max()) + 1) == 1
         scored &= ~alone[group_R]

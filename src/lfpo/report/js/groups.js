@@ -56,8 +56,10 @@ function iterations(onplay) {
     el("div", { class: "bar groups" }, labelled("Order", order), labelled("Filter", search), count), body, more, note);
 
   const mean = (values) => values.reduce((a, b) => a + b, 0) / Math.max(1, values.length);
-  const deviation = (g) => { const values = g.rows.map((r) => r.reward); const m = mean(values); return mean(values.map((v) => (v - m) ** 2)); };
-  const ORDERS = { mixed: (a, b) => deviation(b) - deviation(a), high: (a, b) => mean(b.rows.map((r) => r.reward)) - mean(a.rows.map((r) => r.reward)), low: (a, b) => mean(a.rows.map((r) => r.reward)) - mean(b.rows.map((r) => r.reward)) };
+  // A rollout that no function could judge has the reward null, and is in no mean.
+  const rewards = (g) => g.rows.map((r) => r.reward).filter((v) => v !== null);
+  const deviation = (g) => { const values = rewards(g); const m = mean(values); return mean(values.map((v) => (v - m) ** 2)); };
+  const ORDERS = { mixed: (a, b) => deviation(b) - deviation(a), high: (a, b) => mean(rewards(b)) - mean(rewards(a)), low: (a, b) => mean(rewards(a)) - mean(rewards(b)) };
 
   // "3 of 8 right", or of each reward function the number of ones or the mean.
   function verdict(group) {
@@ -79,7 +81,7 @@ function iterations(onplay) {
       if (rows.has(key)) rows.get(key).times += 1;
       else rows.set(key, { row, times: 1 });
     }
-    const sorted = [...rows.values()].sort((a, b) => b.row.reward - a.row.reward || b.times - a.times);
+    const sorted = [...rows.values()].sort((a, b) => (b.row.reward ?? -Infinity) - (a.row.reward ?? -Infinity) || b.times - a.times);
     const first = sorted[0].row;
     const named = (row) => `iteration ${group.step}, reward ${number(row.reward)}`;
     const play = (row) => onplay(row === first ? [[row, named(row)]] : [[first, named(first)], [row, named(row)]]);
