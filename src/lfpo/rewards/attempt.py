@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from lfpo.base.errors import ProcessLost, UserError, last_line
 from lfpo.base.handlers import handling
+from lfpo.config.errors import ProcessLost, UserError, last_line
 
 
 class RewardFailed(Exception):

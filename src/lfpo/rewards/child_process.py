@@ -23,9 +23,9 @@ from collections.abc import Iterator, Set
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
-from lfpo.base.errors import UserError, last_line
 from lfpo.base.handlers import handling
-from lfpo.base.plugins import resolve
+from lfpo.config.errors import UserError, last_line
+from lfpo.config.plugins import resolve
 from lfpo.rewards.attempt import RewardFailed
 from lfpo.rewards.names import reward_name
 from lfpo.rewards.scoring import RewardFunction

@@ -19,7 +19,7 @@ def checked(values: Any, name: str, expected: int) -> list[float | None]:
         Series, view of a dict. An item is a number that float holds, or an array of one such number (see `number`).
     Raises UserError, in one sentence with the function and the item's index, for anything else.
     """
-    from lfpo.base.errors import UserError
+    from lfpo.config.errors import UserError
 
     what = f"reward function {name!r}"
     if hasattr(values, "detach"):  # a tensor: one copy from the device, not one for each item

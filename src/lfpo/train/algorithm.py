@@ -35,7 +35,7 @@ from lfpo.train.passes import equal_passes, logp_at_targets
 from lfpo.train.signals import share_with_signal, signal_of
 
 if TYPE_CHECKING:
-    from lfpo.train.config import LFPOConfig
+    from lfpo.config.train import LFPOConfig
     from lfpo.train.rl import LFPOTrainer
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lfpo.base.errors import CannotGoOn, UserError
+from lfpo.config.errors import CannotGoOn, UserError
 from lfpo.objectives.objective import Objective
 
 LARGEST = torch.finfo(torch.float32).max  # losses are computed in float32

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from lfpo.base.checks import Count, Positive, check_ranges
-from lfpo.base.errors import UserError
-from lfpo.base.files import read_json
+from lfpo.config.checks import Count, Positive, check_ranges
+from lfpo.config.errors import UserError
+from lfpo.config.files import read_json
 
 
 @dataclass(frozen=True)
