@@ -7,6 +7,7 @@ what was revealed after the first EOS, as published. The type of a knob names th
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -33,6 +34,8 @@ class LFPO(Objective):
     positive_weight: NotNegative = 1.0
     negative_weight: NotNegative = 1.0
     target_weight: Literal["p_old", "equal"] = "p_old"
+    neutral: ClassVar[float] = 0.5
+    reward_advice: ClassVar[str] = "let the reward function return values of another range, or leave out the setting"
 
     EARLIER: ClassVar[dict[str, Any]] = {  # defaults of runs whose config.yaml does not name every knob
         "beta": 0.3,
@@ -56,6 +59,17 @@ class LFPO(Objective):
         "base_kl": (0.0, "was removed; leave it out, and raise beta to stay closer to theta_old"),
         "reading": ("rectified", "was removed; leave it out: the printed equation cannot learn (docs/method.md)"),
     }
+
+    @property
+    def compares(self) -> bool:
+        return self.reward_transform != "raw"
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """With "raw" r is the reward itself; with deviation "mean" it is in units of the group's mean."""
+        if self.reward_transform == "raw":
+            return (0.0, 1.0)
+        return (0.0, math.inf) if self.deviation == "mean" else (-math.inf, math.inf)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -259,6 +273,8 @@ class OfMediumPrompts(Clip):
     min_accuracy: Share = 0.2
     max_accuracy: Share = 0.8
     needs_base = False
+    reward_range = (0.0, 1.0)  # the mean reward of a prompt is its accuracy
+    reward_advice = "let the reward function return values from 0 to 1, as 0 for wrong and 1 for right answers"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -328,6 +344,13 @@ class Rejection(Objective):
     min_reward: float = 1.0
     masks: Count = 2
     num_iterations: Count = 1
+    compares = False
+    reward_advice = "set objective.min_reward to what a right rollout gets at least"
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """The default min_reward is for rewards of 0 and 1, and for bonuses beside them."""
+        return (0.0, math.inf) if self.min_reward == type(self).min_reward else (-math.inf, math.inf)
 
 
 @dataclass(frozen=True)
@@ -336,6 +359,13 @@ class DTM(Objective):
     control: float = 1.0
     num_iterations: Count = 4
     block_length: Count | None = None
+    compares = False
+    reward_advice = "let the reward function return values from 0 to 1, or lower objective.tilt for larger ones"
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """Rewards below 0 count as 0. Above 10 / tilt one rollout's weight, e^(tilt R), is beyond 22000."""
+        return (0.0, 10 / self.tilt)
 
 
 @dataclass(frozen=True)

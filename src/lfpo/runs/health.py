@@ -70,6 +70,23 @@ def groups_agree(history: Sequence[Metrics]) -> str:
     )
 
 
+def no_signal(history: Sequence[Metrics]) -> str:
+    """Rewards differ within groups, and yet nothing is learned: no rollout has a signal, or the gradient is 0."""
+    recent = [m for m in history if _finite(m.get("frac_reward_zero_std"))][-RECENT:]
+    if len(recent) < RECENT or any(m["frac_reward_zero_std"] == 1 for m in recent):
+        return ""
+    if all(m.get("frac_signal") == 0 for m in recent):
+        what = "no rollout has a signal"
+    elif all(m.get("grad_norm") == 0 for m in recent):
+        what = "the gradient is 0"
+    else:
+        return ""
+    return (
+        f"in the last {RECENT} iterations rewards differ within groups and {what}, so nothing is learned; compare the "
+        "rewards with what the objective needs of them, and its knobs that leave rollouts out"
+    )
+
+
 def reward_falls(history: Sequence[Metrics]) -> str:
     """The mean reward of the last iterations is clearly below the best mean before."""
     rewards = _values(history, "reward")
@@ -154,7 +171,16 @@ def answers_alike(history: Sequence[Metrics]) -> str:
     )
 
 
-_ALL = (no_reward, groups_agree, answers_alike, reward_falls, kl_runs_away, entropy_runs_away, threshold_slides)
+_ALL = (
+    no_reward,
+    groups_agree,
+    no_signal,
+    answers_alike,
+    reward_falls,
+    kl_runs_away,
+    entropy_runs_away,
+    threshold_slides,
+)
 RULES: dict[str, Rule] = {rule.__name__: rule for rule in _ALL}  # by name, as in stop_on
 
 

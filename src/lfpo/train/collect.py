@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -38,7 +39,8 @@ class Batch:
 
     turns [B]: what a row is. trajectory [B rows]: on the policy's device. rewards: of this rank's rollouts, on the CPU.
     first: the number of this rank's first rollout among all R.
-    reward_R, group_R [R]: reward (float64) and prompt number (int64) of every rollout on every rank, on the CPU.
+    reward_R, group_R [R]: reward (float64) and prompt number (int64) of every rollout on every rank, on the CPU. A NaN
+        is neutral: nothing is learned from that rollout (see lfpo.train.signals).
     predicted_RM: float64 [R, M], rewards of the predictions kept at M steps, of all ranks; None if none were.
     failed: reward function -> why it failed, on any rank. metrics: of all R rollouts, under TRL's names.
     version: of the weights that sampled them: the number of iterations that these had been trained for.
@@ -70,8 +72,8 @@ class Batch:
 
     @property
     def unscored(self) -> bool:
-        """Whether every reward function failed, on some rank each: there is nothing to learn from."""
-        return bool(self.rewards.parts) and self.failed.keys() == self.rewards.parts.keys()
+        """Whether no rollout of any rank has a reward: there is nothing to learn from. The same on all ranks."""
+        return bool(self.reward_R.isnan().all())
 
 
 def collect(trainer: LFPOTrainer, iteration: int, progress: Progress) -> Batch:
@@ -114,7 +116,8 @@ def collect(trainer: LFPOTrainer, iteration: int, progress: Progress) -> Batch:
         sampled = time.perf_counter()
         progress.begin("verdicts", len(rows), "completions")
         texts = decode_completions(tokenizer, trajectory.tokens, policy.eos_id)
-        rewards, sums = source.score(rows, texts, trajectory.completion_ids()), {}
+        rewards = distributed.alone(partial(source.score, rows, texts, trajectory.completion_ids()))
+        sums = {}
         progress.advance(len(rows))
         turns = [Turn(b, row, request.seeds[b], texts[b]) for b, row in enumerate(rows)]
     times |= {"time/rollout": sampled - started, "time/reward": time.perf_counter() - sampled}
@@ -124,11 +127,13 @@ def collect(trainer: LFPOTrainer, iteration: int, progress: Progress) -> Batch:
     metrics, predicted_RM = group_metrics(reward_R, group_R), None
     if trajectory.predicted_tokens is not None:
         started = time.perf_counter()
-        predicted_BM, scored = score_predictions(trajectory, rows, tokenizer, source.score, rewards.failed)
+        predicted_BM, scored = distributed.alone(
+            partial(score_predictions, trajectory, rows, tokenizer, source.score, rewards.failed)
+        )
         times["time/reward_predictions"] = time.perf_counter() - started
         predicted_RM = distributed.all_gather_tensor(predicted_BM)
         metrics["predictions/scored"] = distributed.sum_number(float(scored))
-        metrics["predictions/reward"] = float(predicted_RM.mean())
+        metrics["predictions/reward"] = float(predicted_RM.nanmean())
     version = iteration
     if queue is not None:
         version = queue.version(iteration)
@@ -139,7 +144,7 @@ def collect(trainer: LFPOTrainer, iteration: int, progress: Progress) -> Batch:
         metrics["completions/frac_same_ending"] = share_of_commonest_ending([turn.text for turn in turns])
     ranks = distributed.gather((rewards.failed, times))
     failed = {name: why for part, _ in ranks for name, why in part.items()}
-    metrics |= {f"rewards/{name}/failed": 1.0 for name in failed}
+    metrics |= {f"rewards/{name}/failed": sum(name in part for part, _ in ranks) / len(ranks) for name in failed}
     metrics |= {name: max(part[name] for _, part in ranks) for name in times}  # the slowest rank's
     metrics |= measured(source.reward_functions) | engine.metrics()
     first = mine[0] * n
@@ -147,11 +152,17 @@ def collect(trainer: LFPOTrainer, iteration: int, progress: Progress) -> Batch:
 
 
 def group_metrics(reward_R: torch.Tensor, group_R: torch.Tensor) -> dict[str, float]:
-    """Mean reward, mean standard deviation within a prompt's group, and the share of groups without any."""
-    std_G = reward_R.view(int(group_R.max()) + 1, -1).std(dim=1, correction=0)
+    """Mean reward, mean standard deviation within a prompt's group, and the share of groups without any. Over what has
+    a reward; NaN where nothing has."""
+    # In units of the largest reward, so that no square or sum leaves the range of float64.
+    unit = float(reward_R.abs().nan_to_num(0.0).max()) or 1.0
+    groups = (reward_R / unit).view(int(group_R.max()) + 1, -1)
+    mean_G = groups.nanmean(dim=1, keepdim=True)
+    std_G = (groups - mean_G).square().nanmean(dim=1).sqrt()
+    std_G = std_G[~std_G.isnan()] * unit  # groups with a reward
     return {
-        "reward": float(reward_R.mean()),
-        "reward_std": float(std_G.mean()),
+        "reward": float((reward_R / unit).nanmean()) * unit,
+        "reward_std": float((std_G / unit).mean()) * unit,
         "frac_reward_zero_std": float((std_G < AGREE).double().mean()),
     }
 

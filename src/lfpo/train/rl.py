@@ -11,7 +11,7 @@ import torch
 
 from lfpo.base import distributed
 from lfpo.base.environment import use_threads
-from lfpo.config.errors import UserError
+from lfpo.config.errors import CannotGoOn, UserError
 from lfpo.config.export import PushConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.models import MaskedDiffusionLM
@@ -22,7 +22,7 @@ from lfpo.objectives import make_objective
 from lfpo.objectives.objective import check_rollouts, kept_steps
 from lfpo.rewards import RewardFunction
 from lfpo.rollout.episodes import Environment
-from lfpo.runs.context import CannotGoOn, Context
+from lfpo.runs.context import Context
 from lfpo.runs.directory import Run
 from lfpo.runs.display import Display
 from lfpo.train.algorithm import iterate, own_parameters
@@ -45,6 +45,7 @@ from lfpo.train.setup import (
     samplers,
     with_name,
 )
+from lfpo.train.signals import check_range
 
 MAX_SKIPPED = 5  # updates in a row with a non-finite loss or gradient, after which training stops
 MAX_FAILED = 5  # batches in a row for which a reward function fails, after which training stops
@@ -87,6 +88,9 @@ class LFPOTrainer(Trainer):
         if isinstance(train_dataset, str):
             args, train_dataset = replace(args, dataset_name=train_dataset), None
         self.args, self.stop_on, self.callbacks = args, {"no_reward", *args.stop_on}, callbacks
+        # The run directory, to read from; what is written goes through the run's context. From now on absolute: a
+        # reward function may change the working directory.
+        self.run = Run(Path(args.output_dir).expanduser().absolute())
         distributed.start()
         check_ranks(args, "train", "prompts_per_iteration")
         use_threads(args.threads)
@@ -122,8 +126,9 @@ class LFPOTrainer(Trainer):
         self.parts = {name: part for name, part in parts.items() if part is not None}
         # Training time and FLOPs without evaluation; skipped updates; reward function -> batches in a row it failed.
         self.state: dict[str, Any] = {"skipped": 0, "skipped_in_a_row": 0, "failing": {}, "seconds": 0.0, "flops": 0.0}
-        # The run directory, to read from; what is written goes through the run's context.
-        self.run = Run(Path(args.output_dir).expanduser(), silent=distributed.rank() != 0)
+        self.run = replace(self.run, silent=distributed.rank() != 0)
+        self.failed_in_evaluation: set[str] = set()  # reward functions of which this was said
+        self.checked_range = False  # whether a scored batch was compared with what the objective needs of rewards
 
     def train(self, *, resume: bool = False, display: Display | None = None) -> Path:
         """Run Algorithm 1 and return the folder of the trained model. `resume` continues output_dir's run. SIGTERM or
@@ -134,7 +139,7 @@ class LFPOTrainer(Trainer):
         with self.closing:
             folder = run_trainer(self, resume=resume, display=display)
         if args.push_to_hub and distributed.rank() == 0:
-            run_push(PushConfig(args.output_dir, str(args.hub_model_id), private=args.hub_private_repo))
+            run_push(PushConfig(str(self.run.dir), str(args.hub_model_id), private=args.hub_private_repo))
         return folder
 
     def iterate(self, iteration: int, context: Context | None = None) -> dict[str, Any]:
@@ -152,17 +157,25 @@ class LFPOTrainer(Trainer):
         if self.queue is None or self.queue.missing(iteration):
             self.engine.update(iteration, self.reference)
         batch = collect(self, iteration, context.progress)
-        self._count_failures(batch.failed, iteration, context)
+        self._count_failures(batch, iteration, context)
+        if not self.checked_range and not batch.unscored:
+            check_range(self.objective, batch.reward_R)
+            self.checked_range = True
         return batch
 
-    def _count_failures(self, failed: dict[str, str], iteration: int, context: Context) -> None:
-        """Report a reward function the first time it fails; after MAX_FAILED batches in a row stop."""
+    def _count_failures(self, batch: Batch, iteration: int, context: Context) -> None:
+        """Report a reward function when it begins to fail; after MAX_FAILED batches in a row without any of its rewards
+        stop. A failure on some of the ranks costs only their rewards."""
         kind = "reward function" if self.environment is None else "environment"
-        failing = self.state["failing"] = {name: self.state["failing"].get(name, 0) + 1 for name in failed}
+        before, failed = self.state["failing"], batch.failed
+        lost = {name: batch.metrics[f"rewards/{name}/failed"] for name in failed}
+        failing = {name: (before.get(name, 0) + 1) * (lost[name] == 1) for name in failed}
+        self.state["failing"] = failing
         for name, times in failing.items():
-            if times == 1:
+            if name not in before:
+                where = "" if lost[name] == 1 else f" on {lost[name]:.0%} of the ranks"
                 context.note(
-                    f"{kind} {name!r} failed in iteration {iteration + 1}: {failed[name]}; "
+                    f"{kind} {name!r} failed in iteration {iteration + 1}{where}: {failed[name]}; "
                     "its rewards of that batch count as None"
                 )
             if times >= MAX_FAILED:
@@ -179,16 +192,17 @@ class LFPOTrainer(Trainer):
         self.state["skipped"] += not stepped
         self.state["skipped_in_a_row"] = 0 if stepped else self.state["skipped_in_a_row"] + 1
         if self.state["skipped_in_a_row"] >= MAX_SKIPPED:
-            raise UserError(
-                f"{self.args.output_dir}: loss or gradient was not finite {MAX_SKIPPED} times in a row (iteration "
-                f"{iteration + 1}); lower learning_rate, then --resume goes on from the last checkpoint"
+            raise CannotGoOn(
+                f"{self.run.dir}: loss or gradient was not finite {MAX_SKIPPED} times in a row (iteration "
+                f"{iteration + 1}); lower learning_rate"
             )
 
     def log_rollouts(self, iteration: int, batch: Batch, signal_B: torch.Tensor, context: Context) -> None:
         """Collect the records of all ranks on rank 0 and write them."""
         if self.args.log_completions:
             records = distributed.gather_to_first(rollout_records(batch, signal_B, self.tokenizer))
-            context.folder.write_rows(f"rollouts/step-{iteration + 1}.jsonl", [row for part in records for row in part])
+            rows = [row for part in records for row in part]
+            distributed.alone(lambda: context.folder.write_rows(f"rollouts/step-{iteration + 1}.jsonl", rows))
 
     def evaluates_after(self, step: int) -> bool:
         return self.args.evaluates_after(step)

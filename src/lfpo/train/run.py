@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 
@@ -15,12 +16,12 @@ from lfpo.base import distributed
 from lfpo.base.environment import use_threads
 from lfpo.base.progress import Progress
 from lfpo.config.build import to_dict
-from lfpo.config.errors import UserError, last_line
+from lfpo.config.errors import CannotGoOn, UserError, last_line
 from lfpo.config.files import read_json
 from lfpo.models import MaskedDiffusionLM
 from lfpo.report import write_report
 from lfpo.runs.card import model_card
-from lfpo.runs.context import CannotGoOn, Context, Stopped, StopRequests
+from lfpo.runs.context import Context, Stopped, StopRequests
 from lfpo.runs.directory import Run, open_run, opened_by_this_launcher, removed_if_unused
 from lfpo.runs.display import Display
 from lfpo.runs.health import Health
@@ -166,12 +167,14 @@ class TrainingRun:
 
     def __init__(self, trainer: Trainer, *, resume: bool, display: Display | Lines | None):
         self.trainer, self.args = trainer, trainer.args
-        path, progress, total = Path(self.args.output_dir), Progress(), trainer.total_steps
+        # Absolute, from before any function of the user's was called: such a function may change the working directory.
+        path = trainer.run.dir if hasattr(trainer, "run") else Path(self.args.output_dir).expanduser().absolute()
+        progress, total = Progress(), trainer.total_steps
         # Rank 0 decides for all: a launcher on another machine may have started the others. torchrun's own count of
         # restarts does not tell: it counts the failures of one machine, and a failure restarts the ranks of all.
         restarted = distributed.gather("TORCHELASTIC_RUN_ID" in os.environ and opened_by_this_launcher(path))[0]
         self.resume = resume or restarted
-        self.folder = Run(path.expanduser(), silent=True)
+        self.folder = Run(path, silent=True)
         self.display: Display | Lines = Lines(total, lambda text: None)
         if distributed.rank() == 0:
             self.folder = open_run(path, self.args, resume=self.resume, kind=trainer.kind)
@@ -182,6 +185,7 @@ class TrainingRun:
         self.health = Health()
         self.callbacks = Callbacks(trainer)
         self.done = self.saved = 0  # iterations in the weights, and in the newest checkpoint
+        self.saving = False  # whether a checkpoint is being written, or could not be
         # Metrics of a finished iteration that were not logged yet, because its evaluation was stopped.
         self.unlogged: dict[str, Any] | None = None
         self.note(trainer.about)
@@ -214,8 +218,8 @@ class TrainingRun:
                     self.callbacks.call("on_train_end", self.done)
                 except Stopped as stopped:
                     raise Stopped(stopped.number, f"{stopped}: {self.keep()}") from None
-                except CannotGoOn as error:
-                    raise UserError(f"{error}; {self.keep()}") from None
+                except (Exception, SystemExit) as error:
+                    self.end_with(error)
             self.context.progress.end()
             card = model_card(self.folder, to_dict(self.args), trainer.kind)
             return export_model(self.folder.dir, trainer.export(), trainer.tokenizer, card=card)
@@ -230,7 +234,7 @@ class TrainingRun:
         self.unlogged = None
         said = self.health.update(metrics) if metrics else {}
         for rule, text in said.items():
-            self.folder.add_note(self.done, rule, text)
+            distributed.together(partial(self.folder.add_note, self.done, rule, text))
             self.note(f"note: {text}")
         ends = [rule for rule in said if rule in self.trainer.stop_on]
         asked = self.callbacks.asks("should_save")
@@ -250,7 +254,7 @@ class TrainingRun:
     def log(self, metrics: dict[str, Any]) -> None:
         """Write one line of metrics and show it; after an evaluation the report is written too."""
         if metrics:
-            self.folder.log(metrics)
+            distributed.together(lambda: self.folder.log(metrics))  # rank 0 writes; all stop where it cannot
             self.display.update(metrics)
             if "time/eval" in metrics and distributed.rank() == 0:
                 try:
@@ -262,7 +266,7 @@ class TrainingRun:
     def save(self) -> None:
         """Write a checkpoint of the iterations done."""
         self.context.progress.begin("checkpoint")
-        trainer = self.trainer
+        trainer, self.saving = self.trainer, True
         save_checkpoint(
             self.folder.dir,
             self.done,
@@ -271,7 +275,7 @@ class TrainingRun:
             card=model_card(self.folder, to_dict(self.args), trainer.kind),
             keep=self.args.save_total_limit,
         )
-        self.saved = self.done
+        self.saved, self.saving = self.done, False
         self.context.progress.end()
 
     def keep(self) -> str:
@@ -279,8 +283,28 @@ class TrainingRun:
         if self.done == 0:
             return f"no iteration was finished; --resume starts {self.folder.dir} from the beginning"
         if self.saved < self.done:
-            self.save()
+            try:
+                self.save()
+            except UserError as error:  # for example a full disk
+                return f"what was learned since iteration {self.saved} could not be saved: {error}"
         return f"{self.folder.dir}/checkpoints/step-{self.done} holds everything learned; --resume continues"
+
+    def end_with(self, error: Exception | SystemExit) -> NoReturn:
+        """Save what was learned, whatever ends the run, and raise the error with how to go on.
+
+        An error in the middle of an update leaves weights between two iterations. They are saved as those of the
+        iteration before: what is resumed then has learned a part of one iteration twice, and has lost nothing.
+        """
+        # An error of one rank among several reaches the others in different collectives, and saving is one, too.
+        shared = isinstance(error, CannotGoOn) or distributed.world() == 1
+        if self.saving or not shared:
+            raise error
+        kept = self.keep()
+        if isinstance(error, UserError | OSError):  # OSError: a full disk, a lost connection
+            text = str(error) if isinstance(error, UserError) else last_line(error)
+            raise UserError(f"{text}; {kept}") from (None if isinstance(error, UserError) else error)
+        self.note(kept)
+        raise error
 
     def restore(self) -> None:
         """On a resume, load the newest intact checkpoint and drop what was logged after it."""
