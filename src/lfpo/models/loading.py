@@ -199,8 +199,9 @@ def load_tokenizer(name: str | Path) -> Any:
         raise UserError(f"{source}: the tokenizer files are corrupt ({error})") from error
     named = config.get("mask_token_id")
     token = tokenizer.convert_ids_to_tokens(named) if isinstance(named, int) else None
-    if token is not None and "mask" in token.lower():
-        tokenizer.mask_token = token  # SDAR's tokenizer files give the token of this id two texts
+    # A token that says so is taken before the tokenizer's own: SDAR's files give the token of this id two texts.
+    if token is not None and ("mask" in token.lower() or tokenizer.mask_token is None):
+        tokenizer.mask_token = token
     if tokenizer.mask_token is None:
         if family.mask_token not in tokenizer.get_vocab():
             raise UserError(

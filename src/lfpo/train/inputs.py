@@ -11,7 +11,7 @@ from lfpo.base.errors import UserError
 from lfpo.base.plugins import resolve
 from lfpo.models.settings import check_model_name
 from lfpo.prompts.dataset import read_rows
-from lfpo.prompts.jsonl import load_jsonl
+from lfpo.prompts.files import load_rows
 from lfpo.prompts.preferences import load_preferences
 from lfpo.prompts.tasks import get_task
 from lfpo.rewards import RewardFunction
@@ -39,7 +39,7 @@ def check_run(args: Any, kind: str, *, resume: bool = False) -> None:
         get_task(task)
     files = [args.data_file, args.eval_file] if kind == "dpo" else [args.data_file]
     for file in (file for file in files if file is not None):
-        load_preferences(file) if kind == "dpo" else load_jsonl(file, required=("prompt", "completion"))
+        load_preferences(file) if kind == "dpo" else load_rows(file, required=("prompt", "completion"))
 
 
 def _check_prompts(args: LFPOConfig) -> None:
