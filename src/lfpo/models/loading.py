@@ -21,7 +21,7 @@ from lfpo.models.fsdp import assign, shard, tie
 from lfpo.models.masked_lm import MaskedDiffusionLM, saved_buffers
 from lfpo.models.narrow_products import is_slow, run_in_float32
 from lfpo.models.placement import merged
-from lfpo.models.settings import SHIPPED_MODELS, check_model_name
+from lfpo.models.settings import SHIPPED_MODELS, check_model_folder, check_model_name
 from lfpo.models.tensor_files import whole_on, write_shards
 from lfpo.models.weights import checkpoint_shapes, pieces_of_each, place_weights, tensor_files
 
@@ -44,6 +44,7 @@ _COMPANIONS = (
 def name_of(model: str | Path | MaskedDiffusionLM) -> str | None:
     """The name by which `load_model` finds a model again; None for a model object that was not loaded from a folder."""
     if not isinstance(model, MaskedDiffusionLM):
+        check_model_name(model)
         return str(model)
     if model.source is None:
         return None
@@ -53,13 +54,12 @@ def name_of(model: str | Path | MaskedDiffusionLM) -> str | None:
 def resolve(name: str | Path) -> Path:
     """The local folder of a checkpoint: a folder, one of SHIPPED_MODELS, or a hub id (downloaded once). Raises
     UserError where there is no such folder or hub repository, or where it holds the model in `model/`."""
+    check_model_name(name)
     if str(name) in SHIPPED:
         return SHIPPED[str(name)]
-    check_model_name(name)
     path, text = Path(name).expanduser(), str(name)
     if path.is_dir():
-        if not (path / "config.json").exists() and (path / "model/config.json").exists():
-            raise UserError(f"model {text!r}: the folder of a run or a checkpoint; its model is in {path / 'model'}")
+        check_model_folder(path)
         return path
     try:
         return Path(snapshot_download(text, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja", "*.py"]))

@@ -120,6 +120,8 @@ def _json_rows(text: str, file: Path) -> Rows:
             raise UserError(
                 f"{file}: holds several lists of rows ({', '.join(lists)}); write each to a file of its own"
             )
+        if not value:
+            raise UserError(f"{file}: expected a list of JSON objects, found an empty object")
         value = value[lists[0]] if lists else [value]
     rows = [(row, f"{file}: row {number}") for number, row in enumerate(value, start=1)]
     for row, where in rows:

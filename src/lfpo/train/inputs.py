@@ -9,7 +9,7 @@ from typing import Any
 
 from lfpo.base.errors import UserError
 from lfpo.base.plugins import resolve
-from lfpo.models.settings import check_model_name
+from lfpo.models.settings import check_model_folder, check_model_name
 from lfpo.prompts.dataset import read_rows
 from lfpo.prompts.files import load_rows
 from lfpo.prompts.preferences import load_preferences
@@ -32,6 +32,8 @@ def check_run(args: Any, kind: str, *, resume: bool = False) -> None:
     trackers.check_installed(args.report_to)
     if args.model is not None:
         check_model_name(args.model)
+        if (folder := Path(args.model).expanduser()).is_dir():
+            check_model_folder(folder)
     if kind == "train":
         _check_prompts(args)
         return
