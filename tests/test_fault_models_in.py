@@ -1,4 +1,4 @@
-"""Faults of models, by kind: what is given as a model and is none, each with the line that works; LoRA over bfloat16."""
+"""Faults of models, by kind: what is given as a model and is none, with the line that works; LoRA over bfloat16."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import tiny
 from lfpo import LFPOConfig, LFPOTrainer, SamplerConfig
 from lfpo.base.errors import UserError
-from lfpo.cli.main import main
+from lfpo.cli import main
 from lfpo.models import load_model, load_tokenizer
 from lfpo.models.loading import resolve, trained_block_length
 
@@ -34,7 +34,7 @@ def adapter(folder: Path, base: str = "org/base") -> Path:
 
     model = get_peft_model(llama(), LoraConfig(r=2, target_modules=["q_proj"]))
     model.peft_config["default"].base_model_name_or_path = base
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, save_embedding_layers=False)
     return folder
 
 
