@@ -21,8 +21,9 @@ from transformers import AutoTokenizer
 
 import tiny
 from lfpo import LFPOConfig, LFPOTrainer, SamplerConfig
-from lfpo.base.errors import UserError
-from lfpo.base.files import json_lines, plain
+from lfpo.config.errors import UserError
+from lfpo.config.files import json_lines, plain
+from lfpo.config.sft import SFTConfig
 from lfpo.eval.command import as_text
 from lfpo.models import load_model, load_tokenizer
 from lfpo.models.loading import EMBEDDED
@@ -31,7 +32,6 @@ from lfpo.prompts.encoding import as_completions, encode_prompt, prefill, withou
 from lfpo.prompts.files import load_rows
 from lfpo.prompts.preferences import load_preferences
 from lfpo.rollout.episodes import Environment, Episode
-from lfpo.train.example_configs import SFTConfig
 from lfpo.train.sft import SFTTrainer
 
 ROWS = [{"prompt": "one, two\n", "answer": 3}, {"prompt": 'a "quoted" ü\u2028\n', "answer": 4}]

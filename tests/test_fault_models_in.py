@@ -12,8 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import tiny
 from lfpo import LFPOConfig, LFPOTrainer, SamplerConfig
-from lfpo.base.errors import UserError
 from lfpo.cli import main
+from lfpo.config.errors import UserError
 from lfpo.models import load_model, load_tokenizer
 from lfpo.models.loading import resolve, trained_block_length
 

@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
-from lfpo.base.errors import UserError, last_line
-from lfpo.base.plugins import resolve
+from lfpo.config.errors import UserError, last_line
+from lfpo.config.plugins import resolve
 from lfpo.prompts.files import load_rows
 from lfpo.prompts.jsonl import check_row
 from lfpo.prompts.tasks import Row

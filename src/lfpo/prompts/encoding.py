@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from lfpo.base.errors import UserError, last_line
-from lfpo.base.files import plain
+from lfpo.config.errors import UserError, last_line
+from lfpo.config.files import plain
 from lfpo.models import MaskedDiffusionLM
 from lfpo.prompts.tasks import Row
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
 from lfpo.prompts.jsonl import check_row, parse_lines
 
 Rows = list[tuple[dict[str, Any], str]]  # (row, `file:line` or `file: row N`)

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lfpo.base.errors import UserError, nearest
-from lfpo.base.files import json_text
+from lfpo.config.errors import UserError, nearest
+from lfpo.config.files import json_text
 
 ROLES = ("system", "developer", "user", "assistant", "tool")  # of messages
 
