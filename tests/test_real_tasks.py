@@ -286,7 +286,7 @@ def test_a_wrong_row_is_named_by_file_line_and_field(
         ("gsm8k@test=", "expected train=PATH,test=PATH"),
         ("gsm8k@dev=x.jsonl", "expected train=PATH,test=PATH"),
         ("gsm8k@test=gone.jsonl", "gone.jsonl: no such file"),
-        ("gsm8k@test=README.md", "expected a file that ends in .jsonl, .jsonl.gz, .json, .csv, .parquet"),
+        ("gsm8k@test=README.md", "expected a file that ends in .jsonl, .json, .csv, .tsv, .parquet, .arrow"),
         ("gsm8k@winogrande", "winogrande: no file of this split (looked for test.jsonl"),
         ("d1_sudoku@sudoku4x4", "test_d1.csv and test_spg.csv could both be the test split; name one"),
         ("d1_sudoku", "no test split on the hub; give a file: d1_sudoku@test=FILE"),

@@ -13,7 +13,7 @@ from lfpo.config.sample import SampleConfig
 from lfpo.models import load_model, load_tokenizer
 from lfpo.models.loading import resolve
 from lfpo.models.tensor_files import check_memory
-from lfpo.prompts.encoding import encode_rows
+from lfpo.prompts.encoding import encode_rows, prefill
 from lfpo.prompts.tasks import get_task
 from lfpo.prompts.tokenizer import token_texts
 from lfpo.rewards.answers import marked_answer
@@ -51,7 +51,7 @@ def run_sample(config: SampleConfig) -> None:
     text = tokenizer.decode(trajectory.tokens[0, :length], skip_special_tokens=True)
     console.print("\n".join(map(printable, text.split("\n"))), markup=False, highlight=False)
     if task is not None:
-        print_verdict(row, text, task.correct_all([row], [text])[0], console)
+        print_verdict(row, text, task.correct_all([row], [prefill(prompt) + text])[0], console)
     sure = float(trajectory.final_confidence[0, :length].mean())
     console.print(
         f"{int(trajectory.scheduled_steps[0])} steps, {int(trajectory.nfe[0])} forwards, "

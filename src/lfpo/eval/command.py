@@ -20,7 +20,7 @@ from lfpo.eval.terminal import open_console, progress, show
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.models.loading import resolve, trained_block_length
 from lfpo.models.tensor_files import check_memory
-from lfpo.prompts.encoding import encode_rows
+from lfpo.prompts.encoding import encode_rows, prefill, without_prefill
 from lfpo.prompts.tasks import DataTask, Row, Task, get_task
 from lfpo.rollout.engine import as_it_is
 
@@ -101,8 +101,12 @@ def prepare(name: str, config: EvalConfig, weights: str | None, block_length: in
 
 
 def as_text(prompt: str | list[dict[str, str]]) -> str:
-    """A prompt as plain text. Messages become paragraphs, followed by a line break."""
-    return prompt if isinstance(prompt, str) else "\n\n".join(m["content"] for m in prompt) + "\n"
+    """A prompt as plain text. Messages become paragraphs, followed by a line break; the beginning of an answer is left
+    open."""
+    if isinstance(prompt, str):
+        return prompt
+    asked = "\n\n".join(m["content"] for m in without_prefill(prompt))
+    return f"{asked}\n{prefill(prompt)}"
 
 
 def sample_and_grade(
@@ -156,7 +160,10 @@ def sample_and_grade(
             record |= {"prompt": job.asked[record["problem"]]["prompt"], "correct": verdict}
         files = {"completions": records}
         if hasattr(job.task, "sample_record"):
-            files["samples"] = [job.task.sample_record(job.rows[a.problem], a.completion) for a in answers]
+            files["samples"] = [
+                job.task.sample_record(row, prefill(row["prompt"]) + a.completion)
+                for a, row in ((a, job.rows[a.problem]) for a in answers)
+            ]
         distributed.together(lambda: write_result(path, result, files) if rank == 0 else None)
         for file in partial_files(path):
             file.unlink(missing_ok=True)

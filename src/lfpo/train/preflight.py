@@ -94,7 +94,7 @@ def check_prompts(trainer: LFPOTrainer) -> tuple[int, int, tuple[int, ...]]:
                     f"{where}: the columns are {mine}, and those of {source.place(split, 0)} are {first}; give every "
                     "row the same"
                 )
-            ids = encode_prompt(trainer.tokenizer, prompt)
+            ids = encode_prompt(trainer.tokenizer, prompt, where)
             too_long = len(ids) + length > model.max_length
             reason = misfit(ids, model, length)
             if reason and not (too_long and may_leave_out):

@@ -25,7 +25,7 @@ from lfpo.models.lora import attach, inject
 from lfpo.models.placement import frozen_copy_on_cpu, sampling
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives.objective import Objective, check_old_policy, check_rollouts, kept_steps
-from lfpo.prompts.dataset import read_rows
+from lfpo.prompts.dataset import is_stream, read_rows
 from lfpo.prompts.sources import PromptSource, in_epochs, task_source
 from lfpo.prompts.tasks import get_task
 from lfpo.rewards import RewardFunction, in_child
@@ -114,14 +114,16 @@ def make_source(
         elif functions:
             source = replace(source, reward_functions=functions)
     else:
-        found = {"train": read_rows(args, "train", train_dataset)}
+        needed = None if args.num_train_epochs else args.max_steps * args.prompts_per_iteration
+        found = {"train": read_rows(args, "train", train_dataset, needed)}
         if not found["train"]:
             raise UserError("train_dataset: no rows")
-        found["eval"] = read_rows(args, "eval", eval_dataset) if n_eval else []
+        found["eval"] = read_rows(args, "eval", eval_dataset, n_eval) if n_eval else []
         rows = [record.values for record in found["train"]]
         source = PromptSource(
             name="dataset",
-            train_row=in_epochs(rows, args.seed),
+            # A stream keeps its order, so that a longer run, which reads more of it, begins with the same rows.
+            train_row=(lambda i: rows[i % len(rows)]) if is_stream(train_dataset) else in_epochs(rows, args.seed),
             eval_rows=[record.values for record in found["eval"][:n_eval]],
             place=lambda split, i: found[split][i].where,
             reward_functions=functions,

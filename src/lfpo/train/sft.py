@@ -25,7 +25,7 @@ from lfpo.models.lora import factors
 from lfpo.models.roles import CURRENT
 from lfpo.objectives.ops.fused import rectified_sum
 from lfpo.prompts.encoding import encode_prompt, misfit
-from lfpo.prompts.jsonl import load_jsonl
+from lfpo.prompts.files import load_rows
 from lfpo.prompts.sources import in_epochs
 from lfpo.prompts.tasks import DataTask, get_task
 from lfpo.prompts.tokenizer import train_tokenizer
@@ -154,7 +154,7 @@ def encode_example(
 ) -> tuple[list[int], list[int]]:
     """Token ids of a prompt, and of its completion padded with EOS to gen_length. Raises UserError, starting with
     `where`, if the prompt has no tokens or either does not fit."""
-    prompt_ids = encode_prompt(tokenizer, prompt)
+    prompt_ids = encode_prompt(tokenizer, prompt, where)
     ids = tokenizer.encode(completion, add_special_tokens=False)
     if reason := misfit(prompt_ids, model, gen_length):
         raise UserError(f"{where}: the prompt cannot be used: {reason}")
@@ -218,11 +218,8 @@ def _example_source(config: SFTConfig, tokenizer: Any, model: MaskedDiffusionLM)
         return ids, (answer + [model.eos_id] * length)[:length]
 
     if config.data_file is not None:
-        rows = load_jsonl(config.data_file, required=("prompt", "completion"))
-        examples = [
-            encode(r["prompt"], r["completion"], config.gen_length, f"{config.data_file}:{i + 1}")
-            for i, r in enumerate(rows)
-        ]
+        rows = load_rows(config.data_file, required=("prompt", "completion"))
+        examples = [encode(row["prompt"], row["completion"], config.gen_length, where) for row, where in rows]
         return in_epochs(examples, config.seed)
 
     tasks = {name: get_task(name) for name in config.tasks}

@@ -260,7 +260,7 @@ def longest_prompt(args: LFPOConfig) -> int | None:
         tokenizer = load_tokenizer(folder)
     except UserError:  # a folder with config.json only is enough for a plan
         return None
-    return max(len(encode_prompt(tokenizer, record["prompt"])) for record in read_rows(args, "train"))
+    return max(len(encode_prompt(tokenizer, record["prompt"], record.where)) for record in read_rows(args, "train"))
 
 
 def _memory(config: PlanConfig) -> tuple[float, str]:
