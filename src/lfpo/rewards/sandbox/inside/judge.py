@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 TOGETHER = "__test__"
 """Name of the module that holds program and tests, as in BigCodeBench's own runner."""
 _PLAIN = {int, float, str, bool, list, dict, tuple, set, type(None)}
+_RUNS = {"pickle.find_class", "marshal.loads", "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork"}
 _ARRAYS = {"numpy", "pandas", "_pytest", "scipy"}
 
 
@@ -29,7 +30,7 @@ def serve(inbox: int, outbox: int, settings: dict[str, Any]) -> None:
     """Judge one job, marshalled by the host (run_job.encode_job), and report each test as it ends, so that a later hang
     does not lose earlier passes.
 
-    A report is a letter and a text: + passed, - failed, u the program does not load, d done. With `together` a nonce is
+    A report is a letter and a text: + passed, - failed, ? not judged, u the program does not load, d done. With `together` a nonce is
     before each report, so that output by accident is not one; nothing defends such a verdict from a cheat.
     """
     data = values.receive(inbox)
@@ -132,12 +133,35 @@ def _judge(job: dict[str, Any], report: Callable[..., None], pipes: list[int]) -
             vars(module)[name] = link.ask("define", name)
     except BaseException as error:  # the program does not define the name
         problem = problem or describe(error)
+    sys.addaudithook(lambda event, arguments: _refuse_text(link, event, arguments))
     for code in job["tests"]:
-        link.failed = ""
+        link.begin()
         found = problem or _execute(code, module)
+        if found.startswith("Undecided") or (found.startswith("AttributeError") and link.reduced):
+            link.leave(f"only the program could answer: {found}")
         found = link.gone or link.failed or found
-        report("-" if found else "+", found)
+        report("?" if link.unjudged and not link.gone else "-" if found else "+", link.unjudged or found)
     return report("d")
+
+
+def _refuse_text(link: Any, event: str, arguments: Any) -> None:
+    """Leave a test without a verdict before it runs a text, unpickles, or starts a process, once the program has answered:
+    the text may be the program's. Imports of modules, and `ast.literal_eval`, which runs nothing, are allowed."""
+    if not link.answers:
+        return
+    if event == "compile":
+        source = str(arguments[1])
+    elif event == "exec":
+        source = str(getattr(arguments[0], "co_filename", "<string>"))
+    else:
+        if event in _RUNS:
+            raise link.leave(f"the test may run what the program returned ({event})")
+        return
+    caller = sys._getframe(2)
+    while caller and caller.f_code.co_name == "parse" and caller.f_code.co_filename.endswith("ast.py"):
+        caller = caller.f_back  # type: ignore[assignment]
+    if source.startswith("<") and not source.startswith("<frozen") and caller.f_code.co_name != "literal_eval":
+        raise link.leave(f"the test may run a text that the program returned ({event})")
 
 
 def _operate(fail: Callable[[str], BaseException], name: str, left: Any, right: Any) -> Any:

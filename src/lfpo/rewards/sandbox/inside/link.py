@@ -20,8 +20,16 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+PROTOCOLS = {"send", "throw", "cache_info", "cache_clear", "cache_parameters", "__name__", "__qualname__", "__doc__"}
+"""Attributes of generators and functions. No plain value has a method of such a name."""
+
+
+class Undecided(TypeError):
+    """A failure that leaves the current test without a verdict if the test does not catch it."""
+
+
 class Remote:
-    """An object of the other process. It can be called and iterated, and passed back. It has no other attributes."""
+    """An object of the other process. It can be called and iterated, and passed back."""
 
     __slots__ = ("_link", "_number")
 
@@ -41,9 +49,10 @@ class Remote:
 
 
 class Handle(Remote):
-    """An object of the program. It equals nothing else and has no truth value: only the program could answer.
+    """An object of the program. What only the program could answer makes the test one that is not judged.
 
-    By its attributes' names a program would choose what the suite takes for a method of plain data.
+    Of its attributes it has those of PROTOCOLS. By others a program would choose what the suite takes for a method of
+    plain data.
     """
 
     __slots__ = ()
@@ -51,12 +60,43 @@ class Handle(Remote):
     def __eq__(self, other: object) -> bool:
         if other is self or other is None:
             return other is self
-        raise self._link.fail("only the program could say what its object equals")
+        raise self._link.cannot("equals")
 
     __hash__ = object.__hash__
 
-    def __bool__(self) -> bool:
-        raise self._link.fail("only the program could say whether its object is true")
+    def __getattr__(self, name: str) -> Any:
+        if name in PROTOCOLS:
+            return self._link.ask("attribute", self, name)
+        raise self._link.cannot(f"has as {name}")
+
+    @property
+    def __class__(self) -> Any:  # `isinstance` looks here, after the real type
+        raise self._link.cannot("is an instance of")
+
+    def __len__(self) -> int:  # `list` asks for it, and goes on without
+        raise Undecided("only the program could say how long its object is")
+
+    def __enter__(self) -> Any:
+        return self._link.ask("attribute", self, "__enter__")()
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> Any:
+        return self._link.ask("attribute", self, "__exit__")(None, error, None)
+
+
+def _refused(name: str) -> Any:
+    def method(self: Handle, *operands: Any) -> Any:
+        raise self._link.cannot(f"answers to {name}")
+
+    return method
+
+
+for _name in (
+    *("bool", "contains", "getitem", "setitem", "delitem", "int", "float", "complex", "index", "str", "repr"),
+    *("format", "lt", "le", "gt", "ge", "neg", "pos", "abs", "invert", "round", "reversed", "await", "aiter", "anext"),
+    *(side + name for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow") for side in ("", "r")),
+    *(side + name for name in ("matmul", "and", "or", "xor", "divmod", "lshift", "rshift") for side in ("", "r")),
+):
+    setattr(Handle, f"__{_name}__", _refused(f"__{_name}__"))
 
 
 class Link:
@@ -64,7 +104,9 @@ class Link:
     its operands; the operations `value` and `raised` are answers.
 
     judges: whether this is the judge's end. gone: why the other process answers no more, else "". failed: why the
-    current test fails, whatever it catches, else "".
+    current test fails, whatever it catches, else "". unjudged: why nobody can say whether it passes, else "".
+    answers: how many results the program has given to the current test. reduced: whether one was a subclass's
+    instance, of which the attributes are lost.
     """
 
     def __init__(self, pipes: Sequence[int], judges: bool) -> None:
@@ -73,12 +115,28 @@ class Link:
             "call": lambda target, args, kwargs: target(*args, **kwargs),
             "iterate": iter,
             "next": _next,
+            "attribute": _attribute,
         }
-        self.gone = self.failed = ""
+        self.gone = ""
+        self.begin()
         self._objects: list[Any] = []  # what the other process knows by number
         self._numbers: dict[int, int] = {}
         self._remotes: dict[int, Remote] = {}
         self._lock = _thread.RLock()  # both sides may have threads
+
+    def begin(self) -> None:
+        """A new test begins."""
+        self.failed = self.unjudged = ""
+        self.answers, self.reduced = 0, False
+
+    def cannot(self, what: str) -> Abandoned:
+        """Leaves the current test without a verdict. Returns what to raise."""
+        return self.leave(f"only the program could say what its object {what}")
+
+    def leave(self, reason: str) -> Abandoned:
+        """Like `cannot`, for any reason."""
+        self.unjudged = self.unjudged or reason
+        return Abandoned(reason)
 
     def ask(self, *request: Any) -> Any:
         """The result of an operation in the other process. Raises the exception that it raised there.
@@ -94,6 +152,7 @@ class Link:
                 if kind in ("value", "raised") and len(operands) == 1:
                     break
                 self.answer(kind, operands)
+        self.answers += 1
         if kind == "value":
             return operands[0]
         error = operands[0]
@@ -151,10 +210,10 @@ class Link:
 
     def _refer(self, value: Any) -> tuple[str, Any]:
         """Kind and content of what is not plain data."""
-        if isinstance(value, BaseException):
-            return "error", taken_apart(value)
         if isinstance(value, Remote):
             return "yours", value._number
+        if isinstance(value, BaseException):
+            return "error", taken_apart(value)
         if id(value) not in self._numbers:  # an object has one number only
             self._numbers[id(value)] = len(self._objects)
             self._objects.append(value)
@@ -162,6 +221,9 @@ class Link:
 
     def _resolve(self, kind: str, content: Any) -> Any:
         """The object of a kind and content."""
+        if kind == "base":
+            self.reduced = True
+            return content
         if kind == "error":
             return rebuilt(*content)
         if kind == "yours":
@@ -175,6 +237,12 @@ def _next(iterator: Any) -> tuple[Any, ...]:
     for item in iterator:
         return (item,)
     return ()
+
+
+def _attribute(value: Any, name: str) -> Any:
+    if name not in PROTOCOLS and name not in ("__enter__", "__exit__"):
+        raise AttributeError(name)
+    return getattr(value, name)
 
 
 def taken_apart(error: BaseException) -> tuple[str, Any]:

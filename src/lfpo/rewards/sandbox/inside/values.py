@@ -145,7 +145,7 @@ def _built(value: Any, resolve: Resolve | None, done: dict[int, tuple[Any, Any]]
 def _made(kind: str, content: Any, resolve: Resolve | None) -> Any:
     """What a record stands for."""
     if kind == "base":
-        return content
+        return content if resolve is None else resolve(kind, content)
     if kind in ("numpy.ndarray", "numpy.generic"):
         dtype, shape, data = content
         if named("numpy.dtype")(str(dtype)).kind not in _ARRAY_KINDS:
@@ -171,6 +171,8 @@ def _to_plain(value: Any) -> tuple[str, Any] | None:
     Arrays of objects, and subclasses of arrays such as matrix, are not plain data.
     """
     kind = type(value)
+    if kind.__module__ == __name__.replace("values", "link"):  # a handle, which answers no `isinstance`
+        return None
     name = f"{kind.__module__}.{kind.__qualname__}"
     if kind.__module__ == "numpy":
         numpy = sys.modules["numpy"]
