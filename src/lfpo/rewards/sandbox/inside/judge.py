@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 TOGETHER = "__test__"
 """Name of the module that holds program and tests, as in BigCodeBench's own runner."""
 _PLAIN = {int, float, str, bool, list, dict, tuple, set, type(None)}
-_RUNS = {"pickle.find_class", "marshal.loads", "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork"}
+_RUNS = {"pickle.find_class", "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork"}
 _ARRAYS = {"numpy", "pandas", "_pytest", "scipy"}
 
 
@@ -144,6 +144,18 @@ def _judge(job: dict[str, Any], report: Callable[..., None], pipes: list[int]) -
     return report("d")
 
 
+def _is_harmless(frame: Any) -> bool:
+    """Whether a module is being imported, or `ast.literal_eval` parses."""
+    while frame:
+        path, name = frame.f_code.co_filename, frame.f_code.co_name
+        if path.startswith("<frozen importlib") or (
+            name == "literal_eval" and path == getattr(sys.modules.get("ast"), "__file__", "")
+        ):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _refuse_text(link: Any, event: str, arguments: Any) -> None:
     """Leave a test without a verdict before it runs a text, unpickles, or starts a process, once the program has answered:
     the text may be the program's. Imports of modules, and `ast.literal_eval`, which runs nothing, are allowed."""
@@ -157,10 +169,7 @@ def _refuse_text(link: Any, event: str, arguments: Any) -> None:
         if event in _RUNS:
             raise link.leave(f"the test may run what the program returned ({event})")
         return
-    caller = sys._getframe(2)
-    while caller and caller.f_code.co_name == "parse" and caller.f_code.co_filename.endswith("ast.py"):
-        caller = caller.f_back  # type: ignore[assignment]
-    if source.startswith("<") and not source.startswith("<frozen") and caller.f_code.co_name != "literal_eval":
+    if source.startswith("<") and not source.startswith("<frozen") and not _is_harmless(sys._getframe(2)):
         raise link.leave(f"the test may run a text that the program returned ({event})")
 
 
