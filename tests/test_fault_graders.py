@@ -1,4 +1,5 @@
-"""Faults of the graders of mathematics, by kind: exact comparison of exact values, relative of others, and one spelling for
+"""Faults of the graders of mathematics, by kind: exact comparison of exact values, relative of others, and one
+spelling for
 answer and reference."""
 
 import pytest

@@ -212,7 +212,8 @@ def _computed(text: str) -> Fraction | None:
 
 
 def ungrouped(text: str) -> str:
-    """The text without the commas that group thousands and with `1e9` as a power: math-verify would read lists and e."""
+    """The text without the commas that group thousands and with `1e9` as a power: math-verify would read lists and
+    e."""
     text = _THOUSANDS.sub(lambda found: found[0].replace(",", ""), text)
     return re.sub(r"(?<=\d)e([-+]?\d{1,3})(?!\d)", r"\\cdot 10^{\1}", text)
 
@@ -261,7 +262,8 @@ def verified(gold: str, answer: str, decimals: int | None) -> bool:
 
 
 def same_value(a: Any, b: Any, *_: int) -> bool:
-    """Whether two expressions or matrices of sympy are one value: to twelve significant digits if one is a decimal, else
+    """Whether two expressions or matrices of sympy are one value: to twelve significant digits if one is a decimal,
+    else
     to 40, where no algebra decides."""
     import sympy  # type: ignore[import-untyped]
 

@@ -41,7 +41,8 @@ _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from inside.start import m
 class Limits:
     """Resource limits of one job. Sizes are in bytes. Raises ValueError unless all are positive.
 
-    seconds: wall time of the whole job. cpu_seconds: CPU time of one process. memory: address space of one process, and memory
+    seconds: wall time of the whole job. cpu_seconds: CPU time of one process. memory: address space of one process,
+    and memory
     of the program with its children.
     disk: all files in /tmp, and as much in /dev/shm. files: number of files and folders in each of them. file_size: one
     file. processes: at any one time. open_files: of one process.

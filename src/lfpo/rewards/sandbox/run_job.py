@@ -220,7 +220,8 @@ def _messages(
     fd: int, deadline: float, nonce: bytes, watched: list[tuple[str, int]], limits: Limits
 ) -> Iterator[tuple[str, str]]:
     """Letter and text of the reports (judge.serve), until the last, the judge's end (""), the deadline ("late"), a full
-    folder of those watched ("full"), too much memory ("memory"), or a report without the nonce of a job that runs in one process ("forged")."""
+    folder of those watched ("full"), too much memory ("memory"), or a report without the nonce of a job that runs in
+    one process ("forged")."""
     poll, data, look = select.poll(), b"", time.monotonic() + _INTERVAL
     poll.register(fd, select.POLLIN)
     while (now := time.monotonic()) < deadline:

@@ -30,7 +30,8 @@ def serve(inbox: int, outbox: int, settings: dict[str, Any]) -> None:
     """Judge one job, marshalled by the host (run_job.encode_job), and report each test as it ends, so that a later hang
     does not lose earlier passes.
 
-    A report is a letter and a text: + passed, - failed, ? not judged, u the program does not load, d done. With `together` a nonce is
+    A report is a letter and a text: + passed, - failed, ? not judged, u the program does not load, d done. With
+    `together` a nonce is
     before each report, so that output by accident is not one; nothing defends such a verdict from a cheat.
     """
     data = values.receive(inbox)
@@ -157,7 +158,8 @@ def _is_harmless(frame: Any) -> bool:
 
 
 def _refuse_text(link: Any, event: str, arguments: Any) -> None:
-    """Leave a test without a verdict before it runs a text, unpickles, or starts a process, once the program has answered:
+    """Leave a test without a verdict before it runs a text, unpickles, or starts a process, once the program has
+    answered:
     the text may be the program's. Imports of modules, and `ast.literal_eval`, which runs nothing, are allowed."""
     if not link.answers:
         return
