@@ -140,6 +140,8 @@ def _judge(job: dict[str, Any], report: Callable[..., None], pipes: list[int]) -
         found = problem or _execute(code, module)
         if found.startswith("Undecided") or (found.startswith("AttributeError") and link.reduced):
             link.leave(f"only the program could answer: {found}")
+        if "'Remote'" in found:  # the program needed more of an argument than a stand-in can do
+            link.leave(f"the program got a stand-in for an argument: {found}")
         found = link.gone or link.failed or found
         report("?" if link.unjudged and not link.gone else "-" if found else "+", link.unjudged or found)
     return report("d")
