@@ -101,6 +101,56 @@ def test_what_only_the_program_could_decide_is_not_judged(sandbox, name):
     assert rewards == [None]
 
 
+EVADE = {  # name: (program, reference solution, test)
+    "object": ("def f(x):\n    return object()", "def f(x):\n    return x", "assert f(3) == 3"),
+    "text": ("def f(x):\n    raise TypeError(\"'Remote'\")", "def f(x):\n    return x", "assert f(3) == 3"),
+    "text with a stand-in": (
+        "def f(x):\n    raise AttributeError(\"'Remote' object\")",
+        "def f(x):\n    return 3",
+        "class C: pass\nassert f(C()) == 3",
+    ),
+    "class's name": (
+        "class Undecided(TypeError): pass\ndef f(x):\n    raise Undecided('only the program')",
+        "def f(x):\n    return x",
+        "assert f(3) == 3",
+    ),
+    "attribute of a subclass": (
+        "class I(int): pass\ndef f(x):\n    return I(x)",
+        "def f(x):\n    return 1j",
+        "assert f(3).conjugate().imag == -1 and f(3).nothing",
+    ),
+    "error after a subclass": (
+        "class I(int): pass\ndef f(x):\n    if x: return I(x)\n    raise AttributeError('x')",
+        "def f(x):\n    return x",
+        "assert f(3) == 3\nassert f(0) == 0",
+    ),
+    "pickle": ("import re\ndef f(x):\n    return re.compile('a')", "def f(x):\n    return x", "assert f(3) + 1 == 4"),
+}
+
+
+@pytest.mark.parametrize("name", EVADE)
+def test_a_program_cannot_avoid_a_zero_where_the_row_has_a_solution(sandbox, name):
+    program, solution, test = EVADE[name]
+    for check in (True, False):
+        grader = Grader(sandbox, check_solutions=check)
+        columns = {"test_list": [[test]], "entry_point": ["f"], "solution": [solution]}
+        assert grader.pass_rate([""], [program], **columns) == [0]
+
+
+@pytest.mark.parametrize("name", ["text", "class's name", "error after a subclass"])
+def test_what_a_program_raises_is_its_own_failure_without_a_solution_too(sandbox, name):
+    program, _, test = EVADE[name]
+    assert Grader(sandbox).pass_rate([""], [program], test_list=[[test]], entry_point=["f"]) == [0]
+
+
+def test_an_argument_that_a_stand_in_cannot_replace_is_not_judged_without_a_solution(sandbox):
+    test = "class C:\n    x = 3\nassert f(C()) == 3"
+    verdict = sandbox.judge(Job("def f(c):\n    return c.x", entry_point="f", tests=[test]))
+    assert verdict.undecided == (0,) and "stand-in for an argument" in verdict.needs
+    wrong = sandbox.judge(Job("def f(c):\n    return 4", entry_point="f", tests=[test]))
+    assert not wrong.needs and wrong.tests == (False,)
+
+
 @pytest.mark.parametrize("name", RUNS_TEXT)
 def test_a_text_of_the_program_is_not_run(sandbox, name):
     program = "def f():\n    return 'a == 1'\n"

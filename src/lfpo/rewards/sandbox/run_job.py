@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lfpo.base.errors import UserError
 from lfpo.rewards.attempt import RewardFailed
@@ -84,7 +84,8 @@ class Verdict:
     """passed: whether every test passed. reason: the first failure, "" if passed. seconds: wall time of the job.
 
     tests: for each test or test method in order, whether it passed. needs: what is missing to judge the job, or "". A
-    job with needs was not run, or has a test that only the program could decide. late: the time limit ended it.
+    job with needs was not run, or is undecided. undecided: numbers of the tests that only the program could decide.
+    late: the time limit ended it.
     """
 
     passed: bool
@@ -93,11 +94,18 @@ class Verdict:
     tests: tuple[bool, ...]
     needs: str = ""
     late: bool = False
+    undecided: tuple[int, ...] = ()
 
     @property
     def pass_rate(self) -> float:
         """The share of the tests that passed."""
         return sum(self.tests) / len(self.tests) if self.tests else 0.0
+
+
+def decided(verdict: Verdict) -> Verdict:
+    """The verdict where the row has a reference solution that could be judged: a program that returns what only it could
+    compare then fails by its own choice."""
+    return replace(verdict, needs="", undecided=()) if verdict.undecided else verdict
 
 
 def failed(job: Job, reason: str, needs: str = "") -> Verdict:
@@ -254,7 +262,8 @@ def _messages(
 def _verdict(messages: list[tuple[str, str]], expected: int, limits: Limits, begin: float) -> Verdict:
     """The verdict from the messages. expected: how many tests must report."""
     tests = [(kind == "+", text) for kind, text in messages if kind in {"+", "-", "?"}]
-    unjudged = next((text for kind, text in messages if kind == "?"), "")
+    undecided = tuple(number for number, (kind, _) in enumerate(messages) if kind == "?")
+    unjudged = messages[undecided[0]][1] if undecided else ""
     passes = [passed for passed, _ in tests] + [False] * (expected - len(tests))
     reasons = [f"test {number}: {text}" for number, (passed, text) in enumerate(tests) if not passed]
     last, text = messages[-1] if messages else ("", "")
@@ -270,4 +279,4 @@ def _verdict(messages: list[tuple[str, str]], expected: int, limits: Limits, beg
         reasons.append(ends.get(last, "the judging process died"))
     needs = f"plain values instead of objects of the program, or together=True: {unjudged}" if unjudged else ""
     seconds = time.monotonic() - begin
-    return Verdict(not reasons, "".join(reasons[:1]), seconds, tuple(passes), needs, late=last == "late")
+    return Verdict(not reasons, "".join(reasons[:1]), seconds, tuple(passes), needs, last == "late", undecided)

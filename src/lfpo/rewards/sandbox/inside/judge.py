@@ -58,11 +58,17 @@ def describe(error: BaseException) -> str:
 
 def _execute(code: types.CodeType, module: types.ModuleType) -> str:
     """Run code of the suite. Why it failed, or ""."""
+    error = _error_of(code, module)
+    return "" if error is None else describe(error) or "failed"
+
+
+def _error_of(code: types.CodeType, module: types.ModuleType) -> BaseException | None:
+    """Run code of the suite. The failed assertion, or whatever else ended it."""
     try:
         exec(code, vars(module))
-    except BaseException as error:  # a failed assertion, or what the program raised
-        return describe(error) or "failed"
-    return ""
+    except BaseException as error:
+        return error
+    return None
 
 
 def _judge_together(job: dict[str, Any], report: Callable[..., None]) -> None:
@@ -137,13 +143,11 @@ def _judge(job: dict[str, Any], report: Callable[..., None], pipes: list[int]) -
     sys.addaudithook(lambda event, arguments: _refuse_text(link, event, arguments))
     for code in job["tests"]:
         link.begin()
-        found = problem or _execute(code, module)
-        if found.startswith("Undecided") or (found.startswith("AttributeError") and link.reduced):
-            link.leave(f"only the program could answer: {found}")
-        if "'Remote'" in found:  # the program needed more of an argument than a stand-in can do
-            link.leave(f"the program got a stand-in for an argument: {found}")
-        found = link.gone or link.failed or found
-        report("?" if link.unjudged and not link.gone else "-" if found else "+", link.unjudged or found)
+        error = None if problem else _error_of(code, module)
+        if error is not None:
+            link.blame(error)
+        text = link.gone or link.failed or problem or ("" if error is None else describe(error) or "failed")
+        report("?" if link.unjudged and not link.gone else "-" if text else "+", link.unjudged or text)
     return report("d")
 
 

@@ -12,7 +12,7 @@ import sys
 import types
 
 from . import values
-from .values import Abandoned
+from .values import Abandoned, Undecided
 
 TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ PROTOCOLS = {"send", "throw", "cache_info", "cache_clear", "cache_parameters", "
 """Attributes of generators and functions. No plain value has a method of such a name."""
 
 
-class Undecided(TypeError):
-    """A failure that leaves the current test without a verdict if the test does not catch it."""
+_CALLED = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+"""What a Remote does all of."""
 
 
 class Remote:
@@ -105,8 +105,9 @@ class Link:
 
     judges: whether this is the judge's end. gone: why the other process answers no more, else "". failed: why the
     current test fails, whatever it catches, else "". unjudged: why nobody can say whether it passes, else "".
-    answers: how many results the program has given to the current test. reduced: whether one was a subclass's
-    instance, of which the attributes are lost.
+    answers: how many results the program has given to the current test. reduced: those results, and parts of them,
+    that have lost attributes of their class. raised: exceptions of the program. stand_ins: whether the program got an
+    argument that can do less than the object it stands for.
     """
 
     def __init__(self, pipes: Sequence[int], judges: bool) -> None:
@@ -127,11 +128,24 @@ class Link:
     def begin(self) -> None:
         """A new test begins."""
         self.failed = self.unjudged = ""
-        self.answers, self.reduced = 0, False
+        self.answers, self.stand_ins = 0, False
+        self.reduced: list[Any] = []
+        self.raised: list[BaseException] = []
 
     def cannot(self, what: str) -> Abandoned:
         """Leaves the current test without a verdict. Returns what to raise."""
         return self.leave(f"only the program could say what its object {what}")
+
+    def blame(self, error: BaseException) -> None:
+        """Leave the current test without a verdict if a stand-in is the reason of the error that ended it. What counts
+        is where the error was raised; its text is the program's."""
+        if any(error is other for other in self.raised):
+            if self.stand_ins and isinstance(error, AttributeError | TypeError):
+                self.leave(f"the program got a stand-in for an argument: {error}")
+        elif isinstance(error, Undecided):
+            self.leave(f"only the program could answer: {error}")
+        elif isinstance(error, AttributeError) and any(error.obj is part for part in self.reduced):
+            self.leave(f"only the program could answer: {error}")
 
     def leave(self, reason: str) -> Abandoned:
         """Like `cannot`, for any reason."""
@@ -161,6 +175,7 @@ class Link:
         ends = not isinstance(error, Exception | SystemExit) or isinstance(error, StopIteration | StopAsyncIteration)
         if ends and self._judges:
             raise self.fail(f"the program raised {type(error).__name__}: {error}"[:300])
+        self.raised.append(error)
         raise error
 
     def fail(self, reason: str) -> Abandoned:
@@ -214,6 +229,8 @@ class Link:
             return "yours", value._number
         if isinstance(value, BaseException):
             return "error", taken_apart(value)
+        if self._judges and not isinstance(value, _CALLED) and not hasattr(type(value), "__next__"):
+            self.stand_ins = True
         if id(value) not in self._numbers:  # an object has one number only
             self._numbers[id(value)] = len(self._objects)
             self._objects.append(value)
@@ -222,7 +239,7 @@ class Link:
     def _resolve(self, kind: str, content: Any) -> Any:
         """The object of a kind and content."""
         if kind == "base":
-            self.reduced = True
+            self.reduced.append(content)
             return content
         if kind == "error":
             return rebuilt(*content)

@@ -49,6 +49,11 @@ class NotAValue(TypeError):
     """The object, or something in it, cannot be sent."""
 
 
+class Undecided(TypeError):
+    """A failure that leaves the current test without a verdict if the test does not catch it. Only the judge makes it:
+    exceptions of the program are of built-in classes."""
+
+
 class Abandoned(BaseException):
     """No result that tests may use. A BaseException, so that `except Exception` of a test does not catch it."""
 
