@@ -516,8 +516,8 @@ def value_problems(rung: str, cheats: bool = True) -> list[str]:
 
 
 def problems(expected: Sequence[tuple[str, int]], verdict: Verdict) -> list[str]:
-    """Tests of a shared job, as name and whether it must pass, that ended differently. Only attacks in UNDECIDED may have
-    a result that only the program could compare."""
+    """Tests of a shared job, as name and whether it must pass, that ended differently. Only attacks in UNDECIDED may
+    have a result that only the program could compare."""
     undecided = {expected[number] for number in verdict.undecided}
     if len(verdict.tests) != len(expected) or undecided - {(name, 0) for name in UNDECIDED}:
         return [f"{expected[0][0]} and others, undecided {sorted(undecided)}: {verdict.reason}"]

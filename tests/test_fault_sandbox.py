@@ -37,31 +37,147 @@ JUDGED = {  # name: (program, test)
     "complex": ("def f():\n    return 1 + 2j", "assert f() == 1 + 2j"),
     "bytes": ("def f():\n    return b'ab'", "assert f() == b'ab'"),
 }
+RNG = "import random\nr = random.Random(3)\nsame = random.Random(3)\n"
+DATES = "from datetime import datetime\nfrom zoneinfo import ZoneInfo\n"
+FRAME = (
+    "import pandas as pd\ndef f():\n    return pd.DataFrame({'a': [1, 1, 2], 'b': ['x', 'y', 'z']}, index=[3, 4, 5])"
+)
+VALUES = {  # name: (program, test, a wrong program)
+    "match": (
+        "import re\ndef f(t):\n    return re.search('(?P<x>a+)(b)?', t)",
+        (
+            "import re\nm = f('caac')\n"
+            "assert m and m.group() == 'aa' and m.groups() == ('aa', None) and m.span() == (1, 3)\n"
+            "assert m.start() == 1 and m.end('x') == 3 and m['x'] == m[1] == 'aa' and m.groupdict() == {'x': 'aa'}\n"
+            "assert isinstance(m, re.Match) and m.lastgroup == 'x'"
+        ),
+        "import re\ndef f(t):\n    return re.search('a', t)",
+    ),
+    "zone": (
+        DATES + "def f():\n    return datetime(2024, 7, 1, 12, tzinfo=ZoneInfo('UTC'))",
+        DATES + "d = f()\nassert d == datetime(2024, 7, 1, 12, tzinfo=ZoneInfo('UTC')) and d.tzinfo.key == 'UTC'",
+        DATES + "def f():\n    return datetime(2024, 7, 1, 11, tzinfo=ZoneInfo('UTC'))",
+    ),
+    "random generator": (
+        "def f(r):\n    return [r.random(), r.randint(1, 9)]",
+        RNG + "assert f(r) == [same.random(), same.randint(1, 9)]\nassert f(r) == [same.random(), same.randint(1, 9)]",
+        "def f(r):\n    r.seed(3)\n    return [r.random(), r.randint(1, 9)]",
+    ),
+    "random result": (
+        "import random\ndef f():\n    return random.Random(3)",
+        RNG + "assert f().random() == same.random()",
+        "import random\ndef f():\n    return random.Random(4)",
+    ),
+    "numpy generator": (
+        "def f(r):\n    return r.integers(9, size=3)",
+        (
+            "import numpy as np\n"
+            "assert (f(np.random.default_rng(1)) == np.random.default_rng(1).integers(9, size=3)).all()"
+        ),
+        "def f(r):\n    return r.integers(9, size=3) + 1",
+    ),
+    "numpy state": (
+        "def f(r):\n    return r.rand()",
+        "import numpy as np\nassert f(np.random.RandomState(1)) == np.random.RandomState(1).rand()",
+        "def f(r):\n    return 1",
+    ),
+    "namedtuple": (
+        "from collections import namedtuple\nP = namedtuple('P', 'x y')\ndef f():\n    return P(3, 4)",
+        (
+            "p = f()\nassert p.x == 3 and p == (3, 4) and p._asdict() == {'x': 3, 'y': 4} and p._replace(x=1) == (1, 4)\n"
+            "assert repr(p) == 'P(x=3, y=4)'"
+        ),
+        "from collections import namedtuple\nP = namedtuple('P', 'y x')\ndef f():\n    return P(3, 4)",
+    ),
+    "typed namedtuple": (
+        "from typing import NamedTuple\nclass P(NamedTuple):\n    x: int\ndef f():\n    return [P(3)]",
+        "assert f()[0].x == 3",
+        "def f():\n    return [(3,)]",
+    ),
+    "dataclass": (
+        (
+            "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\n    y: list\ndef f():\n"
+            "    return P(3, [4])"
+        ),
+        "p = f()\nassert p.x == 3 and p.y == [4] and p == f()",
+        (
+            "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\n    y: list\ndef f():\n"
+            "    return P(4, [4])"
+        ),
+    ),
+    "dataclass passed back": (
+        (
+            "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\ndef f(p=None):\n"
+            "    return p.x if p else P(3)"
+        ),
+        "assert f(f()) == 3",
+        "def f(p=None):\n    return 4",
+    ),
+    "nested dataclass": (
+        (
+            "from dataclasses import dataclass\n@dataclass\nclass N:\n    v: int\n    next: object = None\n"
+            "def f(n):\n    head = None\n    for i in range(n):\n        head = N(i, head)\n    return head"
+        ),
+        "n = f(200)\nfor i in range(199, -1, -1):\n    assert n.v == i\n    n = n.next",
+        "def f(n):\n    return None",
+    ),
+    "enum": (
+        "import enum\nclass E(enum.Enum):\n    A = 1\ndef f():\n    return E.A",
+        "assert f().name == 'A' and f().value == 1",
+        "import enum\nclass E(enum.Enum):\n    A = 2\ndef f():\n    return E.A",
+    ),
+    "integer enum": (
+        "import enum\nclass E(enum.IntEnum):\n    A = 1\ndef f():\n    return E.A",
+        "assert f() == 1 and f().name == 'A' and f() + 1 == 2",
+        "def f():\n    return 1",
+    ),
+    "frame": (
+        FRAME,
+        (
+            "import pandas as pd\nd = f()\n"
+            "assert d.groupby('a').size()[1] == 2 and d['a'].sum() == 4 and d.loc[5, 'b'] == 'z'\n"
+            "pd.testing.assert_frame_equal(d, pd.DataFrame({'a': [1, 1, 2], 'b': list('xyz')}, index=[3, 4, 5]))\n"
+            "assert isinstance(d, pd.DataFrame) and d.shape == (3, 2) and list(d.columns) == ['a', 'b']"
+        ),
+        FRAME.replace("[3, 4, 5]", "[3, 4, 6]"),
+    ),
+    "series": (
+        (
+            "import pandas as pd\ndef f():\n"
+            "    return pd.Series([1.5, None], index=pd.date_range('2024-01-01', periods=2), name='s')"
+        ),
+        (
+            "import pandas as pd\ns = f()\n"
+            "assert s.name == 's' and s.isna().sum() == 1 and s.index[1] == pd.Timestamp('2024-01-02')\n"
+            "pd.testing.assert_series_equal(s, pd.Series([1.5, None], pd.date_range('2024-01-01', periods=2), name='s'))"
+        ),
+        (
+            "import pandas as pd\ndef f():\n"
+            "    return pd.Series([1.5, 2], index=pd.date_range('2024-01-01', periods=2), name='s')"
+        ),
+    ),
+    "grouped series": (
+        (
+            "import pandas as pd\ndef f():\n"
+            "    return pd.DataFrame({'a': [1], 'b': [2], 'c': [3]}).groupby(['a', 'b']).sum()"
+        ),
+        "assert f().loc[(1, 2), 'c'] == 3",
+        (
+            "import pandas as pd\ndef f():\n"
+            "    return pd.DataFrame({'a': [1], 'b': [2], 'c': [4]}).groupby(['a', 'b']).sum()"
+        ),
+    ),
+}
 WRONG = {  # name: (program, test); the program's own fault
     "send": ("def f():\n    while True:\n        yield 0", "g = f()\nnext(g)\nassert g.send(3) == 3"),
     "number": ("def f():\n    return 1", "assert f() == 2"),
     "list": ("def f():\n    return [1]", "assert f().upper() == 'A'"),
 }
 UNDECIDED = {
-    "match": ("import re\ndef f(t):\n    return re.match('a+', t)", "assert f('aab').group() == 'aa'"),
-    "frame": ("import pandas as pd\ndef f():\n    return pd.DataFrame({'a': [1]})", "assert f()['a'][0] == 1"),
-    "groupby": (
-        "import pandas as pd\ndef f():\n    return pd.DataFrame({'a': [1]})",
-        "assert f().groupby('a').size()[1] == 1",
-    ),
     "class": ("class P:\n    x = 3\ndef f():\n    return P()", "assert f().x == 3"),
     "instance": ("import re\ndef f():\n    return re.compile('a')", "import re\nassert isinstance(f(), re.Pattern)"),
     "length": ("class P:\n    def __len__(self): return 3\ndef f():\n    return P()", "assert len(f()) == 3"),
     "sum": ("class P:\n    def __add__(self, o): return 3\ndef f():\n    return P()", "assert f() + 1 == 3"),
-    "namedtuple": (
-        "from collections import namedtuple\nP = namedtuple('P', 'x')\ndef f():\n    return P(3)",
-        "assert f().x == 3",
-    ),
-    "enum": (
-        "import enum\nclass E(enum.IntEnum):\n    A = 1\ndef f():\n    return E.A",
-        "assert f().name == 'A'",
-    ),
-    "zone": ("import zoneinfo\ndef f():\n    return zoneinfo.ZoneInfo('UTC')", "assert f().key == 'UTC'"),
     "caught": (
         "class P: pass\ndef f():\n    return P()",
         "try:\n    f().x\nexcept BaseException:\n    pass",
@@ -83,6 +199,15 @@ def test_protocols_of_a_result_are_judged(sandbox, name):
     program, test = JUDGED[name]
     verdict = sandbox.judge(Job(program, entry_point="f", tests=[test]))
     assert verdict.passed, verdict
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_objects_of_libraries_and_plain_classes_are_values(sandbox, name):
+    program, test, wrong = VALUES[name]
+    right = sandbox.judge(Job(program, entry_point="f", tests=[test]))
+    assert right.passed, right
+    row = {"test_list": [[test]], "entry_point": ["f"], "solution": [program]}
+    assert Grader(sandbox).pass_rate([""], [wrong], **row) == [0]
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -103,8 +103,8 @@ class Verdict:
 
 
 def decided(verdict: Verdict) -> Verdict:
-    """The verdict where the row has a reference solution that could be judged: a program that returns what only it could
-    compare then fails by its own choice."""
+    """The verdict where the row has a reference solution that could be judged: a program that returns what only it
+    could compare then fails by its own choice."""
     return replace(verdict, needs="", undecided=()) if verdict.undecided else verdict
 
 

@@ -11,7 +11,7 @@ import builtins
 import sys
 import types
 
-from . import values
+from . import objects, values
 from .values import Abandoned, Undecided
 
 TYPE_CHECKING = False  # importing typing would double the start-up time
@@ -83,20 +83,7 @@ class Handle(Remote):
         return self._link.ask("attribute", self, "__exit__")(None, error, None)
 
 
-def _refused(name: str) -> Any:
-    def method(self: Handle, *operands: Any) -> Any:
-        raise self._link.cannot(f"answers to {name}")
-
-    return method
-
-
-for _name in (
-    *("bool", "contains", "getitem", "setitem", "delitem", "int", "float", "complex", "index", "str", "repr"),
-    *("format", "lt", "le", "gt", "ge", "neg", "pos", "abs", "invert", "round", "reversed", "await", "aiter", "anext"),
-    *(side + name for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow") for side in ("", "r")),
-    *(side + name for name in ("matmul", "and", "or", "xor", "divmod", "lshift", "rshift") for side in ("", "r")),
-):
-    setattr(Handle, f"__{_name}__", _refused(f"__{_name}__"))
+objects.refuse(Handle, lambda handle: handle._link.cannot)
 
 
 class Link:
@@ -123,6 +110,8 @@ class Link:
         self._objects: list[Any] = []  # what the other process knows by number
         self._numbers: dict[int, int] = {}
         self._remotes: dict[int, Remote] = {}
+        self._generators: dict[int, tuple[bytes, Any]] = {}
+        self._objects_travel = True
         self._lock = _thread.RLock()  # both sides may have threads
 
     def begin(self) -> None:
@@ -142,9 +131,9 @@ class Link:
         if any(error is other for other in self.raised):
             if self.stand_ins and isinstance(error, AttributeError | TypeError):
                 self.leave(f"the program got a stand-in for an argument: {error}")
-        elif isinstance(error, Undecided):
-            self.leave(f"only the program could answer: {error}")
-        elif isinstance(error, AttributeError) and any(error.obj is part for part in self.reduced):
+        elif isinstance(error, Undecided) or (
+            isinstance(error, AttributeError) and any(error.obj is part for part in self.reduced)
+        ):
             self.leave(f"only the program could answer: {error}")
 
     def leave(self, reason: str) -> Abandoned:
@@ -202,13 +191,24 @@ class Link:
         limit = sys.getrecursionlimit()  # the program's own
         sys.setrecursionlimit(max(limit, 20_000))  # for what is nested deeply
         try:
-            data = values.encode(message, self._refer)
+            data = self._encoded(message)
         finally:
             sys.setrecursionlimit(limit)
         try:
             values.send(self.outbox, data)
         except BrokenPipeError:
             raise self._lost("ended before it answered") from None
+
+    def _encoded(self, message: Any) -> bytes:
+        """Objects that contain each other stay on their side."""
+        try:
+            return values.encode(message, self._refer)
+        except values.NotAValue:
+            self._objects_travel = False
+            try:
+                return values.encode(message, self._refer)
+            finally:
+                self._objects_travel = True
 
     def receive(self) -> tuple[Any, ...]:
         """The next message."""
@@ -225,16 +225,33 @@ class Link:
 
     def _refer(self, value: Any) -> tuple[str, Any]:
         """Kind and content of what is not plain data."""
-        if isinstance(value, Remote):
+        if type(value) is objects.Instance or isinstance(value, Remote):
             return "yours", value._number
         if isinstance(value, BaseException):
             return "error", taken_apart(value)
+        plain = objects.taken_apart(value, self._number) if self._objects_travel else None
+        if plain := plain or values.base_of(value):
+            return plain
+        number = self._number(value)
+        if state := objects.state_of(value):
+            return "random", (number, *state)
         if self._judges and not isinstance(value, _CALLED) and not hasattr(type(value), "__next__"):
             self.stand_ins = True
-        if id(value) not in self._numbers:  # an object has one number only
+        return "mine", number
+
+    def _number(self, value: Any) -> int:
+        """The number of an object, always the same."""
+        if id(value) not in self._numbers:
             self._numbers[id(value)] = len(self._objects)
             self._objects.append(value)
-        return "mine", self._numbers[id(value)]
+        return self._numbers[id(value)]
+
+    def _generator(self, number: int, kind: str, state: Any) -> Any:
+        """A random generator of the other process: the same as before if nothing was drawn from it there."""
+        data = values.encode(state)
+        if number not in self._generators or self._generators[number][0] != data:
+            self._generators[number] = data, objects.generator(kind, state)
+        return self._generators[number][1]
 
     def _resolve(self, kind: str, content: Any) -> Any:
         """The object of a kind and content."""
@@ -245,8 +262,13 @@ class Link:
             return rebuilt(*content)
         if kind == "yours":
             return self._objects[content]
-        if kind != "mine" or type(content) is not int:
-            raise ValueError(f"unknown kind {kind!r}")
+        if kind == "random":
+            return self._generator(*content)
+        if kind != "mine":
+            cannot = self.cannot if self._judges else AttributeError
+            return objects.made(kind, content, cannot, self.reduced)
+        if type(content) is not int:
+            raise ValueError("not a number of an object")
         return self._remotes.setdefault(content, (Handle if self._judges else Remote)(self, content))
 
 
@@ -289,7 +311,7 @@ def rebuilt(name: str, arguments: Any) -> BaseException:
 
 def serve(inbox: int, outbox: int, settings: dict[str, Any]) -> None:
     """In the program's process: load the program and answer requests until the judge closes the pipe."""
-    module = types.ModuleType("program")
+    module = types.ModuleType(objects.PROGRAM)
     link = Link((inbox, outbox), judges=False)
 
     def load(source: str) -> None:
