@@ -66,10 +66,8 @@ class LFPO(Objective):
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """With "raw" r is the reward itself; with deviation "mean" it is in units of the group's mean."""
-        if self.reward_transform == "raw":
-            return (0.0, 1.0)
-        return (0.0, math.inf) if self.deviation == "mean" else (-math.inf, math.inf)
+        """With "raw" r is the reward itself."""
+        return (0.0, 1.0) if self.reward_transform == "raw" else super().reward_range
 
     def __post_init__(self) -> None:
         super().__post_init__()
