@@ -3,7 +3,16 @@
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from lfpo.base.checks import Count, CountOrZero, NotNegative, Positive, Seconds, ShareBelowOne, check_ranges
+from lfpo.base.checks import (
+    Count,
+    CountOrUnset,
+    CountOrZero,
+    NotNegative,
+    Positive,
+    Seconds,
+    ShareBelowOne,
+    check_ranges,
+)
 from lfpo.base.config import check_types
 from lfpo.base.errors import nearest
 from lfpo.base.plugins import dotted
@@ -13,6 +22,7 @@ from lfpo.rollout.sampler import SamplerConfig
 from lfpo.runs.health import RULES
 from lfpo.runs.trackers import check as check_trackers
 from lfpo.train.export_config import check_repo
+from lfpo.train.length import UNSET, Length, run_length
 
 # transformers' names. All but adamw_torch are bitsandbytes'.
 Optim = Literal["adamw_torch", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"]
@@ -80,6 +90,7 @@ class TrainingConfig:
     adam_beta2: ShareBelowOne = 0.99
     max_grad_norm: NotNegative = 1.0
     update_tokens: Count = 8192
+    num_train_epochs: NotNegative = 0.0
     seed: int = 0
     threads: CountOrZero = 0
     save_steps: Count = 10
@@ -145,7 +156,8 @@ class LFPOConfig(TrainingConfig):
         such prompt is an error at start.
 
     max_steps: iterations of Algorithm 1 (sample, update, move theta_old). num_train_epochs: passes over the rows of a
-        data set, in place of max_steps (0: max_steps counts).
+        data set. As in transformers, max_steps counts where it is given (not -1), and else the epochs; with neither the
+        run has 40 iterations.
     prompts_per_iteration, num_generations: prompts an iteration, and rollouts a prompt (N).
     objective: {name: ..., knob: ...}; the knobs are that objective's own (see lfpo.objectives).
     sampler: how rollouts are denoised. eval_samplers: name -> sampler; each is evaluated on eval_size held-out prompts
@@ -218,8 +230,7 @@ class LFPOConfig(TrainingConfig):
     max_turns: CountOrZero = 0
     keep_going: bool = False
 
-    max_steps: Count = 40
-    num_train_epochs: NotNegative = 0.0
+    max_steps: CountOrUnset = UNSET
     prompts_per_iteration: Count = 16
     num_generations: Count = 8
     objective: dict[str, Any] = field(default_factory=lambda: {"name": "lfpo"})
@@ -317,6 +328,11 @@ class LFPOConfig(TrainingConfig):
             return bool(self.merge_lora)
         whole = not self.load_in_4bit and not self.rollout_compile and self.rollout_gather == "model"
         return device == "cuda" and whole
+
+    def length(self, rows: int) -> Length:
+        """The length of a run on so many distinct training rows, 0 for prompts that are made without end."""
+        batch, endless = self.prompts_per_iteration, f"task {self.task!r}"
+        return run_length(self.max_steps, self.num_train_epochs, rows=rows, batch=batch, default=40, endless=endless)
 
     def evaluates_after(self, step: int) -> bool:
         """Whether an evaluation is due after `step` iterations (0: before the first)."""

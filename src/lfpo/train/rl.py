@@ -31,13 +31,13 @@ from lfpo.train.export import make_repository, run_push
 from lfpo.train.export_config import PushConfig
 from lfpo.train.held_out import held_out
 from lfpo.train.inputs import environment_class
+from lfpo.train.length import described
 from lfpo.train.optim import build_adamw
 from lfpo.train.preflight import preflight
 from lfpo.train.queue import RolloutQueue
 from lfpo.train.records import rollout_records
 from lfpo.train.run import Trainer, run_trainer
 from lfpo.train.setup import (
-    by_epochs,
     check_ranks,
     load_policies,
     make_engine,
@@ -94,7 +94,8 @@ class LFPOTrainer(Trainer):
         make = environment_class(args.environment)
         self.environment = Environment(make, args.max_turns, args.reward_timeout) if make else None
         self.source = make_source(args, reward_funcs, train_dataset, eval_dataset)
-        self.args = args = by_epochs(args, self.source)
+        as_given, self.length = args, args.length(len(self.source.rows))
+        self.args = args = replace(args, max_steps=self.length.iterations)
         block_length = trained_block_length(model or args.model)
         self.sampler, self.eval_samplers = samplers(args, self.source.gen_length, self.objective, block_length)
         self.keep_steps = kept_steps(self.objective, self.sampler)
@@ -103,8 +104,10 @@ class LFPOTrainer(Trainer):
         self.optimizer = build_adamw(self.model, args)
         self.average = Average(own_parameters(self.model), args.average_decay) if args.average_decay else None
         self.source, self.about = preflight(self)
-        self.args = args = by_epochs(args, self.source)  # again, now without prompts that are left out
-        self.total_steps, self.epoch_steps = args.max_steps, len(self.source.rows) / args.prompts_per_iteration
+        self.length = as_given.length(len(self.source.rows))  # again, now without prompts that are left out
+        self.args = args = replace(args, max_steps=self.length.iterations)
+        self.about += f"\n{'length':<8} {described(self.length, as_given)}"
+        self.total_steps, self.epoch_steps = self.length.iterations, self.length.per_epoch
         self.closing = contextlib.ExitStack()  # what is given back when training ends
         self.engine = make_engine(args)
         self.closing.callback(self.engine.close)

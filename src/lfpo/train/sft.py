@@ -9,6 +9,7 @@ of the block with their first EOS, which is where rollouts end.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from lfpo.prompts.sources import in_epochs
 from lfpo.prompts.tasks import DataTask, get_task
 from lfpo.prompts.tokenizer import train_tokenizer
 from lfpo.runs.context import Context
-from lfpo.train.example_configs import SFTConfig
+from lfpo.train.example_configs import SFTConfig, examples_length
 from lfpo.train.optim import build_adamw, set_lr, step_if_finite
 from lfpo.train.passes import equal_passes
 from lfpo.train.run import Trainer, train_on_examples
@@ -53,13 +54,14 @@ class SFTTrainer(Trainer):
     kind = "sft"
 
     def __init__(self, config: SFTConfig):
-        self.args, self.total_steps = config, config.steps
         check_ranks(config, "sft")
         policies, self.tokenizer = load_policies(config, *_fresh(config), needs_base=False, needs_old=False)
         self.model = policies[CURRENT].train()
         if config.block_length is not None:
             set_block_length(self.model, config.block_length)
-        self.draw = _example_source(config, self.tokenizer, self.model)
+        self.draw, rows = _example_source(config, self.tokenizer, self.model)
+        self.total_steps = examples_length(config, config.steps, rows).iterations
+        self.args = replace(config, steps=self.total_steps)
         self.state: dict[str, Any] = {"losses": []}  # since the last logged line
         self.optimizer, self.about = build_adamw(self.model, config), about(self.model)
 
@@ -77,7 +79,7 @@ class SFTTrainer(Trainer):
         if not stepped:
             context.note(f"step {step + 1}: loss is {loss}, gradient norm {norm}; update skipped")
         done = step + 1
-        if done % config.logging_steps and done < config.steps:
+        if done % config.logging_steps and done < self.total_steps:
             return {}
         mean = sum(losses) / len(losses)
         losses.clear()
@@ -209,8 +211,11 @@ def _tokenizer_corpus(config: SFTConfig) -> list[str]:
     return texts
 
 
-def _example_source(config: SFTConfig, tokenizer: Any, model: MaskedDiffusionLM) -> Callable[[int], Example]:
-    """A function that returns the example of a number, the same before and after a resume."""
+def _example_source(
+    config: SFTConfig, tokenizer: Any, model: MaskedDiffusionLM
+) -> tuple[Callable[[int], Example], int]:
+    """A function that returns the example of a number, the same before and after a resume; and the number of distinct
+    examples, 0 for those of tasks."""
 
     def encode(prompt: str | list[dict[str, str]], completion: str, gen_length: int, where: str) -> Example:
         ids, answer = encode_example(tokenizer, model, prompt, completion, gen_length, where)
@@ -223,7 +228,7 @@ def _example_source(config: SFTConfig, tokenizer: Any, model: MaskedDiffusionLM)
             encode(r["prompt"], r["completion"], config.gen_length, f"{config.data_file}:{i + 1}")
             for i, r in enumerate(rows)
         ]
-        return in_epochs(examples, config.seed)
+        return in_epochs(examples, config.seed), len(examples)
 
     tasks = {name: get_task(name) for name in config.tasks}
 
@@ -234,4 +239,4 @@ def _example_source(config: SFTConfig, tokenizer: Any, model: MaskedDiffusionLM)
         share = task.right_share if config.right_share is None else config.right_share
         return encode(row["prompt"], task.demonstrate(row, rng, share), task.gen_length, f"task {task.name}")
 
-    return from_tasks
+    return from_tasks, 0

@@ -1,0 +1,62 @@
+"""How long a run is: iterations and epochs, from the keys of a configuration and the number of rows."""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Protocol
+
+from lfpo.base.errors import UserError
+
+UNSET = -1  # of max_steps, as in transformers: it was not given
+
+
+@dataclass(frozen=True)
+class Length:
+    """iterations: of the whole run. epochs: passes over the rows that it begins. per_epoch: iterations of a pass, not
+    rounded; where prompts are made without end, the whole run counts as one epoch. rows: see `run_length`."""
+
+    iterations: int
+    epochs: int
+    per_epoch: float
+    rows: int
+
+
+def run_length(
+    max_steps: int, num_train_epochs: float, *, rows: int, batch: int, default: int, endless: str = "the data"
+) -> Length:
+    """The length of a run, as transformers counts it: max_steps where it is given, else num_train_epochs passes over
+    the rows, else `default` iterations.
+
+    rows: distinct training rows, 0 where prompts are made without end. batch: rows that an iteration takes.
+    endless: what makes them, for the message. Raises UserError for epochs of such prompts.
+    """
+    if max_steps == UNSET and num_train_epochs and not rows:
+        raise UserError(
+            f"num_train_epochs: {endless} makes new prompts without end, which has no epochs; give max_steps"
+        )
+    if not rows:
+        iterations = default if max_steps == UNSET else max_steps
+        return Length(iterations, 1, float(iterations), rows)
+    by_epochs = max_steps == UNSET and bool(num_train_epochs)
+    # From the decimals as they were typed: 0.1 as a float is a little more, which would round up to one more iteration.
+    passes = Fraction(str(num_train_epochs))
+    iterations = math.ceil(passes * rows / batch) if by_epochs else default if max_steps == UNSET else max_steps
+    epochs = math.ceil(passes if by_epochs else Fraction(iterations * batch, rows))
+    return Length(iterations, epochs, rows / batch, rows)
+
+
+class Settings(Protocol):
+    """The keys of a configuration that say how long a run is."""
+
+    max_steps: int
+    num_train_epochs: float
+
+
+def described(length: Length, settings: Settings) -> str:
+    """The length in words: what decides it, and which key does not count. settings: as they were given."""
+    text, epochs = f"{length.iterations:,} iterations", settings.num_train_epochs
+    if not epochs:
+        return text
+    if settings.max_steps == UNSET:
+        return f"{text}, {epochs:g} epochs of {length.rows:,} rows"
+    return f"{text}, as max_steps says; num_train_epochs {epochs:g} counts only where max_steps is -1"
