@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Literal
 
 from lfpo.base.checks import Count, CountOrZero, NotNegative, Positive, Share, ShareAboveZero, check_ranges
-from lfpo.base.config import check_types
+from lfpo.base.config import check_types, checked_new
 from lfpo.base.errors import UserError
 from lfpo.models.settings import has_full_attention
 from lfpo.rollout.reveal import REVEAL_RULES, Rule, find_rule
@@ -104,6 +104,7 @@ class SamplerConfig:
     cache: Literal["none", "prefix", "dual"] = "none"
     cache_refresh: Count | None = None
 
+    __new__ = checked_new
     ALIASES: ClassVar[dict[str, str]] = {
         "max_completion_length": "gen_length",  # TRL
         "diffusion_steps": "steps",  # d1

@@ -13,7 +13,7 @@ from lfpo.base.checks import (
     ShareBelowOne,
     check_ranges,
 )
-from lfpo.base.config import check_types
+from lfpo.base.config import check_types, checked_new
 from lfpo.base.errors import nearest
 from lfpo.base.plugins import dotted
 from lfpo.models.settings import LoraSettings
@@ -23,6 +23,7 @@ from lfpo.runs.health import RULES
 from lfpo.runs.trackers import check as check_trackers
 from lfpo.train.export_config import check_repo
 from lfpo.train.length import UNSET, Length, run_length
+from lfpo.train.other_names import SHARED, TRAINING
 
 # transformers' names. All but adamw_torch are bitsandbytes'.
 Optim = Literal["adamw_torch", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"]
@@ -73,6 +74,9 @@ class EngineSettings:
 @dataclass
 class TrainingConfig:
     """What the configurations of `lfpo train`, `sft` and `dpo` share (LFPOConfig says what the keys mean)."""
+
+    __new__ = checked_new
+    REFUSED: ClassVar[dict[str, str]] = SHARED
 
     output_dir: str
     model: str | None = None
@@ -163,6 +167,9 @@ class LFPOConfig(TrainingConfig):
     sampler: how rollouts are denoised. eval_samplers: name -> sampler; each is evaluated on eval_size held-out prompts
         before the first iteration, after every eval_steps iterations and after the last. Without evaluation:
         eval_steps 0.
+    metric_for_best_model, greater_is_better: for callbacks such as transformers' EarlyStoppingCallback: a metric of the
+        evaluation, SAMPLER/NAME or, of the first eval sampler, NAME. Without the second key it is one to raise, unless
+        its name ends in "loss". The weights that are exported are the last ones all the same.
     engine: where rollouts are sampled: {name: local} in the trainer's processes, {name: ray, workers: 4,
         gpus_per_worker: 1} by workers beside it (see docs/engines.md and EngineSettings).
     lora: {r, lora_alpha, target_modules, experts}: train an adapter instead of all weights (see
@@ -255,12 +262,15 @@ class LFPOConfig(TrainingConfig):
 
     eval_steps: CountOrZero = 10
     eval_size: CountOrZero = 200
+    metric_for_best_model: str | None = None
+    greater_is_better: bool | None = None
     log_completions: bool = True
     stop_on: list[str] = field(default_factory=list)
     push_to_hub: bool = False
     hub_model_id: str | None = None
     hub_private_repo: bool = True
 
+    REFUSED: ClassVar[dict[str, str]] = TRAINING
     ALIASES: ClassVar[dict[str, str]] = {"dataset": "data_file", "lr": "learning_rate"}
     REMOVED: ClassVar[dict[str, tuple[Any, str]]] = {
         "refill": (0, "was removed, because it gained nothing that could be measured; leave it out"),

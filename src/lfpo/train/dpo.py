@@ -54,7 +54,8 @@ class DPOTrainer(Trainer):
         self.model = self.policies[CURRENT].train()
         self.objective = VRPO(mc_samples=config.mc_samples, beta=config.beta, after_eos=config.after_eos)
         self.draw, self.held_out, rows = _pairs(config, self.tokenizer, self.model)
-        self.total_steps = examples_length(config, config.max_steps, rows).iterations
+        self.length = examples_length(config, config.max_steps, rows)
+        self.total_steps = self.length.iterations
         self.args = replace(config, max_steps=self.total_steps)
         self.state: dict[str, Any] = {"skipped": 0, "seconds": 0.0, "flops": 0.0}
         self.optimizer, self.about = build_adamw(self.model, config), about(self.model)

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 from lfpo.base.checks import Count, CountOrUnset, CountOrZero, Positive, Share, ShareBelowOne
 from lfpo.train.config import TrainingConfig
 from lfpo.train.length import UNSET, Length, run_length
+from lfpo.train.other_names import EXAMPLES
 
 
 @dataclass
@@ -59,6 +60,7 @@ class SFTConfig(TrainingConfig):
     export_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
 
     ALIASES: ClassVar[dict[str, str]] = {"max_steps": "steps"}
+    REFUSED: ClassVar[dict[str, str]] = EXAMPLES
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -115,6 +117,8 @@ class DPOConfig(TrainingConfig):
     logging_steps: Count = 1
     eval_steps: CountOrZero = 50
     save_steps: Count = 100
+
+    REFUSED: ClassVar[dict[str, str]] = EXAMPLES
 
     def __post_init__(self) -> None:
         super().__post_init__()

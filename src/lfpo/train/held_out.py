@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lfpo.base import distributed
-from lfpo.base.progress import Progress
 from lfpo.base.rng import key
 from lfpo.eval.evaluate import Answer, EvalResult, evaluate
 from lfpo.prompts.encoding import encode_rows
@@ -37,6 +37,8 @@ def held_out(trainer: LFPOTrainer, step: int, context: Context) -> dict[str, flo
 
     def count(answers: list[Answer]) -> None:
         progress.advance(len(answers), sum(answer.length for answer in answers))
+        for _ in answers:
+            context.event("on_prediction_step")
 
     started, metrics, records = time.perf_counter(), dict[str, float](), list[dict[str, Any]]()
     trainer.engine.update(f"theta after {step}", trainer.model)
@@ -44,7 +46,7 @@ def held_out(trainer: LFPOTrainer, step: int, context: Context) -> dict[str, flo
     how: dict[str, Any] = {"seed": trainer.args.seed, "finished": count}
     for name, sampler in trainer.eval_samplers.items():
         if environment is not None:
-            found, played = _played(trainer, environment, name, sampler, progress)
+            found, played = _played(trainer, environment, name, sampler, context)
             metrics |= {f"eval/{name}/{key}": value for key, value in found.items()}
             records += [{"sampler": name, **record} for record in played]
             continue
@@ -69,17 +71,21 @@ def held_out(trainer: LFPOTrainer, step: int, context: Context) -> dict[str, flo
 
 
 def _played(
-    trainer: LFPOTrainer, environment: Environment, name: str, sampler: SamplerConfig, progress: Progress
+    trainer: LFPOTrainer, environment: Environment, name: str, sampler: SamplerConfig, context: Context
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """Metrics and records of episodes; a record is a turn. The mean reward is NaN if an environment failed."""
     model, tokenizer, mine = trainer.model, trainer.tokenizer, distributed.share(len(trainer.source.eval_rows))
     rows = [trainer.source.eval_rows[i] for i in mine]
     encoded = encode_rows(rows, tokenizer, model, sampler.gen_length or 0)
     request = Request(encoded, [key(trainer.args.seed, "eval", i, 0) for i in mine], sampler)
-    progress.begin(f"evaluation, {name}", environment.max_turns * len(rows), "turns")
-    turns, t, rewards, sums = play(
-        environment, trainer.engine, model, tokenizer, request, rows, lambda index, _: progress.advance(len(index))
-    )
+    context.progress.begin(f"evaluation, {name}", environment.max_turns * len(rows), "turns")
+
+    def count(index: Sequence[int], _: object) -> None:
+        context.progress.advance(len(index))
+        for _row in index:
+            context.event("on_prediction_step")
+
+    turns, t, rewards, sums = play(environment, trainer.engine, model, tokenizer, request, rows, count)
     sums["reward"] = (math.nan if rewards.failed else float(rewards.reward_B.sum()), len(rows))
     records = []
     if t is not None:

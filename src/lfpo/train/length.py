@@ -12,13 +12,24 @@ UNSET = -1  # of max_steps, as in transformers: it was not given
 
 @dataclass(frozen=True)
 class Length:
-    """iterations: of the whole run. epochs: passes over the rows that it begins. per_epoch: iterations of a pass, not
-    rounded; where prompts are made without end, the whole run counts as one epoch. rows: see `run_length`."""
+    """iterations: of the whole run. epochs: passes over the rows that it begins. rows: distinct training rows, 0 where
+    prompts are made without end, and the whole run counts as one epoch. batch: rows that an iteration takes."""
 
     iterations: int
     epochs: int
-    per_epoch: float
     rows: int
+    batch: int
+
+    @property
+    def per_epoch(self) -> float:
+        """Iterations of an epoch, not rounded."""
+        return self.rows / self.batch if self.rows else float(self.iterations)
+
+    def passed(self, iterations: int, skipped: int = 0) -> Fraction:
+        """Epochs that so many iterations go through. skipped: rows that were left out at the ends of epochs."""
+        if not self.rows:
+            return Fraction(iterations, self.iterations)
+        return Fraction(iterations * self.batch + skipped, self.rows)
 
 
 def run_length(
@@ -27,22 +38,20 @@ def run_length(
     """The length of a run, as transformers counts it: max_steps where it is given, else num_train_epochs passes over
     the rows, else `default` iterations.
 
-    rows: distinct training rows, 0 where prompts are made without end. batch: rows that an iteration takes.
-    endless: what makes them, for the message. Raises UserError for epochs of such prompts.
+    rows, batch: see Length. endless: what makes prompts without end, for the message. Raises UserError for epochs of
+    such prompts.
     """
-    if max_steps == UNSET and num_train_epochs and not rows:
+    by_epochs = max_steps == UNSET and bool(num_train_epochs)
+    if by_epochs and not rows:
         raise UserError(
             f"num_train_epochs: {endless} makes new prompts without end, which has no epochs; give max_steps"
         )
-    if not rows:
-        iterations = default if max_steps == UNSET else max_steps
-        return Length(iterations, 1, float(iterations), rows)
-    by_epochs = max_steps == UNSET and bool(num_train_epochs)
     # From the decimals as they were typed: 0.1 as a float is a little more, which would round up to one more iteration.
     passes = Fraction(str(num_train_epochs))
     iterations = math.ceil(passes * rows / batch) if by_epochs else default if max_steps == UNSET else max_steps
-    epochs = math.ceil(passes if by_epochs else Fraction(iterations * batch, rows))
-    return Length(iterations, epochs, rows / batch, rows)
+    if not by_epochs:
+        passes = Fraction(iterations * batch, rows) if rows else Fraction(1)
+    return Length(iterations, math.ceil(passes), rows, batch)
 
 
 class Settings(Protocol):

@@ -1,6 +1,7 @@
 """The RL trainer: what Algorithm 1 works on (lfpo.train.algorithm), and what a run of it asks for (lfpo.train.run)."""
 
 import contextlib
+import inspect
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from lfpo.base import distributed
+from lfpo.base.config import refusal
 from lfpo.base.environment import use_threads
 from lfpo.base.errors import UserError
 from lfpo.models import MaskedDiffusionLM
@@ -24,6 +26,7 @@ from lfpo.runs.context import CannotGoOn, Context
 from lfpo.runs.directory import Run
 from lfpo.runs.display import Display
 from lfpo.train.algorithm import iterate, own_parameters
+from lfpo.train.callbacks import Callbacks
 from lfpo.train.collect import Batch, collect
 from lfpo.train.config import LFPOConfig
 from lfpo.train.copies import Average, Versions
@@ -33,6 +36,7 @@ from lfpo.train.held_out import held_out
 from lfpo.train.inputs import environment_class
 from lfpo.train.length import described
 from lfpo.train.optim import build_adamw
+from lfpo.train.other_names import ARGUMENTS
 from lfpo.train.preflight import preflight
 from lfpo.train.queue import RolloutQueue
 from lfpo.train.records import rollout_records
@@ -58,7 +62,7 @@ class LFPOTrainer(Trainer):
         or the task's own.
     args: LFPOConfig. train_dataset, eval_dataset: rows (mappings) with a "prompt"; a list or a datasets.Dataset.
         train_dataset may also be a data set's name, as args.dataset_name. None uses what args names.
-    callbacks: objects or classes with methods of transformers' TrainerCallback (see lfpo.train.run.Callbacks).
+    callbacks: objects or classes with methods of transformers' TrainerCallback (see lfpo.train.callbacks.Callbacks).
     peft_config: a peft LoraConfig; the same as args.lora.
     Raises UserError for arguments that do not fit together.
     """
@@ -75,8 +79,12 @@ class LFPOTrainer(Trainer):
         eval_dataset: Sequence[dict[str, Any]] | None = None,
         tokenizer: Any = None,
         peft_config: Any = None,
-        callbacks: Sequence[Any] = (),
+        callbacks: Any = (),
+        **others: Any,
     ):
+        for name, value in others.items():
+            arguments = list(inspect.signature(LFPOTrainer).parameters)[:-1]
+            raise UserError(f"LFPOTrainer: {refusal(name, value, ARGUMENTS | LFPOConfig.REFUSED, arguments)}")
         if not isinstance(args, LFPOConfig | None):
             raise UserError(f"args: expected an LFPOConfig, found {type(args).__name__}; write LFPOConfig(KEY=VALUE)")
         args = args or LFPOConfig(output_dir="runs/lfpo")
@@ -86,7 +94,8 @@ class LFPOTrainer(Trainer):
             args = with_name(args, model)
         if isinstance(train_dataset, str):
             args, train_dataset = replace(args, dataset_name=train_dataset), None
-        self.args, self.stop_on, self.callbacks = args, {"no_reward", *args.stop_on}, callbacks
+        self.args, self.stop_on = args, {"no_reward", *args.stop_on}
+        self.callbacks = callbacks if isinstance(callbacks, list | tuple) else [] if callbacks is None else [callbacks]
         distributed.start()
         check_ranks(args, "train", "prompts_per_iteration")
         use_threads(args.threads)
@@ -125,17 +134,25 @@ class LFPOTrainer(Trainer):
         self.parts = {name: part for name, part in parts.items() if part is not None}
         # Training time and FLOPs without evaluation; skipped updates; reward function -> batches in a row it failed.
         self.state: dict[str, Any] = {"skipped": 0, "skipped_in_a_row": 0, "failing": {}, "seconds": 0.0, "flops": 0.0}
+        self.state["rows_skipped"] = 0  # of the data set, where a callback ended an epoch early
         # The run directory, to read from; what is written goes through the run's context.
         self.run = Run(Path(args.output_dir).expanduser(), silent=distributed.rank() != 0)
+        self.events = Callbacks(self)
+        self.events.call("on_init_end", 0)
 
-    def train(self, *, resume: bool = False, display: Display | None = None) -> Path:
-        """Run Algorithm 1 and return the folder of the trained model. `resume` continues output_dir's run. SIGTERM or
-        SIGINT leaves a checkpoint of all finished iterations and raises Stopped, a KeyboardInterrupt."""
-        args = self.args
+    def train(
+        self, resume_from_checkpoint: bool | None = None, *, resume: bool = False, display: Display | None = None
+    ) -> Path:
+        """Run Algorithm 1 and return the folder of the trained model. `resume` (or TRL's name for it) continues
+        output_dir's run from its newest checkpoint; another value, such as a folder, is a UserError. SIGTERM or SIGINT
+        leaves a checkpoint of all finished iterations and raises Stopped, a KeyboardInterrupt."""
+        args, resume = self.args, resume if resume_from_checkpoint is None else resume_from_checkpoint
         if args.push_to_hub and distributed.rank() == 0:
             make_repository(str(args.hub_model_id), private=args.hub_private_repo)
         with self.closing:
             folder = run_trainer(self, resume=resume, display=display)
+        if args.push_to_hub:
+            self.events.call("on_push_begin", self.events.step)
         if args.push_to_hub and distributed.rank() == 0:
             run_push(PushConfig(args.output_dir, str(args.hub_model_id), private=args.hub_private_repo))
         return folder
@@ -154,6 +171,7 @@ class LFPOTrainer(Trainer):
         iteration's prompts."""
         if self.queue is None or self.queue.missing(iteration):
             self.engine.update(iteration, self.reference)
+        self.engine.forwarded = context.progress.forward
         batch = collect(self, iteration, context.progress)
         self._count_failures(batch.failed, iteration, context)
         return batch
@@ -197,8 +215,19 @@ class LFPOTrainer(Trainer):
         return self.args.evaluates_after(step)
 
     def evaluate(self, step: int, context: Context) -> dict[str, float]:
+        self.engine.forwarded = context.progress.forward
         with self.average.in_place() if self.average is not None else contextlib.nullcontext():
             return held_out(self, step, context)
+
+    def skip_epoch(self, step: int) -> None:
+        """See Trainer. The next iteration takes the first rows of the next epoch."""
+        if self.queue is not None:
+            raise CannotGoOn(
+                "a callback set should_epoch_stop, and with engine.max_staleness the next rows are sampled already; "
+                "set max_staleness to 0, or should_training_stop"
+            )
+        rows, passed = self.length.rows, step * self.length.batch + self.state["rows_skipped"]
+        self.state["rows_skipped"] += -passed % rows if rows else 0
 
     def export(self) -> MaskedDiffusionLM:
         """The trained model; from now on its weights are the average, if one is kept."""

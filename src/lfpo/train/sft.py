@@ -60,7 +60,8 @@ class SFTTrainer(Trainer):
         if config.block_length is not None:
             set_block_length(self.model, config.block_length)
         self.draw, rows = _example_source(config, self.tokenizer, self.model)
-        self.total_steps = examples_length(config, config.steps, rows).iterations
+        self.length = examples_length(config, config.steps, rows)
+        self.total_steps = self.length.iterations
         self.args = replace(config, steps=self.total_steps)
         self.state: dict[str, Any] = {"losses": []}  # since the last logged line
         self.optimizer, self.about = build_adamw(self.model, config), about(self.model)
