@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from lfpo.base.config import build, load_yaml
+from lfpo.config.build import build, load_yaml
+from lfpo.config.train import LFPOConfig
 from lfpo.runs.directory import Run
 from lfpo.train.checkpoint import latest_checkpoint
-from lfpo.train.config import LFPOConfig
 from lfpo.train.rl import LFPOTrainer
 from lfpo.train.run import TrainingRun
 from processes import run_lfpo

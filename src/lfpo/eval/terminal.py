@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lfpo.base.progress import Progress
-from lfpo.eval.settings import GROUPS
+from lfpo.config.eval import GROUPS
 
 NARROW = 76
 LINE_SECONDS = 30.0

@@ -14,8 +14,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from lfpo.base import distributed
-from lfpo.base.config import to_dict
-from lfpo.base.errors import UserError, last_line
+from lfpo.config.build import to_dict
+from lfpo.config.errors import UserError, last_line
 from lfpo.runs.context import CannotGoOn
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Protocol
 
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
 
 UNSET = -1  # of max_steps, as in transformers: it was not given
 

@@ -1,6 +1,6 @@
 """Names of TRL's and transformers' settings that lfpo does not take, each with what to write here instead.
 
-The command line, YAML files and Python all read these tables (lfpo.base.config.refusal).
+The command line, YAML files and Python all read these tables (lfpo.config.build.refusal).
 """
 
 SAMPLER, OBJECTIVE = "sampler=SamplerConfig({}=...)", "objective={{'name': ..., '{}': ...}}"

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from lfpo.base.checks import Count, CountOrUnset, CountOrZero, Positive, Share, ShareBelowOne
-from lfpo.train.config import TrainingConfig
+from lfpo.config.checks import Count, CountOrUnset, CountOrZero, Positive, Share, ShareBelowOne
+from lfpo.config.train import TrainingConfig
 from lfpo.train.length import UNSET, Length, run_length
 from lfpo.train.other_names import EXAMPLES
 
