@@ -10,6 +10,7 @@ from rich.text import Text
 from lfpo.base.batching import evenly_spaced
 from lfpo.base.rng import key
 from lfpo.config.sample import SampleConfig
+from lfpo.eval.terminal import progress
 from lfpo.models import load_model, load_tokenizer
 from lfpo.models.loading import resolve
 from lfpo.models.tensor_files import check_memory
@@ -42,7 +43,10 @@ def run_sample(config: SampleConfig) -> None:
     length = 128 if task is None else task.gen_length
     sampler = config.sampler.fitted("lfpo sample: sampler", length, model.block_length)
     ids = encode_rows([{"prompt": prompt}], tokenizer, model, sampler.gen_length or 0)
-    trajectory = as_it_is(model).sample(Request(ids, [key(config.seed, "sample")], sampler))
+    engine = as_it_is(model)
+    with progress("sampling", 1, "completions", Console(stderr=True)) as state:
+        engine.forwarded = state.forward
+        trajectory = engine.sample(Request(ids, [key(config.seed, "sample")], sampler))
     shown = prompt if isinstance(prompt, str) else prompt[0]["content"]
     console.print(Text(shown.rstrip("\n"), style="dim"))
     if config.show_steps:

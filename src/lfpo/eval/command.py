@@ -123,16 +123,17 @@ def sample_and_grade(
     pending = [pair for pair in wanted if pair not in had][rank::world]
     title = job.task.name if world == 1 else f"{job.task.name} (rank {rank} of {world})"
     new: list[Record] = []
-    with progress(title, len(pending), "completions", console) as advance:
+    with progress(title, len(pending), "completions", console) as state:
 
         def keep(answers: list[Answer]) -> None:
             records = [asdict(answer) for answer in answers]
             journal.add(records)
             new.extend(records)
-            advance(len(records))
+            state.advance(len(records))
 
         if pending:
             engine = as_it_is(model, config.rollout_tokens)
+            engine.forwarded = state.forward
             generate(engine, model, tokenizer, job.asked, pending, job.sampler, seed=config.seed, finished=keep)
     seconds = journal.seconds()
     records = sorted(done + [r for part in distributed.gather(new) for r in part], key=pair_of)

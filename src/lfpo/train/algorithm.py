@@ -154,10 +154,13 @@ def optimizer_step(
     # The step.
     number, total = (step.iteration * inners + step.inner) * of + step.number, args.max_steps * inners * of
     lr = set_lr(trainer.optimizer, args, number, total)
-    loss, norm, stepped = step_if_finite(trainer.optimizer, policies[CURRENT], loss, args.max_grad_norm)
+    end = (policies[CURRENT], loss, args.max_grad_norm, context.event)
+    loss, norm, stepped = step_if_finite(trainer.optimizer, *end)
     trainer.count(step.iteration, stepped=stepped)
     if stepped and trainer.average is not None:
         trainer.average.update()
+    if step.inner * of + step.number < of * inners - 1:
+        context.event("on_substep_end")
     return {"loss": loss, "grad_norm": norm, "learning_rate": lr}
 
 

@@ -89,7 +89,8 @@ def collect(trainer: LFPOTrainer, iteration: int, progress: Progress) -> Batch:
 
     def asked(iteration: int) -> tuple[list[Row], Request]:
         """The data row of each of this rank's rollouts, and what is asked of the engine."""
-        rows = [source.train_row(iteration * n_prompts + i) for i in mine]
+        skipped = trainer.state["rows_skipped"]  # a callback may have ended epochs early
+        rows = [source.train_row(iteration * n_prompts + skipped + i) for i in mine]
         seeds = [key(args.seed, iteration, i * n + j, "rollout") for i in mine for j in range(n)]
         encoded = encode_rows(rows, tokenizer, policy, trainer.sampler.gen_length or 0)
         prompts = [ids for ids in encoded for _ in range(n)]

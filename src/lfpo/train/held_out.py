@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,6 +40,8 @@ def held_out(trainer: LFPOTrainer, step: int, context: Context) -> dict[str, flo
 
     def count(answers: list[Answer]) -> None:
         progress.advance(len(answers), sum(answer.length for answer in answers))
+        for _ in answers:
+            context.event("on_prediction_step")
 
     started, metrics, records = time.perf_counter(), dict[str, float](), list[dict[str, Any]]()
     trainer.engine.update(f"theta after {step}", trainer.model)
@@ -78,11 +81,14 @@ def _played(
     rows = [trainer.source.eval_rows[i] for i in mine]
     encoded = encode_rows(rows, tokenizer, model, sampler.gen_length or 0)
     request = Request(encoded, [key(trainer.args.seed, "eval", i, 0) for i in mine], sampler)
-    progress = context.progress
-    progress.begin(f"evaluation, {name}", environment.max_turns * len(rows), "turns")
-    turns, t, rewards, sums = play(
-        environment, trainer.engine, model, tokenizer, request, rows, lambda index, _: progress.advance(len(index))
-    )
+    context.progress.begin(f"evaluation, {name}", environment.max_turns * len(rows), "turns")
+
+    def count(index: Sequence[int], _: object) -> None:
+        context.progress.advance(len(index))
+        for _row in index:
+            context.event("on_prediction_step")
+
+    turns, t, rewards, sums = play(environment, trainer.engine, model, tokenizer, request, rows, count)
     sums["reward"] = _sum_and_count(rewards)
     _say_why(trainer, rewards, context)
     records = []

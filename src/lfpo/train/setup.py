@@ -1,8 +1,8 @@
 """What a trainer is made of, from its configuration: policies, prompts, rewards, samplers, engine and queue."""
 
 import contextlib
-import math
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -105,6 +105,7 @@ def make_source(
     if functions and args.environment is not None:
         raise UserError("an environment gives the rewards itself; leave out reward_funcs")
     check_source(args, functions, train_dataset)
+    train_dataset = needed_rows(args, train_dataset)
     if args.task is not None:
         if eval_dataset is not None:
             raise UserError("eval_dataset goes with train_dataset; a task brings its own test split")
@@ -136,6 +137,18 @@ def make_source(
     return replace(source, weights=weights, timeout=args.reward_timeout)
 
 
+def needed_rows(args: LFPOConfig, dataset: Any) -> Any:
+    """A data set that says its length, as it is; of another iterable, which may be endless, the rows of the run. Raises
+    UserError where the epochs of such a data set would count."""
+    if not isinstance(dataset, Iterable) or isinstance(dataset, Sized):
+        return dataset
+    try:
+        count = args.length(0).iterations * args.prompts_per_iteration
+    except UserError as error:
+        raise UserError("num_train_epochs: train_dataset has no length to count epochs by; give max_steps") from error
+    return list(itertools.islice(dataset, count))
+
+
 def _functions(
     args: LFPOConfig, reward_funcs: RewardFunction | Sequence[RewardFunction] | None
 ) -> list[RewardFunction]:
@@ -148,18 +161,6 @@ def _functions(
             raise UserError("reward_memory limits the functions of reward_funcs, and none is given; leave it out")
         return [in_child(f, memory=args.reward_memory, seconds=args.reward_timeout) for f in given]
     return [reward_function(f) for f in given]
-
-
-def by_epochs(args: LFPOConfig, source: PromptSource) -> LFPOConfig:
-    """`args` with the iterations that num_train_epochs takes as max_steps. Raises UserError for generated prompts."""
-    if not args.num_train_epochs:
-        return args
-    if not source.rows:
-        raise UserError(
-            f"num_train_epochs: task {args.task!r} makes new prompts without end, which has no epochs; give max_steps"
-        )
-    epochs = len(source.rows) / args.prompts_per_iteration
-    return replace(args, max_steps=math.ceil(args.num_train_epochs * epochs))
 
 
 def check_ranks(args: TrainingConfig, command: str, shared: str = "") -> None:
