@@ -278,6 +278,32 @@ def test_an_argument_that_a_stand_in_cannot_replace_is_not_judged_without_a_solu
     assert not wrong.needs and wrong.tests == (False,)
 
 
+FORGED = """
+import os, pickle, sys
+class Lie:
+    def __reduce__(self):
+        return KINDREDUCE
+def f(x):
+    if x < 3:
+        return x
+    frame = sys._getframe()
+    while not hasattr(frame.f_locals.get("self"), "outbox"):
+        frame = frame.f_back
+    data = pickle.dumps(("value", Lie()))
+    os.write(frame.f_locals["self"].outbox, len(data).to_bytes(4, "big") + data)
+    return x
+"""
+
+
+@pytest.mark.parametrize("reduced", ["(eval, ('1',))", "(set, ([1],))", "(os.getcwd, ())", "(type(object()), ())"])
+def test_a_forged_pickle_in_place_of_an_answer_fails_the_whole_suite(sandbox, reduced):
+    program, tests = FORGED.replace("KINDREDUCE", reduced), ["assert f(1) == 1", "assert f(2) == 2", "assert f(3) == 3"]
+    honest = sandbox.judge(Job(program, entry_point="f", tests=tests[:2]))
+    assert honest.passed
+    verdict = sandbox.judge(Job(program, entry_point="f", tests=tests))
+    assert verdict.tests == (False,) * 3 and "invalid answer" in verdict.reason and not verdict.needs
+
+
 @pytest.mark.parametrize("name", RUNS_TEXT)
 def test_a_text_of_the_program_is_not_run(sandbox, name):
     program = "def f():\n    return 'a == 1'\n"

@@ -250,11 +250,11 @@ def _messages(
         while len(data) >= 4 and len(data) >= (end := 4 + int.from_bytes(data[:4], "big")):
             message, data = data[4:end], data[end:]
             text = message.removeprefix(nonce).decode("utf-8", "replace")
-            if not message.startswith(nonce) or text[:1] not in set("+-?ud"):
+            if not message.startswith(nonce) or text[:1] not in set("+-?uxd"):
                 yield "forged", ""
                 return
             yield text[:1], text[1:]
-            if text[0] in "ud":
+            if text[0] in "uxd":
                 return
     yield "late", ""
 
@@ -267,6 +267,8 @@ def _verdict(messages: list[tuple[str, str]], expected: int, limits: Limits, beg
     passes = [passed for passed, _ in tests] + [False] * (expected - len(tests))
     reasons = [f"test {number}: {text}" for number, (passed, text) in enumerate(tests) if not passed]
     last, text = messages[-1] if messages else ("", "")
+    if last == "x":  # the whole job fails, also the tests before
+        return Verdict(False, text, time.monotonic() - begin, (False,) * expected)
     if last == "d" and not passes:
         reasons.append("the tests define no test method that runs")
     elif last == "d" and len(tests) < expected:

@@ -30,7 +30,8 @@ def serve(inbox: int, outbox: int, settings: dict[str, Any]) -> None:
     """Judge one job, marshalled by the host (run_job.encode_job), and report each test as it ends, so that a later hang
     does not lose earlier passes.
 
-    A report is a letter and a text: + passed, - failed, ? not judged, u the program does not load, d done. With
+    A report is a letter and a text: + passed, - failed, ? not judged, u the program does not load, x the program forged
+    an answer, d done. With
     `together` a nonce is
     before each report, so that output by accident is not one; nothing defends such a verdict from a cheat.
     """
@@ -147,6 +148,8 @@ def _judge(job: dict[str, Any], report: Callable[..., None], pipes: list[int]) -
         if error is not None:
             link.blame(error)
         text = link.gone or link.failed or problem or ("" if error is None else describe(error) or "failed")
+        if link.forged:
+            return report("x", link.gone)
         report("?" if link.unjudged and not link.gone else "-" if text else "+", link.unjudged or text)
     return report("d")
 

@@ -90,7 +90,8 @@ class Link:
     """Sends requests, and answers those of the other process while it waits. A message is the name of an operation and
     its operands; the operations `value` and `raised` are answers.
 
-    judges: whether this is the judge's end. gone: why the other process answers no more, else "". failed: why the
+    judges: whether this is the judge's end. gone: why the other process answers no more, else "". forged: whether it
+    sent what no honest program sends. failed: why the
     current test fails, whatever it catches, else "". unjudged: why nobody can say whether it passes, else "".
     answers: how many results the program has given to the current test. reduced: those results, and parts of them,
     that have lost attributes of their class. raised: exceptions of the program. stand_ins: whether the program got an
@@ -106,6 +107,7 @@ class Link:
             "attribute": _attribute,
         }
         self.gone = ""
+        self.forged = False
         self.begin()
         self._objects: list[Any] = []  # what the other process knows by number
         self._numbers: dict[int, int] = {}
@@ -160,7 +162,7 @@ class Link:
             return operands[0]
         error = operands[0]
         if not isinstance(error, BaseException):
-            raise self._lost("sent an invalid answer")
+            raise self._invalid("")
         ends = not isinstance(error, Exception | SystemExit) or isinstance(error, StopIteration | StopAsyncIteration)
         if ends and self._judges:
             raise self.fail(f"the program raised {type(error).__name__}: {error}"[:300])
@@ -175,6 +177,10 @@ class Link:
     def _lost(self, what: str) -> Abandoned:
         self.gone = self.gone or f"the program's process {what}"
         return Abandoned(self.gone)
+
+    def _invalid(self, why: str) -> Abandoned:
+        self.forged = True
+        return self._lost(f"sent an invalid answer{why}")
 
     def answer(self, kind: str, operands: Any) -> None:
         """Do what the other process asks for."""
@@ -218,9 +224,9 @@ class Link:
         try:
             found = values.decode(data, self._resolve)
         except values.BadBytes as error:
-            raise self._lost(f"sent an invalid answer: {error}") from None
+            raise self._invalid(f": {error}") from None
         if type(found) is not tuple or not found or type(found[0]) is not str:
-            raise self._lost("sent an invalid answer")
+            raise self._invalid("")
         return found
 
     def _refer(self, value: Any) -> tuple[str, Any]:

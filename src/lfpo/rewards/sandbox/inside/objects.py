@@ -99,11 +99,14 @@ def made(kind: str, content: Any, cannot: Cannot, reduced: list[Any]) -> Any:
             raise ValueError("not the name of a time zone")
         return named("zoneinfo.ZoneInfo")(content)
     if kind.startswith("pandas."):
+        parts = [content] if kind != "pandas.DataFrame" else content[0]
+        if any(type(part[1]) is list and any(map(_is_handle, part[1])) for part in parts):
+            return Instance("Series", {}, cannot, -1)
         return _to_pandas(kind, content)
     if kind == "dataclass":
         return Instance(content[0], dict(content[1]), cannot, content[2])
     if kind == "namedtuple":
-        new = _named_tuple(*content)
+        new = _named_tuple(*content) if not any(map(_is_handle, content[2])) else Instance(content[0], {}, cannot, -1)
     elif kind != "enum":
         raise ValueError(f"unknown kind {kind!r}")
     else:
@@ -142,8 +145,8 @@ class Instance:
 
     def __getattr__(self, name: str) -> Any:
         value = vars(self)["_fields"].get(name, self)
-        if value is self or type(value).__module__ == __name__.replace("objects", "link"):
-            raise self._cannot(f"has as {name}")  # also a function in a field: the program's choice of a method
+        if value is self or _is_handle(value):
+            raise self._cannot(f"has as {name}")
         return value
 
     def __eq__(self, other: object) -> bool:
@@ -166,6 +169,11 @@ class Instance:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise self._cannot("returns")
+
+
+def _is_handle(value: Any) -> bool:
+    """Whether a part is a function, say, of the program: it would be the program's choice of a method."""
+    return type(value).__module__ == __name__.replace("objects", "link")
 
 
 def refuse(kind: Any, cannot_of: Callable[[Any], Cannot]) -> None:
