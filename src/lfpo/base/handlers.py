@@ -11,6 +11,7 @@ from typing import Any
 Handler = Callable[[int, FrameType | None], Any]
 
 _before: dict[int, Any] = {}  # of each signal that is handled now, the handler that it had before
+_held: list[set[signal.Signals | int]] = []  # the signals that the forking thread held back before
 
 
 @contextmanager
@@ -37,11 +38,21 @@ def handling(handlers: Mapping[int, Handler]) -> Iterator[None]:
                 del _before[number]
 
 
+def _hold() -> None:
+    """Before a fork: hold these signals back, so that none reaches the child while it still has our handlers."""
+    _held.append(signal.pthread_sigmask(signal.SIG_BLOCK, _before))
+
+
+def _let_go() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _held.pop())
+
+
 def _as_before() -> None:
     """In a forked child."""
     for number, handler in _before.items():
         _restore(number, handler)
     _before.clear()
+    _let_go()
 
 
 def _restore(number: int, handler: Any) -> None:
@@ -50,4 +61,4 @@ def _restore(number: int, handler: Any) -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_as_before)
+    os.register_at_fork(before=_hold, after_in_parent=_let_go, after_in_child=_as_before)
