@@ -99,7 +99,7 @@ NAMES = {"jsonl": "jsonl", "json": "json", "csv": "csv", "tsv": "tsv", "parquet"
 @pytest.mark.parametrize("kind", CONTENT)
 def test_each_format_and_packing_gives_the_same_rows(tmp_path: Path, kind: str, packing: str) -> None:
     ending = next((name for name in NAMES if kind.startswith(name)), "json")
-    pack = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress}[packing]
+    pack: Any = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress}[packing]
     file = tmp_path / f"rows.{ending}{packing}"
     file.write_bytes(pack(CONTENT[kind]()))
     assert [row for row, _ in load_rows(file)] == ROWS

@@ -63,11 +63,11 @@ def frontier(
     for threshold in cell["thresholds"]:
         sampler = SamplerConfig(threshold=threshold, **kept).for_length(task.gen_length, model.block_length)
         with progress(f"threshold {threshold:g}", len(rows), "completions", console) as state:
-            engine.forwarded, how = state.forward, {"seed": config.seed}
+            engine.forwarded = state.forward
             found = evaluate(
                 *(engine, model, tokenizer, rows, task.correct_all, sampler),
-                **how,
-                finished=lambda answers, state=state: state.advance(len(answers)),
+                seed=config.seed,
+                finished=lambda answers: state.advance(len(answers)),
             )
         if found.not_judged or found.accuracy is None:
             raise UserError(

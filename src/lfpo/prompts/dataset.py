@@ -79,7 +79,7 @@ def _prepared(record: Record, columns: Mapping[str, str], prepare: Any) -> Row:
             raise UserError(f"{record.where}: map_row failed: {last_line(error)}") from error
         if not isinstance(row, Mapping):
             raise UserError(f"{record.where}: map_row returned {type(row).__name__}, expected a dict")
-    prompt = row.get("prompt")
+    prompt: Any = row.get("prompt")
     if isinstance(prompt, tuple) or (hasattr(prompt, "__len__") and hasattr(prompt, "tolist")):
         # pandas holds lists as arrays
         row = row if isinstance(prompt, str) else {**row, "prompt": list(prompt)}

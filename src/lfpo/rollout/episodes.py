@@ -82,7 +82,8 @@ class Episode:
         if reward is not None:
             self.reward = (self.reward or 0.0) + reward
         self.open = not done
-        before, said = without_prefill(self.row["prompt"]), text + reply
+        before = without_prefill(self.row["prompt"])
+        said: Any = text + reply
         if not isinstance(before, str):
             turn = prefill(self.row["prompt"]) + text
             said = [{"role": "assistant", "content": turn}, {"role": "user", "content": reply}]

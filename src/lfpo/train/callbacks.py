@@ -15,8 +15,7 @@ from torch.utils.data import DataLoader
 
 from lfpo.base import distributed
 from lfpo.config.build import to_dict
-from lfpo.config.errors import UserError, last_line
-from lfpo.runs.context import CannotGoOn
+from lfpo.config.errors import CannotGoOn, UserError, last_line
 
 if TYPE_CHECKING:
     from lfpo.train.run import Trainer
@@ -386,7 +385,9 @@ def _loaders(trainer: Trainer) -> dict[str, Any]:
     source = getattr(trainer, "source", None)
     if source is None:
         return {"train_dataloader": None, "eval_dataloader": None}
-    held_out = [source.eval_rows[i] for i in distributed.share(len(source.eval_rows))] * len(trainer.eval_samplers)
+    held_out = [source.eval_rows[i] for i in distributed.share(len(source.eval_rows))] * len(
+        getattr(trainer, "eval_samplers", ())
+    )
     training = DataLoader(source.rows, trainer.length.batch, collate_fn=list) if source.rows else None
     return {
         "train_dataloader": training,

@@ -114,8 +114,7 @@ def _mean_reward(trainer: LFPOTrainer, result: EvalResult, context: Context) -> 
 
     scored = distributed.alone(score)
     _say_why(trainer, scored, context)
-    total, count = _sum_and_count(scored)
-    total, count = distributed.sum_number(total), distributed.sum_number(count)
+    total, count = (distributed.sum_number(float(number)) for number in _sum_and_count(scored))
     return total / count if count else math.nan
 
 

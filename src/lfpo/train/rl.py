@@ -156,8 +156,8 @@ class LFPOTrainer(Trainer):
             make_repository(str(args.hub_model_id), private=args.hub_private_repo)
         with self.closing:
             folder = run_trainer(self, resume=resume, display=display)
-        if args.push_to_hub:
-            self.events.call("on_push_begin", self.events.step)
+        if args.push_to_hub and (events := self.events) is not None:
+            events.call("on_push_begin", events.step)
         if args.push_to_hub and distributed.rank() == 0:
             run_push(PushConfig(str(self.run.dir), str(args.hub_model_id), private=args.hub_private_repo))
         return folder

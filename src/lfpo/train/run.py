@@ -72,6 +72,9 @@ class Trainer(Protocol):
 
     def skip_epoch(self, step: int) -> None:
         """Leave out what is left of the epoch after `step` iterations, counting it in state["rows_skipped"]."""
+        raise CannotGoOn(
+            "a callback set should_epoch_stop, which runs of this kind do not take; let it set should_training_stop"
+        )
 
     def export(self) -> MaskedDiffusionLM:
         """The trained model as it is to be exported."""

@@ -252,8 +252,10 @@ def out_of_memory(error: BaseException, args: Any, gpus: int) -> UserError | Non
 def _planner(config: PlanConfig, args: LFPOConfig) -> Plan:
     length = config.prompt_length or longest_prompt(args) or ASSUMED_PROMPT
     by_epochs = args.max_steps == UNSET and args.num_train_epochs
-    how = {"prompt_length": length, "device": config.device, "rows": training_rows(args) if by_epochs else 0}
-    return functools.partial(Estimate, config=model_config(args.model), **how)
+    rows = training_rows(args) if by_epochs else 0
+    return functools.partial(
+        Estimate, config=model_config(args.model), prompt_length=length, device=config.device, rows=rows
+    )
 
 
 def training_rows(args: LFPOConfig) -> int:
