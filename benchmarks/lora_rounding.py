@@ -1,7 +1,7 @@
 """What bfloat16 leaves of a small LoRA change: python benchmarks/lora_rounding.py
 
-A matrix of standard deviation 0.02 (as in an 8B model) in bfloat16, an adapter of rank 128 trained by Adam at 3e-6 along
-a noisy gradient. Kept share of a change: its projection on the exact one, 1 for all of it.
+A matrix of standard deviation 0.02 (as in an 8B model) in bfloat16, an adapter of rank 128 trained by Adam at 3e-6
+along a noisy gradient. Kept share of a change: its projection on the exact one, 1 for all of it.
 
 merged: the sum of base and adapter in bfloat16. separate: the adapter's products beside the base's, added to outputs in
 bfloat16, as peft's layers do in training. float32: the separate products with outputs in float32.
