@@ -192,7 +192,7 @@ def test_export_says_what_rounding_loses_and_float32_keeps_it(tmp_path: Path, ca
     lost = change = 0.0
     products = {}
     for name, weight in base.items():
-        path, _, kind = name.rpartition(".")
+        path, _, _ = name.rpartition(".")
         layer = model.backbone.get_submodule(path)
         if hasattr(layer, "lora_A"):
             a, b = layer.lora_A[CURRENT].weight, layer.lora_B[CURRENT].weight
