@@ -4,10 +4,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from lfpo.base.config import to_dict, yaml_text
+from lfpo.base.errors import UserError
+from lfpo.models.settings import LoraSettings
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import tiny
@@ -15,7 +19,12 @@ from lfpo import LFPOConfig, LFPOTrainer, SamplerConfig
 from lfpo.cli import main
 from lfpo.config.errors import UserError
 from lfpo.models import load_model, load_tokenizer
+from lfpo.models.export import rounding_loss
 from lfpo.models.loading import resolve, trained_block_length
+from lfpo.models.lora import attach, factors
+from lfpo.models.roles import CURRENT
+from lfpo.train.checkpoint import save_checkpoint
+from written_runs import write_run
 
 ROWS = [{"prompt": "a\n"}, {"prompt": "b\n"}]
 
@@ -156,3 +165,59 @@ def test_the_line_for_an_adapter_of_peft_works(tmp_path: Path) -> None:
     line = str(caught.value).split('python -c "')[1].split('", copy')[0]
     subprocess.run([sys.executable, "-c", line.replace("FOLDER", str(tmp_path / "merged"))], check=True)
     assert json.loads((tmp_path / "merged/config.json").read_text())["model_type"] == "llama"
+
+
+# LoRA over bfloat16
+
+
+def lora_run(folder: Path, dtype: str, size: float) -> tuple[Any, Any]:
+    """A LoRA run with a checkpoint, whose factors have standard deviation `size`: the policy, and its base weights."""
+    base = tiny.write_llada(folder / "base")
+    write_run(folder / "run", ["text"])
+    settings = LoraSettings(r=2, lora_alpha=4)
+    config = LFPOConfig(output_dir=str(folder / "run"), model=str(base), task="words", lora=settings, dtype=dtype)
+    (folder / "run/config.yaml").write_text(yaml_text(to_dict(config)))
+    model = load_model(base, dtype=getattr(torch, dtype))
+    attach(model, settings)
+    generator = torch.Generator().manual_seed(3)
+    for _, factor in factors(model):
+        factor.data = torch.randn(factor.shape, generator=generator) * size
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+    trainer: Any = SimpleNamespace(model=model, reference=None, tokenizer=None, optimizer=optimizer, parts={})
+    save_checkpoint(folder / "run", 2, trainer, state={})
+    return model, {name: weight.detach().float().clone() for name, weight in model.weights().items()}
+
+
+def test_export_says_what_rounding_loses_and_float32_keeps_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    model, base = lora_run(tmp_path, "bfloat16", 0.03)
+    lost = change = 0.0
+    products = {}
+    for name, weight in base.items():
+        path, _, _ = name.rpartition(".")
+        layer = model.backbone.get_submodule(path)
+        if hasattr(layer, "lora_A"):
+            a, b = layer.lora_A[CURRENT].weight, layer.lora_B[CURRENT].weight
+            products[name] = exact = 2.0 * (b @ a).detach()  # lora_alpha / r
+            lost += float(((weight + exact).bfloat16().float() - weight - exact).square().sum())
+            change += float(exact.square().sum())
+    assert 0.05 < (lost / change) ** 0.5 < 1
+    run, text = str(tmp_path / "run"), f"loses {(lost / change) ** 0.5:.0%} of the adapter's change"
+    assert main(["export", run, "--output", str(tmp_path / "narrow")]) == 0
+    assert text in capsys.readouterr().out
+    assert main(["export", run, "--layout", "transformers", "--output", str(tmp_path / "theirs")]) == 0
+    assert text in capsys.readouterr().out
+    assert main(["export", run, "--dtype", "float32", "--output", str(tmp_path / "wide")]) == 0
+    assert "loses" not in capsys.readouterr().out
+    wide = load_model(tmp_path / "wide").weights()
+    assert all(torch.allclose(wide[n], base[n] + products.get(n, 0.0), atol=1e-6) for n in base)
+    assert main(["export", run, "--dtype", "float32", "--adapter", "true", "--output", str(tmp_path / "a")]) == 2
+    assert "--dtype is that of the sum of base and LoRA adapter" in capsys.readouterr().err
+    assert main(["export", "embedded", "--dtype", "float32", "--output", str(tmp_path / "b")]) == 2
+    assert "--dtype needs the folder of a run with lora" in capsys.readouterr().err
+
+
+def test_a_float32_run_loses_nothing_to_speak_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, _ = lora_run(tmp_path, "float32", 0.03)
+    assert rounding_loss(model) < 1e-4
+    assert main(["export", str(tmp_path / "run"), "--output", str(tmp_path / "out")]) == 0
+    assert "loses" not in capsys.readouterr().out

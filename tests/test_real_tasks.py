@@ -304,7 +304,7 @@ def test_an_unreadable_file_is_a_one_line_error(tmp_path: Path) -> None:
     parquet = "not readable as Parquet" if importlib.util.find_spec("pyarrow") else "needs pyarrow"
     for name, content, said in (
         ("test.parquet", b"no", parquet),
-        ("test.json", b"{}", "expected a list of JSON objects"),
+        ("test.json", b"{}", "expected a list of JSON objects, found an empty object"),
         ("test.csv", b"question\n\xff\n", "not readable"),
         ("test.jsonl", b"", "no rows"),
     ):

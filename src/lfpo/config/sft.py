@@ -15,7 +15,7 @@ class SFTConfig(TrainingConfig):
 
     model: checkpoint to start from; or init: a family's config.json for a fresh model, with vocab_size as the upper
         bound of the tokenizer's. Give one of the two.
-    tasks: procedural tasks and their share of the examples; or data_file: a JSONL file with `prompt` and `completion`.
+    tasks: procedural tasks and their share of the examples; or data_file: rows with `prompt` and `completion`.
         Give one of the two.
     right_share: share of right demonstrations of tasks (None: each task's own).
     gen_length: completion length of data_file rows in tokens; tasks have their own.
@@ -78,7 +78,7 @@ class DPOConfig(TrainingConfig):
     """Configuration of `lfpo dpo`: preference training by VRPO, which is DPO on ELBOs (see lfpo.objectives.vrpo).
 
     model: the checkpoint to start from, which is also the base policy that completions are compared with.
-    data_file: a JSONL file with `prompt`, `chosen` and `rejected`, TRL's preference format, as text or as messages; or
+    data_file: rows with `prompt`, `chosen` and `rejected`, TRL's preference format, as text or as messages; or
         tasks: procedural tasks and their share of the pairs, each a right and a flawed demonstration. Give one of them.
     eval_file: held-out pairs for data_file runs; tasks have their own. eval_size: number of held-out pairs.
     gen_length: completion length of data_file rows in tokens; tasks have their own.

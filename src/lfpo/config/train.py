@@ -140,7 +140,7 @@ class LFPOConfig(TrainingConfig):
     output_dir: the run directory.
     model: checkpoint folder, hub id, or one of the package's own small models: "embedded", and "embedded-block", which
         attends block by block.
-    task: a task's name or dotted path; or data_file: JSONL with a `prompt` column, scored by reward_funcs; or
+    task: a task's name or dotted path; or data_file: rows with a `prompt` column, scored by reward_funcs; or
         dataset_name: a data set of the hub, ORGANISATION/NAME, or a local folder that `datasets` reads, with
         dataset_config, dataset_train_split ("train[:1000]" takes a part) and dataset_test_split (None: no evaluation).
     columns: {question: prompt}: columns of these rows to rename. map_row: dotted path of a function that makes a row of
@@ -155,7 +155,7 @@ class LFPOConfig(TrainingConfig):
         and step(text) -> (reply, reward, done), in place of reward functions. max_turns: the most turns of an episode.
         Here reward_timeout is for a rank's environments in one turn.
     keep_going: begin to train although a reward function raised when it was called once at start.
-    eval_file: held-out JSONL for data_file runs; evaluation then reports the mean reward.
+    eval_file: held-out rows for data_file runs; evaluation then reports the mean reward.
     filter_overlong_prompts: leave out training prompts that with gen_length exceed the model's context. Without it one
         such prompt is an error at start.
 

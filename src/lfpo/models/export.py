@@ -92,17 +92,19 @@ def _save_tokenizer(source: Path, folder: Path) -> None:
     write_json(folder / "tokenizer_config.json", settings)
 
 
-def merge_adapter(base: Path, adapter: Path, folder: Path, dtype: Any) -> float:
-    """Write the base model with a saved LoRA adapter added, in the family's own layout. Returns `rounding_loss`."""
-    model = with_saved_adapter(base, adapter, dtype)
+def merge_adapter(base: Path, adapter: Path, folder: Path, held: Any, dtype: Any) -> float:
+    """Write the base model with a saved LoRA adapter added, in the family's own layout. Returns `rounding_loss`.
+
+    held: dtype of the weights in training, to which the base is rounded first. dtype: of the sum."""
+    model = with_saved_adapter(base, adapter, held, dtype)
     save_model(model, folder)
     return rounding_loss(model)
 
 
-def with_saved_adapter(base: Path, adapter: Path, dtype: Any) -> MaskedDiffusionLM:
-    """The base model with a saved LoRA adapter beside its weights. dtype: of the weights; the factors are float32."""
+def with_saved_adapter(base: Path, adapter: Path, held: Any, dtype: Any) -> MaskedDiffusionLM:
+    """The base model with a saved LoRA adapter, in float32, beside its weights. held, dtype: see `merge_adapter`."""
     saved = read_json(adapter / "adapter_config.json")
-    model = load_model(base, dtype=dtype)
+    model = load_model(base, dtype=held).to(dtype)
     experts = bool(saved.get("target_parameters"))
     inject(model, LoraSettings(saved["r"], saved["lora_alpha"], saved["target_modules"], experts))
     load_adapter(model, adapter)

@@ -134,12 +134,13 @@ def write_export(source: Source, settings: ExportConfig | PushConfig, folder: Pa
         made = f"`{base}`" if own_names else f"what `lfpo export {base} --layout transformers` writes"
         use = ADAPTER_USE.format(base=made)
     else:
-        dtype = getattr(torch, settings.dtype or source.config.get("dtype", "float32"))
+        held = getattr(torch, source.config.get("dtype", "float32"))
+        dtype = getattr(torch, settings.dtype) if settings.dtype else held
         needed = weight_bytes(resolve(source.base), dtype) if adapted else 0
         needed = needed or sum(path.stat().st_size for path in source.weights.glob("*.safetensors"))
         check_disk(folder, needed + (min(needed, FILE_BYTES) if adapted and not own_names else 0))
         if not adapted and (adapter := last_adapter(source)) and dtype == torch.bfloat16:
-            tell_loss(rounding_loss(with_saved_adapter(resolve(source.base), adapter, dtype)), dtype)
+            tell_loss(rounding_loss(with_saved_adapter(resolve(source.base), adapter, held, dtype)), dtype)
         if not adapted and own_names:
             for file in weight_files(source.weights):
                 with reading(file), safe_open(file, framework="pt"):
@@ -148,10 +149,10 @@ def write_export(source: Source, settings: ExportConfig | PushConfig, folder: Pa
         elif not adapted:
             export_transformers(source.weights, folder)
         elif own_names:
-            tell_loss(merge_adapter(resolve(source.base), source.weights, folder, dtype), dtype)
+            tell_loss(merge_adapter(resolve(source.base), source.weights, folder, held, dtype), dtype)
         else:  # the merged copy goes as it is read, so that the disk holds one model and one file
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
-                tell_loss(merge_adapter(resolve(source.base), source.weights, Path(scratch), dtype), dtype)
+                tell_loss(merge_adapter(resolve(source.base), source.weights, Path(scratch), held, dtype), dtype)
                 export_transformers(Path(scratch), folder, consume=True)
     library = "peft" if settings.adapter else "lfpo" if own_names else settings.layout
     if source.run is None:
