@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from lfpo.base.config import to_dict, yaml_text
-from lfpo.base.errors import UserError
-from lfpo.models.settings import LoraSettings
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import tiny
 from lfpo import LFPOConfig, LFPOTrainer, SamplerConfig
 from lfpo.cli import main
+from lfpo.config.build import to_dict, yaml_text
 from lfpo.config.errors import UserError
+from lfpo.config.models import LoraSettings
 from lfpo.models import load_model, load_tokenizer
 from lfpo.models.export import rounding_loss
 from lfpo.models.loading import resolve, trained_block_length
