@@ -8,7 +8,7 @@ what was revealed after the first EOS, as published. The type of a knob names th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from lfpo.base.checks import AtLeastOne, Count, CountOrZero, NotNegative, Positive, Share, ShareBelowOne
 from lfpo.objectives.advantages import Advantage, group_means
@@ -33,29 +33,6 @@ class LFPO(Objective):
     positive_weight: NotNegative = 1.0
     negative_weight: NotNegative = 1.0
     target_weight: Literal["p_old", "equal"] = "p_old"
-
-    EARLIER: ClassVar[dict[str, Any]] = {  # defaults of runs whose config.yaml does not name every knob
-        "beta": 0.3,
-        "timesteps": 4,
-        "states": "stratified",
-        "clip": 1.0,
-        "deviation": "batch",
-        "baseline": 1.0,
-        "num_iterations": 1,
-        "target_weight": "equal",
-    }
-    REFUSED: ClassVar[dict[str, str]] = {
-        "states: uniform": "was removed; write states: stratified",
-        "states: surprisal": "was removed; write states: stratified",
-        "states: entropy": "was removed; write states: stratified",
-        "deviation: group": "was removed; write deviation: batch, or range",
-        "deviation: one": "was removed; write deviation: range, the same for rewards of 0 and 1",
-        "target_weight: ratio": "was removed; write target_weight: p_old, or equal",
-    }
-    REMOVED: ClassVar[dict[str, tuple[Any, str]]] = {
-        "base_kl": (0.0, "was removed; leave it out, and raise beta to stay closer to theta_old"),
-        "reading": ("rectified", "was removed; leave it out: the printed equation cannot learn (docs/method.md)"),
-    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
