@@ -3,8 +3,8 @@
 import importlib
 import sys
 
-from lfpo.base.config import configure
-from lfpo.base.errors import UserError
+from lfpo.config.build import configure
+from lfpo.config.errors import UserError
 
 USAGE = """usage: python -m benchmarks NAME [--key value ...]
 

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from benchmarks.measure import against_first, attempt, held_memory, median_and_range, peak_memory
-from lfpo.base.config import build
 from lfpo.base.environment import use_threads
+from lfpo.config.build import build
+from lfpo.config.train import LFPOConfig
 from lfpo.models import MaskedDiffusionLM, init_model, load_model, load_tokenizer
 from lfpo.models.layouts import LAYOUTS
-from lfpo.train.config import LFPOConfig
 from lfpo.train.rl import LFPOTrainer
 
 PARTS = ("rollout", "reward", "update")

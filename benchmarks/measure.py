@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from lfpo.base.config import to_dict
 from lfpo.base.environment import describe_environment, versions
-from lfpo.base.files import replace_file
 from lfpo.base.measure import timed
+from lfpo.config.build import to_dict
+from lfpo.config.files import replace_file
 
 K = TypeVar("K")
 T = TypeVar("T")

@@ -10,12 +10,12 @@ import torch
 from benchmarks.plain import plain_rollout
 from benchmarks.plain_blocks import plain_block_rollout
 from benchmarks.problem import BenchRolloutConfig, Problem
+from lfpo.config.models import LoraSettings
+from lfpo.config.sampler import SamplerConfig
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.lora import attach
 from lfpo.models.placement import sampling
-from lfpo.models.settings import LoraSettings
 from lfpo.rollout.denoise import rollout
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 
 # Of a mode: what the engine returns, or tokens [B, C] and forwards of the plain loop.

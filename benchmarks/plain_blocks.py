@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import torch
 
+from lfpo.config.sampler import SamplerConfig
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.structure import Structure
 from lfpo.rollout.rows import ActiveRows, finished_trajectory, unstarted
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.schedule import reveal_schedule
 from lfpo.rollout.trajectory import Trajectory
 

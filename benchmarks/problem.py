@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from lfpo.base.checks import Count, CountOrZero, NotNegative, check_ranges
 from lfpo.base.rng import python_rng
+from lfpo.config.checks import Count, CountOrZero, NotNegative, check_ranges
 from lfpo.models import MaskedDiffusionLM, init_model, load_model, load_tokenizer
 from lfpo.models.layouts import LAYOUTS, with_layers
 from lfpo.prompts.encoding import decode_completions, encode_rows

@@ -14,8 +14,8 @@ from benchmarks.problem import BenchRolloutConfig, Problem, layout_problem, task
 from benchmarks.spent import Forwards, recorded
 from benchmarks.table import markdown, rows_of_cells
 from lfpo.base.environment import use_threads
-from lfpo.base.files import replace_file
 from lfpo.base.measure import matmul_peak
+from lfpo.config.files import replace_file
 from lfpo.models.layouts import LAYOUTS
 from lfpo.rollout.trajectory import Trajectory
 from lfpo.train.flops import rollout_flops

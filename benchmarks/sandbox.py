@@ -9,8 +9,8 @@ from typing import Any
 
 from benchmarks.measure import median_and_range, write_results
 from benchmarks.table import markdown
-from lfpo.base.checks import Count, CountOrZero, check_ranges
-from lfpo.base.errors import UserError
+from lfpo.config.checks import Count, CountOrZero, check_ranges
+from lfpo.config.errors import UserError
 from lfpo.rewards.sandbox import Job, Sandbox, available_rungs, installed_libraries
 
 PROGRAM = "def add(a, b):\n    return a + b + {} - {}\n"

@@ -11,10 +11,11 @@ from benchmarks.iteration import Iteration, measure_iterations
 from benchmarks.measure import against_first, attempt, deadline, measured, write_results
 from benchmarks.rectified import rectified_loss
 from benchmarks.table import markdown, rows_of_cells
-from lfpo.base.checks import Count, CountOrZero, NotNegative, check_ranges
 from lfpo.base.environment import use_threads
-from lfpo.base.files import replace_file
 from lfpo.base.rng import key
+from lfpo.config.checks import Count, CountOrZero, NotNegative, check_ranges
+from lfpo.config.files import replace_file
+from lfpo.config.sampler import SamplerConfig
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.models.head import precision_of
 from lfpo.models.roles import CURRENT, OLD
@@ -26,7 +27,6 @@ from lfpo.prompts.encoding import encode_rows
 from lfpo.prompts.tasks import get_task
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.edits import in_rounds
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 from lfpo.train.algorithm import accumulate_gradients
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from lfpo import LFPOConfig, LFPOTrainer, SamplerConfig
-from lfpo.train.example_configs import SFTConfig
+from lfpo.config.sft import SFTConfig
 from lfpo.train.sft import train_sft
 
 SEED = int(sys.argv[1]) if len(sys.argv) > 1 else 0

@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 
-from lfpo.base.config import build, load_yaml, merge
+from lfpo.config.build import build, load_yaml, merge
+from lfpo.config.train import LFPOConfig
 from lfpo.models.roles import BASE, OLD
 from lfpo.objectives import make_objective
 from lfpo.objectives.predictions import Predictions
 from lfpo.runs.context import Context
 from lfpo.train.algorithm import accumulate_gradients
-from lfpo.train.config import LFPOConfig
 from lfpo.train.rl import LFPOTrainer
 
 PUBLISHED = {"name": "lfpo", "timesteps": 4, "num_iterations": 1, "states": "stratified", "target_weight": "equal"}

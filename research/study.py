@@ -25,8 +25,8 @@ from typing import Any
 
 import yaml
 
-from lfpo.base.config import build, load_yaml, merge
 from lfpo.base.rng import key as hash_key
+from lfpo.config.build import build, load_yaml, merge
 from lfpo.prompts.tasks import Task, get_task
 from lfpo.prompts.tasks.task import Row
 
@@ -65,7 +65,7 @@ def cell_key(cell: dict[str, Any], study: dict[str, Any]) -> str:
 
 def training_config(cell: dict[str, Any], study: dict[str, Any], folder: str) -> Any:
     """The LFPOConfig of a cell."""
-    from lfpo.train.config import LFPOConfig
+    from lfpo.config.train import LFPOConfig
 
     of_task = study["tasks"][cell["task"]]
     values = merge(load_yaml(of_task["recipe"]), study["common"])
@@ -132,9 +132,9 @@ def run_cell(cell: dict[str, Any], study: dict[str, Any]) -> dict[str, Any]:
 def frontier_of(model: Any, tokenizer: Any, config: Any, study: dict[str, Any], tuning: bool) -> dict[str, Any]:
     """`frontier`: accuracy and forwards of greedy decoding at each of the study's thresholds. `forwards`: those of one
     token a step."""
+    from lfpo.config.sampler import SamplerConfig
     from lfpo.eval.evaluate import evaluate
     from lfpo.rollout.engine import as_it_is
-    from lfpo.rollout.sampler import SamplerConfig
 
     task = get_task(config.task)
     assert isinstance(task, Task)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from lfpo import LFPOConfig, SamplerConfig, load_model, load_tokenizer
-from lfpo.base.plugins import resolve
+from lfpo.config.plugins import resolve
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.roles import CURRENT
 from lfpo.objectives.predictions import Predictions

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lfpo.base.batching import left_pad
-from lfpo.rollout.sampler import SamplerConfig
+from lfpo.config.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory, of_completions
 
 LETTERS = "abe_"  # e: end of sequence and padding; _: the mask token

@@ -12,10 +12,10 @@ import argparse
 
 import torch
 
+from lfpo.config.models import LoraSettings
 from lfpo.models import MaskedDiffusionLM, init_model
 from lfpo.models.lora import attach, factors
 from lfpo.models.placement import sampling
-from lfpo.models.settings import LoraSettings
 from split_memory import config
 
 

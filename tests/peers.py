@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from letters import LogitsAsStates
-from lfpo.rollout.sampler import SamplerConfig
+from lfpo.config.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory, of_completions
 from lfpo.train.algorithm import accumulate_gradients
 

@@ -22,17 +22,17 @@ from rich.console import Console
 
 import lfpo.train.ray_engine
 import processes
-from lfpo.base.config import build
+from lfpo.config.build import build
+from lfpo.config.sampler import SamplerConfig
+from lfpo.config.train import LFPOConfig
 from lfpo.models import init_model, load_tokenizer, save_model
 from lfpo.models.layouts import LAYOUTS
 from lfpo.models.roles import OLD
 from lfpo.prompts.encoding import encode_rows
 from lfpo.prompts.tasks import get_task
 from lfpo.rollout.engine import Request
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 from lfpo.runs.display import Display
-from lfpo.train.config import LFPOConfig
 from lfpo.train.ray_engine import RayEngine, Worker
 from lfpo.train.rl import LFPOTrainer
 from lfpo.train.setup import load_policies

@@ -8,16 +8,16 @@ import torch
 
 import tiny
 from lfpo.base.batching import tensor_fields
-from lfpo.base.config import build
+from lfpo.config.build import build
+from lfpo.config.sampler import SamplerConfig
+from lfpo.config.train import LFPOConfig
 from lfpo.models import load_model
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives import make_objective
 from lfpo.objectives.objective import Objective, kept_steps
 from lfpo.objectives.views import Views
 from lfpo.rollout.denoise import rollout
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
-from lfpo.train.config import LFPOConfig
 from lfpo.train.rl import LFPOTrainer
 
 # LFPO as published: states that the sampler visited, one pass, the whole mean subtracted, equal weights.

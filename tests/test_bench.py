@@ -24,13 +24,13 @@ from benchmarks.spent import recorded
 from benchmarks.true_size import main as true_size
 from benchmarks.update import FORMS, BenchUpdateConfig, padding_cases, run_bench_update
 from benchmarks.update import LAYOUTS as UPDATE_LAYOUTS
+from lfpo.config.sampler import SamplerConfig
 from lfpo.models import load_model, load_tokenizer
 from lfpo.models.layouts import LAYOUTS
 from lfpo.prompts.encoding import encode_rows
 from lfpo.prompts.tasks import get_task
 from lfpo.rewards.sandbox import Sandbox
 from lfpo.rollout.denoise import rollout
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.flops import forward_flops, rollout_flops
 from reference_sampler import generate
 

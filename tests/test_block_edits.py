@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import tiny
-from lfpo.base.errors import UserError
 from lfpo.cli.command_line import main
+from lfpo.config.errors import UserError
+from lfpo.config.sampler import SamplerConfig
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.structure import Structure
 from lfpo.objectives import OBJECTIVES, make_objective
@@ -23,7 +24,6 @@ from lfpo.rollout.edits import EditedTrajectory, in_rounds
 from lfpo.rollout.engine import GIVES
 from lfpo.rollout.reveal import Step
 from lfpo.rollout.reveal.rule import Revealed
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 from lfpo.train.records import completion_record
 from small_runs import AS_PUBLISHED

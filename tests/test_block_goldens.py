@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from golden_families import golden, golden_sampler
+from lfpo.config.sampler import SamplerConfig
 from lfpo.models import load_model
 from lfpo.rollout.denoise import rollout
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 
 # Runs that are not to be reproduced, by the beginning of their `case`, and why.

@@ -11,14 +11,14 @@ import torch
 
 import tiny
 from benchmarks.plain_blocks import plain_block_rollout
-from lfpo.base.errors import UserError
 from lfpo.cli.command_line import main
+from lfpo.config import sampler as sampler_module
+from lfpo.config.errors import UserError
+from lfpo.config.sampler import SamplerConfig
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.structure import Structure
-from lfpo.rollout import sampler as sampler_module
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.edits import EditedTrajectory
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 from lfpo.train.flops import forward_flops, rollout_flops
 from test_rollout import assert_same_rows

@@ -7,8 +7,8 @@ import pytest
 import tiny
 from golden_families import golden
 from lfpo.cli.command_line import main
+from lfpo.config.sampler import SamplerConfig
 from lfpo.models import load_model
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.rl import LFPOTrainer
 from small_runs import AS_PUBLISHED
 from test_objective_training import assert_ranks_do_not_matter

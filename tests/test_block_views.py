@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
+from lfpo.config.sampler import SamplerConfig
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.models.structure import Structure
@@ -17,7 +18,6 @@ from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views, passes
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.edits import in_rounds
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 from lfpo.train.algorithm import accumulate_gradients
 from lfpo.train.flops import forward_flops, update_flops

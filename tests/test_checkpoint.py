@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
 from lfpo.models import MaskedDiffusionLM, init_model, load_model, load_tokenizer
 from lfpo.train.checkpoint import latest_checkpoint, load_optimizer, load_weights, save_checkpoint, verify
 from lfpo.train.optim import build_adamw

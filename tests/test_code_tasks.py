@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
 from lfpo.prompts.encoding import encode_prompt
 from lfpo.prompts.sources import task_source
 from lfpo.prompts.tasks import DataTask, code_task, get_task

@@ -10,12 +10,9 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 import pytest
 
-from lfpo.base.config import to_dict, yaml_text
-from lfpo.base.errors import UserError
 from lfpo.cli.command_line import main
 from lfpo.compare.cell import main as run_cell
 from lfpo.compare.grid import check, run_compare
-from lfpo.compare.settings import Cell, CompareConfig, cell_config, cell_folder, pick_objectives
 from lfpo.compare.statistics import (
     accuracy_for,
     bootstrap,
@@ -25,6 +22,9 @@ from lfpo.compare.statistics import (
     probability_of_improvement,
     table,
 )
+from lfpo.config.build import to_dict, yaml_text
+from lfpo.config.compare import Cell, CompareConfig, cell_config, cell_folder, pick_objectives
+from lfpo.config.errors import UserError
 from lfpo.eval.estimates import over_problems, over_seeds
 from processes import start, start_lfpo
 from research.tables import iqm

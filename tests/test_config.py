@@ -12,7 +12,9 @@ from benchmarks.problem import BenchRolloutConfig
 from benchmarks.sandbox import BenchSandboxConfig
 from benchmarks.update import BenchUpdateConfig
 from drill.command import DrillConfig
-from lfpo.base.config import (
+from lfpo.cli.command_line import main
+from lfpo.cli.list_recipes import TITLES, kind_of, row
+from lfpo.config.build import (
     PARTS,
     RECIPES,
     build,
@@ -24,19 +26,17 @@ from lfpo.base.config import (
     to_dict,
     yaml_text,
 )
-from lfpo.base.errors import UserError
-from lfpo.cli.command_line import main
-from lfpo.cli.list_recipes import TITLES, kind_of, row
-from lfpo.cli.settings import SampleConfig, demo_config
-from lfpo.compare.settings import CompareConfig
-from lfpo.eval.settings import EvalConfig
+from lfpo.config.compare import CompareConfig
+from lfpo.config.errors import UserError
+from lfpo.config.eval import EvalConfig
+from lfpo.config.plan import PlanConfig
+from lfpo.config.sample import SampleConfig, demo_config
+from lfpo.config.sft import DPOConfig, SFTConfig
+from lfpo.config.train import LFPOConfig
 from lfpo.objectives import make_objective
 from lfpo.objectives.objective import check_rollouts
 from lfpo.prompts.tasks import get_task
 from lfpo.report.watch import WatchConfig
-from lfpo.train.config import LFPOConfig
-from lfpo.train.example_configs import DPOConfig, SFTConfig
-from lfpo.train.plan.settings import PlanConfig
 
 COMMANDS = [
     *(BenchRolloutConfig, BenchSandboxConfig, BenchUpdateConfig, CompareConfig, DrillConfig, EvalConfig, LFPOConfig),

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
 from lfpo.prompts.jsonl import load_jsonl
 
 

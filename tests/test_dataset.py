@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lfpo import LFPOConfig, LFPOTrainer, SamplerConfig
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
 from lfpo.prompts.dataset import read_rows
 from written_runs import write_rows
 

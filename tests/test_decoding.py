@@ -7,11 +7,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lfpo.base.config import build
-from lfpo.base.errors import UserError
+from lfpo.config.build import build
+from lfpo.config.errors import UserError
+from lfpo.config.sampler import SamplerConfig
 from lfpo.rollout.reveal import Step, find_rule
 from lfpo.rollout.reveal.published import origin_steps
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.schedule import reveal_counts
 
 

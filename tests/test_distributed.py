@@ -12,11 +12,11 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 import tiny
 from lfpo.base import distributed
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
+from lfpo.config.train import LFPOConfig
 from lfpo.models import tensor_files
 from lfpo.models.tensor_files import write_shards
 from lfpo.runs.directory import open_run, opened_by_this_launcher
-from lfpo.train.config import LFPOConfig
 from lfpo.train.rl import LFPOTrainer
 from processes import Finished, run_lfpo, run_ranks
 

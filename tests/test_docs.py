@@ -17,10 +17,10 @@ import pytest
 import tiny
 from drill.command import FAULTS, DrillConfig
 from drill.command import main as drill
-from lfpo.base.config import build, load_yaml
 from lfpo.cli import main
 from lfpo.cli.commands import COMMANDS
-from lfpo.train.config import LFPOConfig
+from lfpo.config.build import build, load_yaml
+from lfpo.config.train import LFPOConfig
 
 ROOT = Path(__file__).parent.parent
 ROWS = ROOT / "tests" / "data"
@@ -136,7 +136,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lfpo.report.write_report", lambda run: Path())
     monkeypatch.setattr("lfpo.train.rl.LFPOTrainer", lambda args: trainer)
     for place in (
-        "lfpo.models.settings.check_model_name",
+        "lfpo.config.models.check_model_name",
         "lfpo.cli.commands.check_inputs",  # the pages' models and data are not here
         "lfpo.train.inputs.check_run",
         "lfpo.train.sft.train_sft",
@@ -146,7 +146,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         "lfpo.compare.grid.run_compare",
         "lfpo.train.plan.command.run_plan",
         "lfpo.cli.doctor.run_doctor",
-        "lfpo.train.export_config.output_folder",
+        "lfpo.config.export.output_folder",
         "lfpo.train.export.run_export",
         "lfpo.train.export.run_push",
         "lfpo.cli.demo.run_demo",

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from lfpo.base.config import load_yaml, parse_overrides, recipe_names
 from lfpo.cli.list_recipes import kind_of, row
+from lfpo.config.build import load_yaml, parse_overrides, recipe_names
+from lfpo.config.plan import configure
 from lfpo.models.tensor_files import GIB
 from lfpo.train.plan.command import ASSUMED_TFLOPS, duration, ways, whole_run
 from lfpo.train.plan.estimate import Estimate
 from lfpo.train.plan.model import model_config
-from lfpo.train.plan.settings import configure
 
 ROOT = Path(__file__).parent.parent
 # A block of one command, and the sentence below it.

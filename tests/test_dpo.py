@@ -8,15 +8,15 @@ import pytest
 import torch
 
 import tiny
-from lfpo.base.errors import UserError
 from lfpo.cli.command_line import main
+from lfpo.config.errors import UserError
+from lfpo.config.sft import DPOConfig
 from lfpo.models import load_model
 from lfpo.models.roles import BASE, CURRENT
 from lfpo.prompts.preferences import load_preferences, preference, task_pair
 from lfpo.prompts.tasks import TASKS, Task, get_task
 from lfpo.runs.context import Context
 from lfpo.train.dpo import DPOTrainer, as_trajectory, train_dpo
-from lfpo.train.example_configs import DPOConfig
 from processes import run_lfpo
 from test_distributed import metrics
 from written_runs import write_rows
@@ -47,7 +47,7 @@ def config(folder: Path, model: Path, data: Path, **changes: Any) -> DPOConfig:
 def test_the_chosen_completion_becomes_likelier_than_the_rejected(
     changes: dict[str, Any], model: Path, data: Path, tmp_path: Path
 ):
-    from lfpo.base.config import build, to_dict
+    from lfpo.config.build import build, to_dict
 
     args = build(DPOConfig, to_dict(config(tmp_path / "run", model, data, max_steps=12, eval_steps=6)) | changes)
     train_dpo(args)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from lfpo.config.sampler import SamplerConfig
 from lfpo.rollout.draw import CHUNK_ELEMENTS, LOGIT_ELEMENTS, Drawn, draw, draw_from_logits, inverse_cdf
-from lfpo.rollout.sampler import SamplerConfig
 
 JUST_BELOW_ONE = 1 - 2.0**-53
 MASK = 4

@@ -10,12 +10,12 @@ import torch
 from dtree_rpo import DTreeRPO, node_values, nodes, tree_rollout
 
 from letters import rollouts
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
+from lfpo.config.sampler import SamplerConfig
 from lfpo.models import load_model
 from lfpo.objectives.objective import check_rollouts
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.engine import GIVES
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 from lfpo.train.rl import LFPOTrainer
 from test_objectives import loss_of

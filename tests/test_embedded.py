@@ -7,9 +7,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from lfpo.base.config import load_yaml
-from lfpo.base.files import read_json
 from lfpo.cli.command_line import main
+from lfpo.config.build import load_yaml
+from lfpo.config.files import read_json
+from lfpo.config.sampler import SamplerConfig
 from lfpo.eval.estimates import mean_interval, pass_at_k, wilson_interval
 from lfpo.eval.evaluate import evaluate
 from lfpo.models import load_model, load_tokenizer
@@ -17,7 +18,6 @@ from lfpo.models.loading import EMBEDDED, SHIPPED
 from lfpo.models.structure import Structure
 from lfpo.prompts.tasks import TASKS, get_task
 from lfpo.rollout.engine import as_it_is
-from lfpo.rollout.sampler import SamplerConfig
 from tiny import random_ids
 
 

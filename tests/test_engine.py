@@ -21,8 +21,10 @@ import lfpo.train.ray_engine
 import lfpo.train.ray_rewards
 import tiny
 from lfpo.base import distributed
-from lfpo.base.config import build
-from lfpo.base.errors import UserError
+from lfpo.config.build import build
+from lfpo.config.errors import UserError
+from lfpo.config.sampler import SamplerConfig
+from lfpo.config.train import EngineSettings, LFPOConfig
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.loading import EMBEDDED
 from lfpo.models.lora import factors
@@ -33,11 +35,9 @@ from lfpo.prompts.tasks import get_task
 from lfpo.rewards import Rewards, in_child, score
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.engine import LocalEngine, Request, as_it_is
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 from lfpo.runs.context import Context
 from lfpo.runs.directory import Run
-from lfpo.train.config import EngineSettings, LFPOConfig
 from lfpo.train.ray_cluster import connect, wait_for_start
 from lfpo.train.ray_engine import Job, RayEngine, Worker, set_weights, weights_of
 from lfpo.train.ray_rewards import by_tasks

@@ -14,8 +14,8 @@ import games
 import tiny
 from lfpo import LFPOConfig, LFPOTrainer, SamplerConfig
 from lfpo.base.batching import left_pad
-from lfpo.base.errors import UserError
 from lfpo.base.progress import Progress
+from lfpo.config.errors import UserError
 from lfpo.models import load_model, load_tokenizer
 from lfpo.objectives import make_objective
 from lfpo.objectives.views import fully_masked, replay
@@ -305,7 +305,7 @@ KEYS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("keys", "sentence"), KEYS)
 def test_wrong_keys_are_one_sentence(keys: dict[str, Any], sentence: str, llada: Path, tmp_path: Path):
-    from lfpo.base.config import build, to_dict
+    from lfpo.config.build import build, to_dict
 
     given = {**to_dict(config(tmp_path)), "environment": "games:Letters", "max_turns": 2, **keys}
     with pytest.raises(UserError) as raised:

@@ -11,11 +11,11 @@ import pytest
 from rich.console import Console
 
 import tiny
-from lfpo.base.errors import UserError
 from lfpo.cli.command_line import main
+from lfpo.config.errors import UserError
+from lfpo.config.eval import EvalConfig, configure
 from lfpo.eval import command
 from lfpo.eval.estimates import scores
-from lfpo.eval.settings import EvalConfig, configure
 from lfpo.eval.store import Journal, file_sha256, read_partial
 from lfpo.eval.terminal import group_means, progress, show
 from lfpo.prompts.tasks import get_task

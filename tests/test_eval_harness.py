@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from lfpo.base.errors import UserError
 from lfpo.cli.command_line import main
+from lfpo.config.errors import UserError
 from lfpo.eval.likelihood import Pair, likelihood_bounds, text_pair
 from lfpo.models import load_model, load_tokenizer
 from lfpo.prompts.tasks import get_task

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tiny
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
 from lfpo.eval.likelihood import Pair, block_maskings, likelihood_bounds, maskings, text_pair
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.models.structure import Structure

@@ -11,8 +11,9 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
 from golden_families import golden, golden_io
-from lfpo.base.errors import UserError
 from lfpo.cli.command_line import main
+from lfpo.config.errors import UserError
+from lfpo.config.models import LoraSettings
 from lfpo.models import load_model, save_model
 from lfpo.models.experts import grouped_experts, routers
 from lfpo.models.export import export_adapter
@@ -21,7 +22,6 @@ from lfpo.models.layouts import LAYOUTS
 from lfpo.models.lora import attach, load_adapter, save_adapter, target_names
 from lfpo.models.placement import sampling
 from lfpo.models.roles import BASE, CURRENT, OLD
-from lfpo.models.settings import LoraSettings
 from lfpo.objectives import make_objective
 from lfpo.objectives.measures import watched_routers
 from lfpo.rollout.denoise import rollout

@@ -22,20 +22,20 @@ from huggingface_hub import HfApi, ModelCard
 from safetensors.torch import load_file
 
 from lfpo import LFPOTrainer
-from lfpo.base.config import load_yaml, to_dict, yaml_text
-from lfpo.base.errors import UserError
 from lfpo.cli import main
+from lfpo.config.build import load_yaml, to_dict, yaml_text
+from lfpo.config.errors import UserError
+from lfpo.config.export import ExportConfig, PushConfig
+from lfpo.config.models import LoraSettings
+from lfpo.config.sampler import SamplerConfig
+from lfpo.config.train import LFPOConfig
 from lfpo.models import load_model, load_tokenizer, save_model
 from lfpo.models.lora import attach, factors
-from lfpo.models.settings import LoraSettings
 from lfpo.models.tensor_files import save_tensors
 from lfpo.rollout.denoise import rollout
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.runs.card import SAMPLER
 from lfpo.train.checkpoint import save_checkpoint
-from lfpo.train.config import LFPOConfig
 from lfpo.train.export import run_export, run_push
-from lfpo.train.export_config import ExportConfig, PushConfig
 from lfpo.train.preflight import check_disk
 from small_runs import choice_config
 from tiny import random_ids, read_weights, reference_logits, write_dream, write_llada

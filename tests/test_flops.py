@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
+from lfpo.config.sampler import SamplerConfig
 from lfpo.models import load_model
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives import make_objective
 from lfpo.rollout.denoise import rollout
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.algorithm import accumulate_gradients
 from lfpo.train.flops import Meter, forward_flops, rollout_flops
 from test_rollout import count_forwards

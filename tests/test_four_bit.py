@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import tiny
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
+from lfpo.config.models import LoraSettings
 from lfpo.models import MaskedDiffusionLM, init_model, load_model, load_tokenizer, save_model
 from lfpo.models.four_bit import BYTES_PER_WEIGHT, dequantized, original_shape, quantize
 from lfpo.models.lora import attach, factors, load_adapter
 from lfpo.models.roles import BASE
-from lfpo.models.settings import LoraSettings
 from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.flops import forward_flops
 from lfpo.train.rl import LFPOTrainer

@@ -9,19 +9,19 @@ from torch.distributed.tensor import DTensor
 
 import tiny
 from lfpo.base import distributed
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
+from lfpo.config.models import LoraSettings
+from lfpo.config.sampler import SamplerConfig
+from lfpo.config.train import LFPOConfig
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.fsdp import frozen_copy, gathered, gathered_by_layer
 from lfpo.models.lora import attach, factors, inject
 from lfpo.models.placement import sampling
 from lfpo.models.roles import BASE, CURRENT, OLD
-from lfpo.models.settings import LoraSettings
 from lfpo.objectives import make_objective
 from lfpo.objectives.views import fully_masked
 from lfpo.rollout.denoise import rollout
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.algorithm import accumulate_gradients, ema_update
-from lfpo.train.config import LFPOConfig
 from lfpo.train.optim import build_adamw
 from lfpo.train.setup import check_ranks
 from processes import run_ranks

@@ -11,8 +11,8 @@ import torch
 from torch._C._distributed_c10d import HashStore
 
 from lfpo.base import distributed
-from lfpo.base.errors import ProcessLost
 from lfpo.base.heartbeat import Heartbeat, meet
+from lfpo.config.errors import ProcessLost
 
 
 def hearts(world: int, timeout: float = 10.0) -> list[Heartbeat]:

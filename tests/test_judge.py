@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from judge_endpoint import Endpoint, endpoint
-from lfpo.base.errors import UserError
 from lfpo.cli import main
+from lfpo.config.errors import UserError
 from lfpo.rewards.attempt import RewardFailed
 from lfpo.rewards.judge import Judge
 from lfpo.rewards.scoring import measured, score

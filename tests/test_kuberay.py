@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from lfpo.base.config import configure
-from lfpo.train.config import LFPOConfig
+from lfpo.config.build import configure
+from lfpo.config.train import LFPOConfig
 
 ROOT = Path(__file__).parents[1]
 JOB = yaml.safe_load((ROOT / "examples" / "kuberay.yaml").read_text())

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from benchmarks.rectified import rectified_loss
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
 from lfpo.models import load_model
 from lfpo.objectives.lfpo import LFPO
 from small_runs import AS_PUBLISHED, rolled

@@ -6,15 +6,15 @@ import torch
 from peft import LoraConfig, PeftModel
 
 from golden_families import golden
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
+from lfpo.config.models import LoraSettings
+from lfpo.config.train import LFPOConfig
 from lfpo.models import MaskedDiffusionLM, load_model, save_model
 from lfpo.models.export import merge_adapter
 from lfpo.models.lora import attach, factors, load_adapter, save_adapter, settings_of, target_names
 from lfpo.models.roles import BASE
-from lfpo.models.settings import LoraSettings
 from lfpo.train.algorithm import ema_update, own_parameters
 from lfpo.train.checkpoint import latest_checkpoint
-from lfpo.train.config import LFPOConfig
 from lfpo.train.rl import LFPOTrainer
 from small_runs import AS_PUBLISHED, choice_config, whole_and_resumed
 

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
 from golden_families import golden, golden_io, golden_sampler
-from lfpo.base.errors import UserError
 from lfpo.cli import main
+from lfpo.config.errors import UserError
 from lfpo.models import init_model, load_model, load_tokenizer, save_model
 from lfpo.runs.card import SAMPLER
 from tiny import (

@@ -11,11 +11,11 @@ import yaml
 
 import tiny
 from lfpo.cli.command_line import main
+from lfpo.config.sampler import SamplerConfig
 from lfpo.models import load_model
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives import OBJECTIVES
 from lfpo.objectives.views import passes
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.algorithm import accumulate_gradients
 from lfpo.train.rl import LFPOTrainer
 from small_runs import step_of

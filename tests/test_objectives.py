@@ -9,7 +9,8 @@ import torch
 import yaml
 
 from letters import Table, rollouts
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
+from lfpo.config.sampler import SamplerConfig
 from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.objectives.advantages import Advantage, group_advantages
 from lfpo.objectives.agrpo import AGRPO
@@ -21,7 +22,6 @@ from lfpo.objectives.spg import SPG
 from lfpo.objectives.trace_rl import TraceRL
 from lfpo.objectives.views import Views, noised
 from lfpo.rollout.draw import kept_tokens
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.algorithm import accumulate_gradients
 
 GOOD_BAD = torch.tensor([1.0, -0.5], dtype=torch.float64)  # the advantages of most tests below

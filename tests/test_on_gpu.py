@@ -12,14 +12,14 @@ import torch
 from safetensors.torch import load_file
 
 from cuda_stand_in import cuda_stand_in
-from lfpo.base.config import build
+from lfpo.config.build import build
+from lfpo.config.eval import EvalConfig
+from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sft import SFTConfig
 from lfpo.eval.command import run_eval
 from lfpo.eval.likelihood import Pair, likelihood_bounds
-from lfpo.eval.settings import EvalConfig
 from lfpo.models import load_model
 from lfpo.rollout.denoise import LOOK_EVERY, rollout
-from lfpo.rollout.sampler import SamplerConfig
-from lfpo.train.example_configs import SFTConfig
 from lfpo.train.rl import LFPOTrainer
 from lfpo.train.sft import train_sft
 from small_runs import choice_config

@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from lfpo.base.config import build
-from lfpo.base.errors import UserError
+from lfpo.config.build import build
+from lfpo.config.errors import UserError
+from lfpo.config.train import LFPOConfig, Optim
 from lfpo.models import load_model
 from lfpo.train.checkpoint import TABLES, latest_checkpoint
-from lfpo.train.config import LFPOConfig, Optim
 from lfpo.train.optim import build_adamw, lr_at, moment_bytes
 from lfpo.train.rl import LFPOTrainer
 from small_runs import choice_config as config

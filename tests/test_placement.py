@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import nn
 
+from lfpo.config.models import LoraSettings
+from lfpo.config.sampler import SamplerConfig
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.lora import attach, factors
 from lfpo.models.placement import frozen_copy_on_cpu, sampling
 from lfpo.models.roles import CURRENT, OLD
-from lfpo.models.settings import LoraSettings
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import replay
 from lfpo.rollout.denoise import rollout
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.rl import LFPOTrainer
 from merge_error import adapted, errors
 from small_runs import choice_config

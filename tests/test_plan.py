@@ -14,17 +14,17 @@ from golden_families import golden
 from gpu.memory import TOLERANCE, peaks
 from gpu.memory import recipe as recipe_of
 from gpu.shapes import SMALL as MODEL
-from lfpo.base.config import build, load_yaml, parse_overrides
 from lfpo.cli.command_line import main
+from lfpo.config.build import build, load_yaml, parse_overrides
+from lfpo.config.models import LoraSettings
+from lfpo.config.sampler import SamplerConfig
+from lfpo.config.train import EngineSettings, LFPOConfig
 from lfpo.models import load_model
 from lfpo.models.layouts import LAYOUTS, PUBLISHED
 from lfpo.models.lora import factors, inject
-from lfpo.models.settings import LoraSettings
 from lfpo.models.tensor_files import GIB
 from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.rollout.denoise import rollout
-from lfpo.rollout.sampler import SamplerConfig
-from lfpo.train.config import EngineSettings, LFPOConfig
 from lfpo.train.flops import model_flops
 from lfpo.train.plan.command import command, duration, readable, seconds, ways, whole_run
 from lfpo.train.plan.estimate import Estimate

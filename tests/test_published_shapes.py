@@ -12,8 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 
 import lfpo.models.tensor_files
 import tiny
-from lfpo.base.files import read_json, write_json
 from lfpo.cli.command_line import main
+from lfpo.config.files import read_json, write_json
 from lfpo.models import init_model, load_model, load_tokenizer, save_model
 from lfpo.models.layouts import LAYOUTS
 from processes import run_lfpo

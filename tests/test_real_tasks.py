@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from lfpo.base.config import RECIPES, build, load_yaml
-from lfpo.base.errors import UserError
-from lfpo.base.plugins import resolve
+from lfpo.config.build import RECIPES, build, load_yaml
+from lfpo.config.errors import UserError
+from lfpo.config.plugins import resolve
+from lfpo.config.train import LFPOConfig
 from lfpo.prompts.sources import task_source
 from lfpo.prompts.tasks import BENCHMARKS, DataTask, get_task
-from lfpo.train.config import LFPOConfig
 from small_runs import trained_on_rows
 from written_runs import write_rows
 

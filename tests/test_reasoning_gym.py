@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
 from lfpo.prompts.tasks import get_task
 from lfpo.prompts.tasks.prompting import tagged
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lfpo.base.version import VERSION
+from lfpo.config.version import VERSION
 
 ROOT = Path(__file__).parent.parent
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
 from lfpo.models import load_tokenizer
 from lfpo.prompts.tokenizer import token_texts
 from lfpo.report import write_report

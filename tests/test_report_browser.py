@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 
 from browser import Page, browser
-from lfpo.base.config import build
+from lfpo.config.build import build
+from lfpo.config.train import LFPOConfig
 from lfpo.report import write_report
 from lfpo.runs.directory import Run
-from lfpo.train.config import LFPOConfig
 from lfpo.train.rl import LFPOTrainer
 from test_report_watch import add_iteration, served
 from written_runs import CODE, HOSTILE, record, write_comparison, write_rows, write_run

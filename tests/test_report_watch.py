@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
 from lfpo.report.watch import Server, WatchConfig
 from written_runs import record, write_rows, write_run
 

@@ -10,9 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lfpo.base.config import build
-from lfpo.base.errors import UserError
 from lfpo.base.rng import uniform
+from lfpo.config.build import build
+from lfpo.config.errors import UserError
+from lfpo.config.sampler import SamplerConfig
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.structure import FULL
 from lfpo.rollout.denoise import rollout
@@ -20,7 +21,6 @@ from lfpo.rollout.packing import FORWARD_TOKENS, bucket, pieces
 from lfpo.rollout.reveal.published import dynamic, needs, origin_steps
 from lfpo.rollout.reveal.rule import PLAN, Reveal, Rule, Step
 from lfpo.rollout.reveal.rules import probability
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 from reference_sampler import dream_generate, generate
 

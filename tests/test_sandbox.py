@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
 from lfpo.rewards.attempt import RewardFailed
 from lfpo.rewards.code import Grader, extract_code, parses, syntax_compliance
 from lfpo.rewards.sandbox import Job, Limits, Sandbox, available_rungs, launch

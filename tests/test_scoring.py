@@ -18,13 +18,13 @@ import pytest
 import torch
 
 import reward_samples
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
+from lfpo.config.train import LFPOConfig
 from lfpo.rewards import in_child, score
 from lfpo.rewards.attempt import RewardTimeout, time_limit
 from lfpo.rewards.child_process import ChildFailed, ChildProcess, resident_bytes
 from lfpo.rewards.each import each
 from lfpo.rewards.terms import overlong_penalty, relative_length, target_length, tokens, weighted
-from lfpo.train.config import LFPOConfig
 from lfpo.train.setup import make_source
 
 
@@ -279,7 +279,7 @@ def test_memory_is_limited_and_a_slow_leak_loses_no_answer(child: ChildProcess):
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "own_rewards.py").write_text(
         "import itertools, os\n"
-        "from lfpo.base.errors import UserError\n"
+        "from lfpo.config.errors import UserError\n"
         "def length(prompts, completions, want):\n"
         "    print('printed, not an answer')\n"
         "    return [None if w is None else float(len(t) + w) for t, w in zip(completions, want)]\n"

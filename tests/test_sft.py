@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from lfpo.base.config import build, to_dict, yaml_text
-from lfpo.base.errors import UserError
 from lfpo.base.rng import generator
+from lfpo.config.build import build, to_dict, yaml_text
+from lfpo.config.errors import UserError
+from lfpo.config.sft import SFTConfig
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.models.structure import Structure
 from lfpo.objectives.vrpo import VRPO
 from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.dpo import as_trajectory
-from lfpo.train.example_configs import SFTConfig
 from lfpo.train.sft import MIN_T, Example, accumulate_sft_gradients, sampled_length, train_sft
 from processes import run_lfpo
 from test_fused import Products, chunks_of, widest

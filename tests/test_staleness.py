@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
+from lfpo.config.sampler import SamplerConfig
 from lfpo.models import load_model
 from lfpo.models.roles import OLD
 from lfpo.rollout.denoise import rollout
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import join
 from lfpo.runs.context import Stopped
 from lfpo.train.algorithm import accumulate_gradients

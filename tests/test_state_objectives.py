@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from letters import rollouts
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
+from lfpo.config.sampler import SamplerConfig
 from lfpo.models import load_model
 from lfpo.objectives.mdpo import MDPO
 from lfpo.objectives.objective import kept_steps
 from lfpo.rollout.denoise import rollout
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.runs.context import Context
 from lfpo.train.rl import LFPOTrainer
 from test_train import ROWS, config, metrics

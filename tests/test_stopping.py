@@ -12,8 +12,8 @@ import pytest
 
 import tiny
 from lfpo import LFPOConfig, LFPOTrainer
+from lfpo.config.sft import SFTConfig
 from lfpo.runs.context import Stopped, StopRequests
-from lfpo.train.example_configs import SFTConfig
 from lfpo.train.run import TrainingRun
 from lfpo.train.sft import train_sft
 from processes import start, start_lfpo

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lfpo.base.errors import UserError
 from lfpo.base.rng import python_rng
+from lfpo.config.errors import UserError
+from lfpo.config.sft import SFTConfig
 from lfpo.models import load_tokenizer
 from lfpo.prompts.tasks import LENGTHS, TASKS, Task, get_task, sudoku
 from lfpo.prompts.tasks.countdown import problems
@@ -21,7 +22,6 @@ from lfpo.prompts.tasks.task import in_test_split
 from lfpo.prompts.tokenizer import train_tokenizer
 from lfpo.rewards.arithmetic import MAX_CHARS, evaluate, parse
 from lfpo.rewards.sudoku import is_grid
-from lfpo.train.example_configs import SFTConfig
 from lfpo.train.sft import _tokenizer_corpus
 
 N = 1000

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lfpo import LFPOConfig, LFPOTrainer
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
 from lfpo.runs.directory import Run
 from lfpo.runs.trackers import TRACKERS, reporting
 from processes import run_lfpo

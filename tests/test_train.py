@@ -8,12 +8,12 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
+from lfpo.config.sampler import SamplerConfig
+from lfpo.config.train import EngineSettings, LFPOConfig
 from lfpo.models import load_model, load_tokenizer
 from lfpo.objectives.lfpo import LFPO
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.train.checkpoint import latest_checkpoint
-from lfpo.train.config import EngineSettings, LFPOConfig
 from lfpo.train.copies import Average
 from lfpo.train.rl import LFPOTrainer
 from small_runs import AS_PUBLISHED, choice_config

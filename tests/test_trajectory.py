@@ -3,8 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lfpo.base.rng import generator
+from lfpo.config.sampler import SamplerConfig
 from lfpo.objectives.step_views import stratified_indices
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory, of_completions
 
 MASK, EOS = 90, 91

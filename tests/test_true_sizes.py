@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from gpu.memory import peak
+from lfpo.config.models import LoraSettings
+from lfpo.config.train import LFPOConfig
 from lfpo.models import load_model, save_model
 from lfpo.models.families import family_of
 from lfpo.models.four_bit import BYTES_PER_WEIGHT
 from lfpo.models.head import CAST_ELEMENTS, logits
 from lfpo.models.layouts import LAYOUTS, with_layers
 from lfpo.models.lora import attach, factors
-from lfpo.models.settings import LoraSettings
 from lfpo.models.tensor_files import FILE_BYTES, tensor_paths
 from lfpo.models.weights import checkpoint_shapes, state_shapes
-from lfpo.train.config import LFPOConfig
 from lfpo.train.plan.estimate import PHASES, Estimate
 from lfpo.train.plan.model import model_config, model_shape, skeleton
 from split_memory import growth

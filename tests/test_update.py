@@ -6,12 +6,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lfpo.config.train import LFPOConfig
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import OBJECTIVES
 from lfpo.objectives.lfpo import LFPO
 from lfpo.train.algorithm import accumulate_gradients, blocks_of, ema_update, equal_weights
-from lfpo.train.config import LFPOConfig
 from lfpo.train.plan.work import fullest_rank
 from small_runs import rolled, step_of
 

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from lfpo.base.errors import UserError
 from lfpo.cli import main
-from lfpo.objectives import OBJECTIVES, all_settings, make_objective, settings
+from lfpo.config import objectives as settings
+from lfpo.config.errors import UserError
+from lfpo.objectives import OBJECTIVES, all_settings, make_objective
 
 TRAIN = "train --output_dir out --task choice --max_steps 1 --prompts_per_iteration 2 --num_generations 2"
 TRAIN += " --optimizer_steps_per_iteration 1 --eval_size 2"

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lfpo.base.config import to_dict, yaml_text
 from lfpo.compare.grid import write_results
-from lfpo.compare.settings import Cell, CompareConfig, cell_folder
-from lfpo.train.config import LFPOConfig
+from lfpo.config.build import to_dict, yaml_text
+from lfpo.config.compare import Cell, CompareConfig, cell_folder
+from lfpo.config.train import LFPOConfig
 
 CODE = "```python\ndef area(r):\n    # a circle\n    return 3 * r ** 2\n```"
 HOSTILE = "</script><script>window.owned = 1</script><img src=x onerror='window.owned = 1'>"

@@ -1,9 +1,9 @@
 """The same algorithm, diffu-GRPO, in lfpo's trainer."""
 
 from benchmarks.peers.turn import prompts, report, rewards, settings, wait
-from lfpo.base.config import build
+from lfpo.config.build import build
+from lfpo.config.train import LFPOConfig
 from lfpo.models import load_model, load_tokenizer
-from lfpo.train.config import LFPOConfig
 from lfpo.train.rl import LFPOTrainer
 
 

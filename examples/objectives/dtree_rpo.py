@@ -22,22 +22,22 @@ from typing import Any
 import torch
 
 from lfpo.base import distributed
-from lfpo.base.checks import Count, NotNegative, Positive, Share
-from lfpo.base.errors import UserError
+from lfpo.config.checks import Count, NotNegative, Positive, Share
+from lfpo.config.errors import UserError
+from lfpo.config.objectives import Clip
+from lfpo.config.sampler import SamplerConfig
+from lfpo.config.train import LFPOConfig
 from lfpo.models import MaskedDiffusionLM
 from lfpo.objectives.advantages import check_groups, group_sizes
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.policy_gradient import clipped_losses
 from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.settings import Clip
 from lfpo.objectives.views import Views, noised
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.engine import GIVES, LocalEngine, Request, run_unit
 from lfpo.rollout.rows import ActiveRows, Drawing, Hook
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.schedule import reveal_schedule
 from lfpo.rollout.trajectory import Trajectory
-from lfpo.train.config import LFPOConfig
 from lfpo.train.setup import local_engine
 
 

@@ -2,20 +2,20 @@
 
 from typing import TYPE_CHECKING, Any
 
-from lfpo.base.version import VERSION as __version__
+from lfpo.config.version import VERSION as __version__
 
 if TYPE_CHECKING:
+    from lfpo.config.sampler import SamplerConfig
+    from lfpo.config.train import LFPOConfig
     from lfpo.models import load_model, load_tokenizer, save_model
-    from lfpo.rollout.sampler import SamplerConfig
-    from lfpo.train.config import LFPOConfig
     from lfpo.train.rl import LFPOTrainer
 
 
 # Imported on first use, so that `lfpo --help` does not wait for torch.
 _WHERE = {
-    "LFPOConfig": "lfpo.train.config",
+    "LFPOConfig": "lfpo.config.train",
     "LFPOTrainer": "lfpo.train.rl",
-    "SamplerConfig": "lfpo.rollout.sampler",
+    "SamplerConfig": "lfpo.config.sampler",
     "load_model": "lfpo.models",
     "load_tokenizer": "lfpo.models",
     "save_model": "lfpo.models",

@@ -18,8 +18,9 @@ from hypothesis import configuration
 from hypothesis import strategies as st
 
 from drill.harness import Drill, Row
-from lfpo.base.config import build, load_yaml, parse_overrides
-from lfpo.base.errors import UserError
+from lfpo.config.build import build, load_yaml, parse_overrides
+from lfpo.config.errors import UserError
+from lfpo.config.train import LFPOConfig
 from lfpo.models import init_model, load_model, load_tokenizer
 from lfpo.models.loading import save_model
 from lfpo.prompts.encoding import encode_rows
@@ -27,7 +28,6 @@ from lfpo.prompts.jsonl import load_jsonl
 from lfpo.prompts.tasks import TASKS, get_task
 from lfpo.rewards import choices, code, formats, math, sudoku
 from lfpo.rewards.attempt import RewardTimeout, time_limit
-from lfpo.train.config import LFPOConfig
 
 Inputs = tuple[Any, Callable[[Any], None]]  # what is drawn, and what takes it
 SECONDS = 20.0  # that one input may take

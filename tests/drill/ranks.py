@@ -37,7 +37,7 @@ from drill.harness import (
     wait_for,
 )
 from drill.inside import Fault
-from lfpo.base.errors import LOST
+from lfpo.config.errors import LOST
 from processes import environment
 
 SILENCE, PROGRESS = 3.0, 8.0  # seconds: rank_timeout and progress_timeout of these runs

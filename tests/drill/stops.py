@@ -12,7 +12,7 @@ import psutil  # type: ignore[import-untyped]
 
 from drill.harness import EVERY, ITERATIONS, Child, Drill, Row, difference, progress, reaches, saved_step, wait_for
 from drill.inside import Fault
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
 from lfpo.rewards.sandbox import Job, Limits, Sandbox, available_rungs
 from lfpo.runs.directory import Run
 

@@ -9,14 +9,14 @@ import torch
 
 import tiny
 from gpu.rows import Machine, Row, at_most, measured, passes
-from lfpo.base.config import build
 from lfpo.base.environment import describe_environment
 from lfpo.base.measure import matmul_peak, timed
+from lfpo.config.build import build
+from lfpo.config.sampler import SamplerConfig
+from lfpo.config.train import LFPOConfig
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.objectives import OBJECTIVES
 from lfpo.rollout.denoise import rollout
-from lfpo.rollout.sampler import SamplerConfig
-from lfpo.train.config import LFPOConfig
 from lfpo.train.rl import LFPOTrainer
 
 PROMPTS = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]

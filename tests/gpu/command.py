@@ -15,7 +15,7 @@ import torch
 from gpu.checks import CHECKS
 from gpu.rows import Machine, Row
 from lfpo.base.environment import describe_environment, versions
-from lfpo.base.files import replace_file
+from lfpo.config.files import replace_file
 
 
 def main(arguments: list[str] | None = None) -> int:

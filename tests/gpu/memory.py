@@ -11,12 +11,12 @@ from torch.autograd.profiler import profile
 
 from gpu.rows import Machine, Row, at_most, measured, not_run
 from gpu.shapes import SMALL
-from lfpo.base.config import build
+from lfpo.config.build import build
+from lfpo.config.train import LFPOConfig
 from lfpo.models import init_model, load_tokenizer
 from lfpo.models.layouts import LAYOUTS, with_layers
 from lfpo.runs.context import Context
 from lfpo.train.algorithm import Step, optimizer_step
-from lfpo.train.config import LFPOConfig
 from lfpo.train.plan.estimate import LIBRARIES, Estimate
 from lfpo.train.rl import LFPOTrainer
 

@@ -16,13 +16,13 @@ from cuda_stand_in import cuda_stand_in
 from gpu.rows import Machine, Row, at_least, at_most, measured, not_run
 from gpu.shapes import SMALL
 from lfpo.base.measure import timed
+from lfpo.config.models import LoraSettings
+from lfpo.config.sampler import SamplerConfig
 from lfpo.models import init_model, load_model
 from lfpo.models.layouts import LAYOUTS
 from lfpo.models.lora import attach
 from lfpo.models.placement import sampling
-from lfpo.models.settings import LoraSettings
 from lfpo.rollout.denoise import rollout
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 
 Cache = Literal["none", "prefix", "dual"]

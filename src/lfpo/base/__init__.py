@@ -1,1 +1,1 @@
-"""Shared by all other packages: errors, configuration, keyed random numbers, batching, ranks."""
+"""Shared by all other packages: keyed random numbers, batching, ranks, heartbeats, the environment."""

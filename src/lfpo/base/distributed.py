@@ -20,8 +20,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 
-from lfpo.base.errors import ProcessLost, UserError
 from lfpo.base.heartbeat import Heartbeat, meet
+from lfpo.config.errors import ProcessLost, UserError
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ import ctypes
 import os
 import platform
 
-from lfpo.base.version import VERSION
+from lfpo.config.version import VERSION
 
 
 def versions() -> dict[str, str]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from torch import distributed as dist
 
-from lfpo.base.errors import LOST, ProcessLost
+from lfpo.config.errors import LOST, ProcessLost
 
 BEAT = 0.5  # seconds between two beats
 SHOWN = 4  # frames of a stack in a beat; ranks that a message names one by one

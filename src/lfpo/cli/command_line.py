@@ -5,12 +5,12 @@ import shutil
 import signal
 import sys
 
-from lfpo.base.config import recipe_names
 from lfpo.base.environment import before_torch
-from lfpo.base.errors import LOST, ProcessLost, UserError, nearest
-from lfpo.base.version import VERSION
 from lfpo.cli.commands import COMMANDS
 from lfpo.cli.list_recipes import wrapped
+from lfpo.config.build import recipe_names
+from lfpo.config.errors import LOST, ProcessLost, UserError, nearest
+from lfpo.config.version import VERSION
 
 USAGE = """usage: lfpo COMMAND [CONFIG] [--key value ...]
 

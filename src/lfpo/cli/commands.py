@@ -7,11 +7,11 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lfpo.base.config import build, configure, describe, merge, read_arguments
-from lfpo.base.errors import UserError
+from lfpo.config.build import build, configure, describe, merge, read_arguments
+from lfpo.config.errors import UserError
 
 if TYPE_CHECKING:
-    from lfpo.rollout.sampler import SamplerConfig
+    from lfpo.config.sampler import SamplerConfig
 
 
 def _trained(cls: type, rest: list[str], command: str, *flags: str) -> tuple[Any, set[str]]:
@@ -32,7 +32,7 @@ def _begin(config: Any, command: str, *, resume: bool = False) -> None:
 
 
 def train(rest: list[str]) -> None:
-    from lfpo.train.config import LFPOConfig
+    from lfpo.config.train import LFPOConfig
 
     config, flags = _trained(LFPOConfig, rest, "train", "dry_run")
     from lfpo.base import distributed
@@ -67,7 +67,7 @@ def _memory_explained(config: Any) -> Iterator[None]:
 
 
 def sft(rest: list[str]) -> None:
-    from lfpo.train.example_configs import SFTConfig
+    from lfpo.config.sft import SFTConfig
 
     config, flags = _trained(SFTConfig, rest, "sft")
     from lfpo.train.sft import train_sft
@@ -77,7 +77,7 @@ def sft(rest: list[str]) -> None:
 
 
 def dpo(rest: list[str]) -> None:
-    from lfpo.train.example_configs import DPOConfig
+    from lfpo.config.sft import DPOConfig
 
     config, flags = _trained(DPOConfig, rest, "dpo")
     from lfpo.train.dpo import train_dpo
@@ -89,9 +89,9 @@ def dpo(rest: list[str]) -> None:
 def check_inputs(command: str, model: str, tasks: Sequence[str], sampler: SamplerConfig) -> None:
     """Raise UserError for a model folder or a task that does not exist, or a sampler that does not go with a task's
     length, before torch is loaded, which takes seconds."""
-    from lfpo.models.settings import check_model_name
+    from lfpo.config.models import check_model_name
+    from lfpo.config.sampler import check_length
     from lfpo.prompts.tasks import get_task
-    from lfpo.rollout.sampler import check_length
 
     check_model_name(model)
     for name in tasks:
@@ -100,7 +100,7 @@ def check_inputs(command: str, model: str, tasks: Sequence[str], sampler: Sample
 
 
 def sample(rest: list[str]) -> None:
-    from lfpo.cli.settings import SampleConfig
+    from lfpo.config.sample import SampleConfig
 
     config, _ = configure(SampleConfig, rest, takes_file=False, command="sample")
     check_inputs("sample", config.model, [config.task] if config.task is not None else [], config.sampler)
@@ -110,7 +110,7 @@ def sample(rest: list[str]) -> None:
 
 
 def eval_(rest: list[str]) -> None:
-    from lfpo.eval.settings import EvalConfig, configure
+    from lfpo.config.eval import EvalConfig, configure
 
     about = describe(EvalConfig, "eval", takes_file=False)
     _, given = read_arguments(rest, "eval", about, EvalConfig, takes_file=False)
@@ -135,7 +135,7 @@ def lm_eval(rest: list[str]) -> None:
 
 
 def compare(rest: list[str]) -> None:
-    from lfpo.compare.settings import CompareConfig, check_folder, pick_objectives
+    from lfpo.config.compare import CompareConfig, check_folder, pick_objectives
 
     about = describe(CompareConfig, "compare", takes_file=True)
     values, overrides = read_arguments(rest, "compare", about, CompareConfig)
@@ -162,8 +162,8 @@ def watch(rest: list[str]) -> None:
 
 
 def export(rest: list[str]) -> None:
-    from lfpo.models.settings import check_model_name
-    from lfpo.train.export_config import ExportConfig, output_folder
+    from lfpo.config.export import ExportConfig, output_folder
+    from lfpo.config.models import check_model_name
 
     config, _ = configure(ExportConfig, _named(rest, "run"), takes_file=False, command="export RUN")
     check_model_name(config.run)  # any folder that exists passes
@@ -174,8 +174,8 @@ def export(rest: list[str]) -> None:
 
 
 def push(rest: list[str]) -> None:
-    from lfpo.models.settings import check_model_name
-    from lfpo.train.export_config import PushConfig
+    from lfpo.config.export import PushConfig
+    from lfpo.config.models import check_model_name
 
     config, _ = configure(PushConfig, _named(rest, "run", "repo"), takes_file=False, command="push RUN USER/NAME")
     check_model_name(config.run)
@@ -194,8 +194,8 @@ def _named(rest: list[str], *names: str) -> list[str]:
 
 
 def plan(rest: list[str]) -> None:
-    from lfpo.train.config import LFPOConfig
-    from lfpo.train.plan.settings import PlanConfig, configure
+    from lfpo.config.plan import PlanConfig, configure
+    from lfpo.config.train import LFPOConfig
 
     about = describe(PlanConfig, "plan", takes_file=True)
     values, given = read_arguments(rest, "train", about, PlanConfig, LFPOConfig)
@@ -214,7 +214,7 @@ def recipes(rest: list[str]) -> None:
 
 
 def demo(rest: list[str]) -> None:
-    from lfpo.cli.settings import demo_config
+    from lfpo.config.sample import demo_config
 
     config = demo_config(rest)
     _begin(config, "train")

@@ -2,10 +2,10 @@
 
 from rich.console import Console
 
+from lfpo.config.train import LFPOConfig
 from lfpo.report import write_report
 from lfpo.report.data import evaluation_pairs
 from lfpo.report.text import evaluation_table
-from lfpo.train.config import LFPOConfig
 from lfpo.train.rl import LFPOTrainer
 
 

@@ -11,13 +11,13 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
+from lfpo.config.sampler import SamplerConfig
 from lfpo.models import FAMILIES, load_model, load_tokenizer
 from lfpo.models.loading import EMBEDDED
 from lfpo.prompts.tasks import get_task
 from lfpo.rewards.sandbox import available_rungs
 from lfpo.rollout.engine import Request, as_it_is
-from lfpo.rollout.sampler import SamplerConfig
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "matplotlib", "rich")
 OPTIONAL = {"datasets": "hub tasks", "peft": "LoRA", "accelerate": "trackers", "math_verify": "symbolic maths"}

@@ -8,7 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from lfpo.base.config import RECIPES, command_of, load_yaml, recipe_names
+from lfpo.config.build import RECIPES, command_of, load_yaml, recipe_names
 
 TITLES = {
     "train": "lfpo train NAME: the embedded model, on a CPU",

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from lfpo.base.batching import evenly_spaced
 from lfpo.base.rng import key
-from lfpo.cli.settings import SampleConfig
+from lfpo.config.sample import SampleConfig
 from lfpo.models import load_model, load_tokenizer
 from lfpo.models.loading import resolve
 from lfpo.models.tensor_files import check_memory

@@ -8,18 +8,18 @@ from typing import Any
 
 import torch
 
-from lfpo.base.config import build, load_yaml
 from lfpo.base.environment import use_threads
-from lfpo.base.errors import UserError
-from lfpo.base.files import read_json, replace_file
-from lfpo.base.version import VERSION
+from lfpo.config.build import build, load_yaml
+from lfpo.config.errors import UserError
+from lfpo.config.files import read_json, replace_file
+from lfpo.config.sampler import SamplerConfig
+from lfpo.config.train import LFPOConfig
+from lfpo.config.version import VERSION
 from lfpo.eval.evaluate import evaluate
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.prompts.tasks import get_task
 from lfpo.rollout.engine import as_it_is
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.runs.directory import Run
-from lfpo.train.config import LFPOConfig
 
 
 def main(folder: Path) -> None:

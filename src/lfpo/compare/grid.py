@@ -14,12 +14,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from lfpo.base.config import to_dict, yaml_text
 from lfpo.base.environment import describe_environment, versions
-from lfpo.base.errors import UserError
-from lfpo.base.files import read_json, replace_file
-from lfpo.compare.settings import BASE, Cell, CompareConfig, cell_config, cell_folder, cells
 from lfpo.compare.statistics import curves, frontier_area, table
+from lfpo.config.build import to_dict, yaml_text
+from lfpo.config.compare import BASE, Cell, CompareConfig, cell_config, cell_folder, cells
+from lfpo.config.errors import UserError
+from lfpo.config.files import read_json, replace_file
 from lfpo.models.loading import trained_block_length
 from lfpo.objectives import make_objective
 from lfpo.objectives.objective import check_rollouts

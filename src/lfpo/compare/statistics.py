@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from lfpo.base.rng import python_rng
-from lfpo.compare.settings import BASE, CompareConfig
+from lfpo.config.compare import BASE, CompareConfig
 from lfpo.eval.estimates import RESAMPLES, Estimate, over_seeds
 
 Point = dict[str, Any]

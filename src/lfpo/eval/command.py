@@ -10,10 +10,11 @@ from rich.console import Console
 
 from lfpo.base import distributed
 from lfpo.base.environment import describe_environment, use_threads, versions
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
+from lfpo.config.eval import EvalConfig
+from lfpo.config.sampler import SamplerConfig
 from lfpo.eval.estimates import scores
 from lfpo.eval.evaluate import Answer, generate, grade
-from lfpo.eval.settings import EvalConfig
 from lfpo.eval.store import Journal, Record, data_sha256, file_sha256, find, pair_of, partial_files, write_result
 from lfpo.eval.terminal import open_console, progress, show
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
@@ -22,7 +23,6 @@ from lfpo.models.tensor_files import check_memory
 from lfpo.prompts.encoding import encode_rows
 from lfpo.prompts.tasks import DataTask, Row, Task, get_task
 from lfpo.rollout.engine import as_it_is
-from lfpo.rollout.sampler import SamplerConfig
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from typing import Any
 
 from lfpo.base import distributed
 from lfpo.base.rng import key
+from lfpo.config.sampler import SamplerConfig
 from lfpo.eval.estimates import scores
 from lfpo.models import MaskedDiffusionLM
 from lfpo.prompts.encoding import decode_completions, encode_rows
 from lfpo.prompts.tasks import Row
 from lfpo.rollout.engine import Engine, Request
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory, join
 
 Verdict = bool | None

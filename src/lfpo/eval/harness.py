@@ -18,16 +18,16 @@ from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from lfpo.base import distributed
-from lfpo.base.config import build
-from lfpo.base.errors import UserError
 from lfpo.base.rng import key
+from lfpo.config.build import build
+from lfpo.config.errors import UserError
+from lfpo.config.eval import Dtype
+from lfpo.config.sampler import SamplerConfig
 from lfpo.eval.likelihood import Pair, first_token, likelihood_bounds, text_pair
-from lfpo.eval.settings import Dtype
 from lfpo.eval.terminal import open_console, progress
 from lfpo.models import load_model, load_tokenizer
 from lfpo.prompts.encoding import decode_completions, encode_rows
 from lfpo.rollout.engine import Request, as_it_is
-from lfpo.rollout.sampler import SamplerConfig
 
 T = TypeVar("T")
 R = TypeVar("R")

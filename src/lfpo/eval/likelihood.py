@@ -19,8 +19,8 @@ import torch
 from torch.nn import functional as F
 
 from lfpo.base.batching import pack_by_tokens
-from lfpo.base.errors import UserError
 from lfpo.base.rng import key, uniform
+from lfpo.config.errors import UserError
 from lfpo.models import MaskedDiffusionLM
 from lfpo.objectives.ops.fused import in_chunks
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from lfpo.base import distributed
-from lfpo.base.config import flattened
-from lfpo.base.errors import UserError
-from lfpo.base.files import json_lines, read_json, replace_file, writing
+from lfpo.config.build import flattened
+from lfpo.config.errors import UserError
+from lfpo.config.files import json_lines, read_json, replace_file, writing
 
 # Beside the weights.
 DECIDING = {"config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "chat_template.jinja"}

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lfpo.eval.settings import GROUPS
+from lfpo.config.eval import GROUPS
 
 NARROW = 76
 LINE_SECONDS = 30.0

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from lfpo.models.loading import init_model, load_model, load_tokenizer, save_model
     from lfpo.models.masked_lm import MaskedDiffusionLM
 
-# Imported on first use, because settings (lfpo.models.settings) are checked before torch is loaded.
+# Imported on first use, because settings (lfpo.config.models) are checked before torch is loaded.
 _WHERE = {"FAMILIES": "families", "Family": "family", "MaskedDiffusionLM": "masked_lm"}
 __all__ = ["FAMILIES", "Family", "MaskedDiffusionLM", "init_model", "load_model", "load_tokenizer", "save_model"]
 

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from lfpo.base.errors import UserError
-from lfpo.base.files import read_json, write_json
+from lfpo.config.errors import UserError
+from lfpo.config.files import read_json, write_json
+from lfpo.config.models import LoraSettings
 from lfpo.models.family import Family, build_backbone
 from lfpo.models.loading import described, load_model, load_tokenizer, save_model, token_ids
 from lfpo.models.lora import inject, load_adapter
-from lfpo.models.settings import LoraSettings
 from lfpo.models.tensor_files import save_tensors
 from lfpo.models.weights import pieces_of_each, state_shapes, tensor_files
 

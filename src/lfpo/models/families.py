@@ -10,7 +10,7 @@ from typing import Any
 from transformers import Glm4MoeConfig, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 from transformers import __version__ as VERSION
 
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
 from lfpo.models.family import Family
 
 ATTENTION = "model.layers.N.self_attn"

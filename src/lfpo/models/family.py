@@ -11,7 +11,7 @@ import transformers
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
 from lfpo.models.attention import NAME as ATTENTION
 from lfpo.models.attention import FullPrecisionRope
 from lfpo.models.experts import NAME as EXPERTS

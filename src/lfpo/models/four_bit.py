@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
 from lfpo.models.experts import routers
 from lfpo.models.narrow_products import is_slow
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from lfpo.base.config import load_yaml
+from lfpo.config.build import load_yaml
 
 _FILE = load_yaml(Path(__file__).with_name("layouts.yaml"))
 # Name -> config.json.

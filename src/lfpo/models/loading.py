@@ -13,15 +13,15 @@ from huggingface_hub import snapshot_download
 from torch.distributed.device_mesh import DeviceMesh
 
 from lfpo.base import distributed
-from lfpo.base.errors import UserError
-from lfpo.base.files import read_json, write_json
+from lfpo.config.errors import UserError
+from lfpo.config.files import read_json, write_json
+from lfpo.config.models import SHIPPED_MODELS, check_model_name
 from lfpo.models.families import family_of
 from lfpo.models.family import Family, build_backbone
 from lfpo.models.fsdp import assign, shard, tie
 from lfpo.models.masked_lm import MaskedDiffusionLM, saved_buffers
 from lfpo.models.narrow_products import is_slow, run_in_float32
 from lfpo.models.placement import merged
-from lfpo.models.settings import SHIPPED_MODELS, check_model_name
 from lfpo.models.tensor_files import whole_on, write_shards
 from lfpo.models.weights import checkpoint_shapes, pieces_of_each, place_weights, tensor_files
 

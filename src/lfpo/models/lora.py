@@ -22,12 +22,12 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from lfpo.base.errors import UserError, nearest
-from lfpo.base.files import write_json
 from lfpo.base.rng import generator
+from lfpo.config.errors import UserError, nearest
+from lfpo.config.files import write_json
+from lfpo.config.models import LoraSettings
 from lfpo.models.experts import MATRICES, routers, stacked_factors, without_sums
 from lfpo.models.roles import CURRENT, OLD
-from lfpo.models.settings import LoraSettings
 from lfpo.models.tensor_files import save_tensors
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from lfpo.base import distributed
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
 
 FILE_BYTES = 10**9  # what a rank collects in memory before it writes
 PIECE_BYTES = 2**24  # what a rank receives at a time of a tensor that is gathered for it

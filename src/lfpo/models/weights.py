@@ -13,8 +13,8 @@ from typing import Any, Literal
 import torch
 from safetensors import SafetensorError, safe_open
 
-from lfpo.base.errors import UserError
-from lfpo.base.files import read_json
+from lfpo.config.errors import UserError
+from lfpo.config.files import read_json
 from lfpo.models.family import Family, replace_prefix
 from lfpo.models.four_bit import linear_weights, quantize_one
 from lfpo.models.fsdp import assign

@@ -4,10 +4,10 @@ import dataclasses
 import importlib.util
 from typing import Any
 
-from lfpo.base.config import build, to_dict
-from lfpo.base.errors import UserError
-from lfpo.base.plugins import dotted, resolve
-from lfpo.objectives import settings as knobs_by_class
+from lfpo.config import objectives as knobs_by_class
+from lfpo.config.build import build, to_dict
+from lfpo.config.errors import UserError
+from lfpo.config.plugins import dotted, resolve
 from lfpo.objectives.objective import Objective
 
 OBJECTIVES: dict[str, str] = {

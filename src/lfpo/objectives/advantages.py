@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
 
 if TYPE_CHECKING:  # the settings of objectives name Advantage, and are checked before torch is loaded
     import torch

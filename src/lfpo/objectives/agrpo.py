@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional as F
 
 from lfpo.base.rng import generator
+from lfpo.config import objectives as settings
 from lfpo.models.roles import CURRENT, OLD
-from lfpo.objectives import settings
 from lfpo.objectives.measures import Measures
 from lfpo.objectives.policy_gradient import token_loss
 from lfpo.objectives.predictions import Predictions

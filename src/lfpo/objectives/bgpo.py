@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
+from lfpo.config import objectives as settings
 from lfpo.models.roles import CURRENT, OLD
-from lfpo.objectives import settings
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.policy_gradient import clipped_loss
 from lfpo.objectives.predictions import Predictions

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from lfpo.objectives import settings
+from lfpo.config import objectives as settings
 from lfpo.objectives.policy_gradient import token_loss
 from lfpo.objectives.step_views import listed, shared_by_state, step_views
 from lfpo.objectives.views import Views

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from lfpo.base.rng import generator
-from lfpo.objectives import settings
+from lfpo.config import objectives as settings
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.policy_gradient import clipped_losses
 from lfpo.objectives.predictions import Predictions

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 
 from lfpo.base.rng import generator
+from lfpo.config import objectives as settings
 from lfpo.models.head import Precision, product
 from lfpo.models.roles import CURRENT, OLD
-from lfpo.objectives import settings
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.ops.fused import FusedSum
 from lfpo.objectives.predictions import Predictions

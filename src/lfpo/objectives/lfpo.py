@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import torch
 
-from lfpo.base.errors import UserError
+from lfpo.config import objectives as settings
+from lfpo.config.errors import UserError
 from lfpo.models.roles import CURRENT, OLD
-from lfpo.objectives import settings
 from lfpo.objectives.advantages import group_advantages, group_means, over_mean
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.ops.fused import rectified_sum

@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional as F
 
 from lfpo.base.rng import generator
+from lfpo.config import objectives as settings
 from lfpo.models.roles import CURRENT, OLD
-from lfpo.objectives import settings
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.objective import number_of_units
 from lfpo.objectives.policy_gradient import clipped_loss

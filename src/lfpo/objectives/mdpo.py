@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.nn import functional as F
 
+from lfpo.config import objectives as settings
 from lfpo.models.roles import BASE, OLD
-from lfpo.objectives import settings
 from lfpo.objectives.advantages import group_advantages
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.policy_gradient import clipped_loss, k2

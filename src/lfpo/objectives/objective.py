@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Self
 
-from lfpo.base.checks import check_ranges
-from lfpo.base.errors import UserError
+from lfpo.config.checks import check_ranges
+from lfpo.config.errors import UserError
 from lfpo.objectives.advantages import Advantage, group_advantages
 
 if TYPE_CHECKING:  # objectives' settings are checked before torch is loaded
     import torch
 
+    from lfpo.config.sampler import SamplerConfig
     from lfpo.objectives.measures import Measures
     from lfpo.objectives.predictions import Predictions
     from lfpo.objectives.views import Views
-    from lfpo.rollout.sampler import SamplerConfig
     from lfpo.rollout.trajectory import Trajectory
 
 # What an objective may name in `needs` beside lfpo.rollout.engine.GIVES, and how an error calls it. A model that

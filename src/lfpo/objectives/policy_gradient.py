@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import torch
 
+from lfpo.config.objectives import Clip
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives.measures import Measures, measure_targets, ratio_measures
 from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.settings import Clip
 
 LogpOf = Callable[[str], torch.Tensor]  # a policy -> log-probabilities
 Pairwise = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of log-probabilities under two policies

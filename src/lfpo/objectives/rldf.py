@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from lfpo.base.rng import generator
+from lfpo.config import objectives as settings
 from lfpo.models.roles import BASE, CURRENT, OLD
-from lfpo.objectives import settings
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.policy_gradient import KL_ESTIMATES, clipped_loss
 from lfpo.objectives.predictions import Predictions

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from lfpo.objectives import settings
+from lfpo.config import objectives as settings
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import Sequences, block_masks, masked_views

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from lfpo.base import distributed
+from lfpo.config import objectives as settings
 from lfpo.models.roles import CURRENT, OLD
-from lfpo.objectives import settings
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import Sequences, block_masks, masked_views

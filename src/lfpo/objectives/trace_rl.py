@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import torch
 
+from lfpo.config import objectives as settings
 from lfpo.models.roles import OLD
-from lfpo.objectives import settings
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.objective import number_of_units
 from lfpo.objectives.policy_gradient import clipped_loss, k3

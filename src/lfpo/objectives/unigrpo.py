@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from lfpo.base.rng import generator
-from lfpo.objectives import settings
+from lfpo.config import objectives as settings
 from lfpo.objectives.policy_gradient import token_loss
 from lfpo.objectives.views import Views, noised
 from lfpo.rollout.trajectory import Trajectory

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from lfpo.base.batching import pack_by_tokens, tensor_fields
 from lfpo.base.rng import generator
+from lfpo.config.sampler import SamplerConfig
 from lfpo.models.structure import FULL, Structure
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional as F
 
+from lfpo.config import objectives as settings
 from lfpo.models.roles import BASE
-from lfpo.objectives import settings
 from lfpo.objectives.measures import Measures, measure_targets, sum_and_count
 from lfpo.objectives.objective import number_of_units
 from lfpo.objectives.predictions import Predictions

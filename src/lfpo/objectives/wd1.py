@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from lfpo.objectives import settings
+from lfpo.config import objectives as settings
 from lfpo.objectives.advantages import group_advantages, group_sizes
 from lfpo.objectives.diffu_grpo import prompt_masked_views
 from lfpo.objectives.measures import Measures, measure_targets

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
-from lfpo.base.errors import UserError, last_line
-from lfpo.base.plugins import resolve
+from lfpo.config.errors import UserError, last_line
+from lfpo.config.plugins import resolve
 from lfpo.prompts.jsonl import check_row, load_jsonl
 from lfpo.prompts.tasks import Row
 from lfpo.prompts.tasks.records import HubSplit, Record, load_hub

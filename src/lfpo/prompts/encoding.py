@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
 from lfpo.models import MaskedDiffusionLM
 from lfpo.prompts.tasks import Row
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lfpo.base.errors import UserError, nearest
+from lfpo.config.errors import UserError, nearest
 
 ROLES = ("system", "developer", "user", "assistant", "tool")  # of messages
 

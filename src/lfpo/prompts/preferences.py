@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lfpo.base.errors import UserError
 from lfpo.base.rng import python_rng
+from lfpo.config.errors import UserError
 from lfpo.prompts.jsonl import check_row, load_jsonl
 from lfpo.prompts.tasks import Task
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from lfpo.base.errors import UserError, nearest
+from lfpo.config.errors import UserError, nearest
 from lfpo.report.html import write_report
 from lfpo.report.text import print_report
 from lfpo.runs.directory import Run

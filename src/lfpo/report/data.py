@@ -5,13 +5,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lfpo.base.config import load_yaml, yaml_text
-from lfpo.base.errors import UserError
-from lfpo.base.files import read_json
+from lfpo.config.build import load_yaml, yaml_text
+from lfpo.config.errors import UserError
+from lfpo.config.files import read_json
+from lfpo.config.sampler import SamplerConfig
 from lfpo.eval.estimates import over_problems
 from lfpo.report.charts import POLICY, SIGNAL, reward_parts
 from lfpo.report.completions import evaluation_samples, rollout_sample, rollouts_to_play, verdicts
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.runs.directory import Run, data_of
 from lfpo.runs.display import evaluations
 

@@ -9,7 +9,7 @@ import matplotlib
 import numpy as np
 from matplotlib import pyplot as plt
 
-from lfpo.base.files import writing
+from lfpo.config.files import writing
 from lfpo.report.charts import COLOURS, POLICY, SHARE, STYLES, Chart, shown
 from lfpo.report.data import page_data
 from lfpo.runs.directory import Run

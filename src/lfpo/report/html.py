@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lfpo.base.files import replace_file, writing
+from lfpo.config.files import replace_file, writing
 from lfpo.report.data import page_data
 from lfpo.runs.directory import Run
 

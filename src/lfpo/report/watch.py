@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
 from lfpo.report.data import run_data
 from lfpo.report.html import embedded, page
 from lfpo.runs.directory import Run

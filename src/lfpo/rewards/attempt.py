@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from lfpo.base.errors import ProcessLost, UserError, last_line
+from lfpo.config.errors import ProcessLost, UserError, last_line
 
 
 class RewardFailed(Exception):

@@ -23,8 +23,8 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
-from lfpo.base.errors import UserError, last_line
-from lfpo.base.plugins import resolve
+from lfpo.config.errors import UserError, last_line
+from lfpo.config.plugins import resolve
 from lfpo.rewards.attempt import RewardFailed
 from lfpo.rewards.scoring import RewardFunction, reward_name
 

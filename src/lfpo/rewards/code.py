@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
 from lfpo.rewards.answers import completion_text
 from lfpo.rewards.each import each
 from lfpo.rewards.sandbox import Job, Limits, Sandbox, Verdict, installed_libraries

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from lfpo.base.errors import UserError, nearest
+from lfpo.config.errors import UserError, nearest
 from lfpo.rewards.answers import completion_text, prompt_text
 from lfpo.rewards.attempt import RewardFailed
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
 from lfpo.rewards.attempt import attempt
 
 if TYPE_CHECKING:  # tasks are looked up before torch is loaded

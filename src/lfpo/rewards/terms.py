@@ -5,7 +5,7 @@ import inspect
 import itertools
 from typing import Any
 
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
 from lfpo.rewards.scoring import RewardFunction, accepted, reward_name
 
 

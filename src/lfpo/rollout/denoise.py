@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from lfpo.base.errors import UserError
 from lfpo.base.rng import uniform
+from lfpo.config.errors import UserError
+from lfpo.config.sampler import SamplerConfig
 from lfpo.models import MaskedDiffusionLM
 from lfpo.prompts.encoding import misfit
 from lfpo.rollout.cached import ApproximateCache, StoredBlocks
@@ -24,7 +25,6 @@ from lfpo.rollout.kept import KeptPredictions
 from lfpo.rollout.packing import rows_in_flight
 from lfpo.rollout.reveal.rule import TOKENS, Revealed, Step
 from lfpo.rollout.rows import ActiveRows, Drawing, Hook, block_sizes, finished_trajectory, join, unstarted
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.schedule import Pace, reveal_schedule
 from lfpo.rollout.trajectory import Trajectory
 

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import torch
 
+from lfpo.config.sampler import SamplerConfig
 from lfpo.models import MaskedDiffusionLM
-from lfpo.rollout.sampler import SamplerConfig
 
 # Elements of the logits that one product with the head makes. On a GPU 2,048 positions of a large vocabulary, because
 # each product reads the whole head. On a CPU not less: glibc's heap serves tensors under 32 MiB and fragments; at 2**21

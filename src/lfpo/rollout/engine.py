@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from lfpo.config.sampler import SamplerConfig
 from lfpo.models import MaskedDiffusionLM
 from lfpo.rollout.denoise import Finished, rollout
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory, join
 
 # What trajectories may hold beside tokens, and how an error calls it. Objectives name these in `needs`. The first three

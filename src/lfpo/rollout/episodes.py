@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 
 from lfpo.base import distributed
-from lfpo.base.errors import UserError
 from lfpo.base.rng import key
+from lfpo.config.errors import UserError
 from lfpo.models import MaskedDiffusionLM
 from lfpo.prompts.encoding import decode_completions, encode_prompt, misfit
 from lfpo.prompts.tasks import Row

@@ -4,12 +4,12 @@ from collections.abc import Hashable, Sequence
 
 import torch
 
+from lfpo.config.sampler import SamplerConfig
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.kv_cache import KeyValueCache
 from lfpo.models.structure import FULL, Structure
 from lfpo.rollout.packing import LENGTH_BUCKET, PIECE_TOKENS, bucket, device_index, padded, pieces
 from lfpo.rollout.rows import ActiveRows
-from lfpo.rollout.sampler import SamplerConfig
 
 
 class Forward:

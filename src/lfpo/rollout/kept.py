@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
+from lfpo.config.sampler import SamplerConfig
 from lfpo.models import MaskedDiffusionLM
 from lfpo.prompts.encoding import decode_completions
 from lfpo.prompts.tasks import Row
 from lfpo.rewards import Rewards
 from lfpo.rollout.rows import ActiveRows, Drawing, Hook
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 
 

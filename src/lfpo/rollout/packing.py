@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional as F
 
+from lfpo.config.sampler import SamplerConfig
 from lfpo.models.kv_cache import columns_for
-from lfpo.rollout.sampler import SamplerConfig
 
 # Tokens in one piece of a forward, by device. A CPU is as fast with few tokens as with many; a GPU needs many.
 PIECE_TOKENS = {"cpu": 1024, "cuda": 16384}

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from lfpo.base.batching import left_pad, tensor_fields
+from lfpo.config.sampler import SamplerConfig
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.structure import FULL, Structure
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
 
 

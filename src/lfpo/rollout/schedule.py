@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from lfpo.rollout.sampler import SamplerConfig
+from lfpo.config.sampler import SamplerConfig
 
 
 def reveal_schedule(sampler: SamplerConfig) -> torch.Tensor:

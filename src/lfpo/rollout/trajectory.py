@@ -17,8 +17,8 @@ import torch
 from torch.nn import functional as F
 
 from lfpo.base.batching import tensor_fields
+from lfpo.config.sampler import SamplerConfig
 from lfpo.models.structure import FULL, Structure
-from lfpo.rollout.sampler import SamplerConfig
 
 
 @dataclass

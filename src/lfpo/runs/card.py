@@ -6,8 +6,8 @@ from typing import Any
 
 from huggingface_hub import ModelCardData
 
-from lfpo.base.config import yaml_text
 from lfpo.base.environment import versions
+from lfpo.config.build import yaml_text
 from lfpo.runs.directory import Run, data_of
 
 DESCRIPTION = {

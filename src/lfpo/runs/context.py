@@ -14,8 +14,8 @@ from types import FrameType
 from typing import Any
 
 from lfpo.base import distributed
-from lfpo.base.errors import UserError
 from lfpo.base.progress import Progress
+from lfpo.config.errors import UserError
 from lfpo.runs.directory import Run
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)

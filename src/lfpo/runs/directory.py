@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lfpo.base.config import flattened, load_yaml, to_dict, yaml_text
 from lfpo.base.environment import describe_environment, versions
-from lfpo.base.errors import UserError
-from lfpo.base.files import json_lines, read_json, replace_file, writing
+from lfpo.config.build import flattened, load_yaml, to_dict, yaml_text
+from lfpo.config.errors import UserError
+from lfpo.config.files import json_lines, read_json, replace_file, writing
 
 RESUME = "; saved checkpoints are intact: free disk space or check permissions, then run the same command with --resume"
 

@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from lfpo.base.errors import UserError
-from lfpo.base.files import read_json
+from lfpo.config.errors import UserError
+from lfpo.config.files import read_json
 from lfpo.rewards.answers import prompt_text
 from lfpo.runs.directory import Run
 

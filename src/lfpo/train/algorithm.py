@@ -34,7 +34,7 @@ from lfpo.train.optim import set_lr, step_if_finite
 from lfpo.train.passes import equal_passes, logp_at_targets
 
 if TYPE_CHECKING:
-    from lfpo.train.config import LFPOConfig
+    from lfpo.config.train import LFPOConfig
     from lfpo.train.rl import LFPOTrainer
 
 

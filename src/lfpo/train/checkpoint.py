@@ -19,8 +19,8 @@ import torch
 from safetensors import SafetensorError
 
 from lfpo.base import distributed
-from lfpo.base.errors import UserError
-from lfpo.base.files import read_json, write_json
+from lfpo.config.errors import UserError
+from lfpo.config.files import read_json, write_json
 from lfpo.models import MaskedDiffusionLM, save_model
 from lfpo.models.lora import load_adapter, save_adapter
 from lfpo.models.tensor_files import read_like, tensor_paths, write_shards

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
 from lfpo.models.tensor_files import local, read_like, split_like, tensor_paths, whole_on, write_shards
 
 UPDATES = "updates"

@@ -11,8 +11,10 @@ from torch.nn import functional as F
 
 from lfpo.base import distributed
 from lfpo.base.batching import left_pad
-from lfpo.base.errors import UserError
 from lfpo.base.rng import key, python_rng
+from lfpo.config.errors import UserError
+from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sft import DPOConfig
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.roles import BASE, CURRENT
 from lfpo.models.structure import Structure
@@ -22,11 +24,9 @@ from lfpo.objectives.vrpo import VRPO, elbos
 from lfpo.prompts.preferences import Preference, load_preferences, task_pair
 from lfpo.prompts.sources import in_epochs
 from lfpo.prompts.tasks import DataTask, Task, get_task
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory, of_completions
 from lfpo.runs.context import Context
 from lfpo.train.algorithm import accumulate_gradients
-from lfpo.train.example_configs import DPOConfig
 from lfpo.train.flops import Meter
 from lfpo.train.optim import build_adamw, set_lr, step_if_finite
 from lfpo.train.passes import logp_at_targets

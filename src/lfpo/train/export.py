@@ -17,9 +17,10 @@ from rich.filesize import decimal
 from rich.table import Table
 from safetensors import SafetensorError, safe_open
 
-from lfpo.base.config import load_yaml, yaml_text
-from lfpo.base.errors import UserError
-from lfpo.base.files import read_json
+from lfpo.config.build import load_yaml, yaml_text
+from lfpo.config.errors import UserError
+from lfpo.config.export import ExportConfig, PushConfig, located, output_folder
+from lfpo.config.files import read_json
 from lfpo.models.export import ADAPTER, export_adapter, export_transformers, merge_adapter
 from lfpo.models.loading import described, resolve
 from lfpo.models.tensor_files import FILE_BYTES, check_disk, weight_bytes
@@ -29,7 +30,6 @@ from lfpo.report.html import page
 from lfpo.runs.card import FAMILY_USE, converted_card, model_card, published, transformers_use
 from lfpo.runs.directory import Run
 from lfpo.train.checkpoint import CARD, latest_checkpoint, verify
-from lfpo.train.export_config import ExportConfig, PushConfig, located, output_folder
 
 REASON = 160  # most characters of the hub's answer in a message
 ADAPTER_USE = """A LoRA adapter for peft, onto {base}:

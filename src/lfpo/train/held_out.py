@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from lfpo.base import distributed
 from lfpo.base.progress import Progress
 from lfpo.base.rng import key
+from lfpo.config.sampler import SamplerConfig
 from lfpo.eval.evaluate import Answer, EvalResult, evaluate
 from lfpo.prompts.encoding import encode_rows
 from lfpo.rollout.engine import Request
 from lfpo.rollout.episodes import Environment, play
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.runs.context import Context
 from lfpo.train.records import completion_record
 

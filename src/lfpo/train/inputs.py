@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lfpo.base.errors import UserError
-from lfpo.base.plugins import resolve
-from lfpo.models.settings import check_model_name
+from lfpo.config.errors import UserError
+from lfpo.config.models import check_model_name
+from lfpo.config.plugins import resolve
+from lfpo.config.sampler import check_length
+from lfpo.config.train import LFPOConfig
 from lfpo.prompts.dataset import read_rows
 from lfpo.prompts.jsonl import load_jsonl
 from lfpo.prompts.preferences import load_preferences
 from lfpo.prompts.tasks import get_task
 from lfpo.rewards import RewardFunction
-from lfpo.rollout.sampler import check_length
 from lfpo.runs import trackers
 from lfpo.runs.directory import check_folder
-from lfpo.train.config import LFPOConfig
 
 
 def check_run(args: Any, kind: str, *, resume: bool = False) -> None:

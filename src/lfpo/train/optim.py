@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from lfpo.base import distributed
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
+from lfpo.config.train import Optim
 from lfpo.models.four_bit import bitsandbytes
-from lfpo.train.config import Optim
 
 BLOCK = 256  # numbers that share a scale, in bitsandbytes
 

@@ -15,8 +15,9 @@ import torch
 
 from lfpo.base import distributed
 from lfpo.base.environment import describe_environment
-from lfpo.base.errors import UserError
 from lfpo.base.measure import matmul_peak
+from lfpo.config.errors import UserError
+from lfpo.config.train import LFPOConfig, Optim
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.tensor_files import GIB
 from lfpo.prompts.encoding import encode_prompt, misfit
@@ -25,7 +26,6 @@ from lfpo.prompts.tasks import Row
 from lfpo.rewards import reward_name
 from lfpo.rollout.episodes import Episode, step_all
 from lfpo.train.algorithm import own_parameters
-from lfpo.train.config import LFPOConfig, Optim
 from lfpo.train.optim import moment_bytes
 from lfpo.train.plan.command import EFFICIENCY, duration, whole_run
 from lfpo.train.plan.estimate import Estimate

@@ -12,18 +12,18 @@ from safetensors.torch import load_file
 
 from lfpo.base import distributed
 from lfpo.base.batching import tensor_fields
-from lfpo.base.config import build, to_dict
-from lfpo.base.errors import UserError
-from lfpo.base.files import read_json, write_json
 from lfpo.base.progress import Progress
+from lfpo.config.build import build, to_dict
+from lfpo.config.errors import UserError
+from lfpo.config.files import read_json, write_json
+from lfpo.config.sampler import SamplerConfig
+from lfpo.config.train import LFPOConfig
 from lfpo.models.structure import Structure
 from lfpo.models.tensor_files import save_tensors
 from lfpo.rollout.denoise import Finished
 from lfpo.rollout.edits import EditedTrajectory
 from lfpo.rollout.engine import AsyncEngine, Engine, Request, Ticket
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory, join
-from lfpo.train.config import LFPOConfig
 
 INDEX = "queue.json"
 

@@ -21,7 +21,8 @@ import torch
 
 from lfpo.base import distributed
 from lfpo.base.environment import versions
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
+from lfpo.config.train import LFPOConfig
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.lora import factors
 from lfpo.models.placement import narrow_matrices
@@ -29,7 +30,6 @@ from lfpo.models.roles import CURRENT, OLD
 from lfpo.rollout.denoise import Finished
 from lfpo.rollout.engine import GIVES, Request, Ticket, Version, run_unit
 from lfpo.rollout.trajectory import Trajectory, join
-from lfpo.train.config import LFPOConfig
 from lfpo.train.ray_cluster import LOOK, START, cause, check_head, connect, first_line, import_ray, wait_for_start
 from lfpo.train.setup import load_policies, ready_to_sample
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from lfpo.base import distributed
 from lfpo.base.environment import versions
-from lfpo.base.errors import UserError, last_line
+from lfpo.config.errors import UserError, last_line
+from lfpo.config.train import EngineSettings
 from lfpo.rewards import RewardFunction, reward_name
 from lfpo.rewards.attempt import RewardFailed, RewardTimeout
 from lfpo.rewards.scoring import checked
-from lfpo.train.config import EngineSettings
 from lfpo.train.ray_cluster import LOOK, check_head, connect, first_line, import_ray, wait_for_start
 
 RETRIES = 2  # times that Ray calls a function again whose process died

@@ -11,7 +11,9 @@ import torch
 
 from lfpo.base import distributed
 from lfpo.base.environment import use_threads
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
+from lfpo.config.export import PushConfig
+from lfpo.config.train import LFPOConfig
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.loading import trained_block_length
 from lfpo.models.lora import settings_of
@@ -25,10 +27,8 @@ from lfpo.runs.directory import Run
 from lfpo.runs.display import Display
 from lfpo.train.algorithm import iterate, own_parameters
 from lfpo.train.collect import Batch, collect
-from lfpo.train.config import LFPOConfig
 from lfpo.train.copies import Average, Versions
 from lfpo.train.export import make_repository, run_push
-from lfpo.train.export_config import PushConfig
 from lfpo.train.held_out import held_out
 from lfpo.train.inputs import environment_class
 from lfpo.train.optim import build_adamw

@@ -12,11 +12,11 @@ from typing import Any, Protocol
 import torch
 
 from lfpo.base import distributed
-from lfpo.base.config import to_dict
 from lfpo.base.environment import use_threads
-from lfpo.base.errors import UserError, last_line
-from lfpo.base.files import read_json
 from lfpo.base.progress import Progress
+from lfpo.config.build import to_dict
+from lfpo.config.errors import UserError, last_line
+from lfpo.config.files import read_json
 from lfpo.models import MaskedDiffusionLM
 from lfpo.report import write_report
 from lfpo.runs.card import model_card

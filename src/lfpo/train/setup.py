@@ -12,8 +12,10 @@ import torch
 
 from lfpo.base import distributed
 from lfpo.base.environment import describe_environment
-from lfpo.base.errors import UserError
-from lfpo.base.plugins import resolve
+from lfpo.config.errors import UserError
+from lfpo.config.plugins import resolve
+from lfpo.config.sampler import SamplerConfig
+from lfpo.config.train import ENGINES, LFPOConfig, TrainingConfig
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.models.four_bit import quantize
 from lfpo.models.fsdp import frozen_copy as split_frozen_copy
@@ -28,9 +30,7 @@ from lfpo.prompts.sources import PromptSource, in_epochs, task_source
 from lfpo.prompts.tasks import get_task
 from lfpo.rewards import RewardFunction, in_child
 from lfpo.rollout.engine import Engine, LocalEngine
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.trajectory import Trajectory
-from lfpo.train.config import ENGINES, LFPOConfig, TrainingConfig
 from lfpo.train.inputs import check_source, reward_function
 
 

@@ -16,8 +16,9 @@ import torch
 
 from lfpo.base import distributed
 from lfpo.base.batching import left_pad, pack_by_tokens
-from lfpo.base.errors import UserError
 from lfpo.base.rng import generator, python_rng
+from lfpo.config.errors import UserError
+from lfpo.config.sft import SFTConfig
 from lfpo.models import MaskedDiffusionLM, init_model
 from lfpo.models.fsdp import one_pass
 from lfpo.models.lora import factors
@@ -29,7 +30,6 @@ from lfpo.prompts.sources import in_epochs
 from lfpo.prompts.tasks import DataTask, get_task
 from lfpo.prompts.tokenizer import train_tokenizer
 from lfpo.runs.context import Context
-from lfpo.train.example_configs import SFTConfig
 from lfpo.train.optim import build_adamw, set_lr, step_if_finite
 from lfpo.train.passes import equal_passes
 from lfpo.train.run import Trainer, train_on_examples

@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from lfpo.base.errors import UserError
-from lfpo.base.plugins import resolve
+from lfpo.config.errors import UserError
+from lfpo.config.plugins import resolve
 from lfpo.prompts.tasks.data_task import DataTask
 from lfpo.prompts.tasks.reasoning_gym import gym_task
 from lfpo.prompts.tasks.task import VALIDATION, Row, Task

@@ -19,7 +19,7 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
 from lfpo.prompts.tasks.data_task import DataTask
 from lfpo.prompts.tasks.records import HubSplit, Record
 from lfpo.prompts.tasks.task import Row

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lfpo.base.errors import UserError
 from lfpo.base.rng import python_rng
+from lfpo.config.errors import UserError
 from lfpo.prompts.tasks.records import HubSplit, Record, find_split, has_split, load_hub, read_records
 from lfpo.prompts.tasks.task import Row
 from lfpo.rewards import RewardFunction

@@ -9,7 +9,7 @@ import importlib.util
 import random
 from typing import Any
 
-from lfpo.base.errors import UserError, nearest
+from lfpo.config.errors import UserError, nearest
 from lfpo.prompts.tasks.prompting import ask, tagged
 from lfpo.prompts.tasks.task import Row, Task
 from lfpo.rewards.answers import marked_answer

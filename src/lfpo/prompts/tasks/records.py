@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
 from lfpo.prompts.jsonl import load_jsonl
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".csv", ".parquet")

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lfpo.base.errors import UserError
 from lfpo.base.rng import key, python_rng
+from lfpo.config.errors import UserError
 from lfpo.rewards import RewardFunction
 
 Row = dict[str, Any]

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
 from lfpo.rewards.sandbox.inside.start import has_seccomp, landlock_version
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
 from lfpo.rewards.attempt import RewardFailed
 from lfpo.rewards.sandbox import launch
 from lfpo.rewards.sandbox.inside import values

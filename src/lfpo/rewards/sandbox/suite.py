@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any, cast
 
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
 from lfpo.rewards.syntax import quietly, syntax_tree
 
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef

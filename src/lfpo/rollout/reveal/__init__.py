@@ -1,8 +1,8 @@
 """Reveal rules: which positions a denoising step reveals. A new rule is a function and a line in REVEAL_RULES, or a
 dotted path."""
 
-from lfpo.base.errors import UserError
-from lfpo.base.plugins import resolve
+from lfpo.config.errors import UserError
+from lfpo.config.plugins import resolve
 from lfpo.rollout.reveal.rule import Reveal, Rule, Step
 from lfpo.rollout.reveal.rules import REVEAL_RULES
 

@@ -14,20 +14,20 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
-from lfpo.base.config import flattened, flow_text, merge
-from lfpo.base.errors import UserError
-from lfpo.base.files import replace_file, writing
 from lfpo.base.measure import matmul_peak
+from lfpo.config.build import flattened, flow_text, merge
+from lfpo.config.errors import UserError
+from lfpo.config.files import replace_file, writing
+from lfpo.config.models import LoraSettings
+from lfpo.config.plan import PlanConfig
+from lfpo.config.train import LFPOConfig
 from lfpo.models.loading import SHIPPED, load_tokenizer
 from lfpo.models.narrow_products import matmul
-from lfpo.models.settings import LoraSettings
 from lfpo.models.tensor_files import GIB
 from lfpo.prompts.dataset import read_rows
 from lfpo.prompts.encoding import encode_prompt
-from lfpo.train.config import LFPOConfig
 from lfpo.train.plan.estimate import PHASES, Estimate
 from lfpo.train.plan.model import model_config
-from lfpo.train.plan.settings import PlanConfig
 
 ASSUMED_PROMPT = 256  # tokens
 ASSUMED_MEMORY, ASSUMED_TFLOPS, ASSUMED_TFLOPS_FLOAT32 = 80.0, 400.0, 30.0  # an H100 at about half of its peaks

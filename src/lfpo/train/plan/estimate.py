@@ -5,7 +5,9 @@ from typing import Any
 
 import torch
 
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
+from lfpo.config.sampler import SamplerConfig
+from lfpo.config.train import LFPOConfig
 from lfpo.models.four_bit import BYTES_PER_WEIGHT as FOUR_BIT
 from lfpo.models.four_bit import NOT_IN_4BIT
 from lfpo.models.head import CAST_ELEMENTS, input_dtype, precision_of
@@ -18,8 +20,6 @@ from lfpo.prompts.tasks import get_task
 from lfpo.rollout.draw import CHUNK_ELEMENTS as DRAW_ELEMENTS
 from lfpo.rollout.draw import LOGIT_ELEMENTS
 from lfpo.rollout.packing import PIECE_TOKENS, rows_in_flight
-from lfpo.rollout.sampler import SamplerConfig
-from lfpo.train.config import LFPOConfig
 from lfpo.train.flops import head_dim, model_flops
 from lfpo.train.optim import moment_bytes
 from lfpo.train.plan.model import Kind, activations, adapter_size, model_shape

@@ -12,8 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lfpo.base.errors import UserError
-from lfpo.base.files import read_json
+from lfpo.config.errors import UserError
+from lfpo.config.files import read_json
+from lfpo.config.models import LoraSettings
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.experts import active_weights, is_expert
 from lfpo.models.families import family_of
@@ -22,7 +23,6 @@ from lfpo.models.fsdp import tie
 from lfpo.models.layouts import LAYOUTS, PUBLISHED, with_layers
 from lfpo.models.loading import SHIPPED, described
 from lfpo.models.lora import factors, inject
-from lfpo.models.settings import LoraSettings
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from lfpo.config.sampler import SamplerConfig
+from lfpo.config.train import LFPOConfig
 from lfpo.models import init_model
 from lfpo.models.layouts import LAYOUTS
 from lfpo.models.roles import BASE, CURRENT, OLD
@@ -13,11 +15,9 @@ from lfpo.objectives.objective import Objective, kept_steps
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views
 from lfpo.rollout.edits import in_rounds
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.rollout.schedule import reveal_schedule
 from lfpo.rollout.trajectory import Trajectory, of_completions
 from lfpo.train.algorithm import blocks_of
-from lfpo.train.config import LFPOConfig
 from lfpo.train.plan.model import by_value
 
 TOY: dict[str, Any] = {

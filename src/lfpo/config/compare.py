@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lfpo.base.checks import Count, check_ranges
-from lfpo.base.config import build, load_yaml, merge, to_dict
-from lfpo.base.errors import UserError, nearest
+from lfpo.config.build import build, load_yaml, merge, to_dict
+from lfpo.config.checks import Count, check_ranges
+from lfpo.config.errors import UserError, nearest
+from lfpo.config.train import LFPOConfig
 from lfpo.objectives import OBJECTIVES
-from lfpo.train.config import LFPOConfig
 
 BASE = "base"
 # The thresholds of a frontier. Below 0.5 a revealed token need not be the most probable one; at 0.998 nearly every

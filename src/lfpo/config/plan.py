@@ -3,10 +3,10 @@
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from lfpo.base.checks import Count, Positive, check_ranges
-from lfpo.base.config import build, merge
-from lfpo.base.errors import UserError, nearest
-from lfpo.train.config import LFPOConfig
+from lfpo.config.build import build, merge
+from lfpo.config.checks import Count, Positive, check_ranges
+from lfpo.config.errors import UserError, nearest
+from lfpo.config.train import LFPOConfig
 
 
 @dataclass

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from lfpo.base.checks import AtLeastOne, Count, CountOrZero, NotNegative, Positive, Share, ShareBelowOne
+from lfpo.config.checks import AtLeastOne, Count, CountOrZero, NotNegative, Positive, Share, ShareBelowOne
 from lfpo.objectives.advantages import Advantage, group_means
 from lfpo.objectives.objective import Objective
 

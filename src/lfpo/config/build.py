@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from lfpo.base.errors import UserError, nearest
+from lfpo.config.errors import UserError, nearest
 
 T = TypeVar("T")
 RECIPES = Path(__file__).parents[1] / "recipes"  # YAML files, no code

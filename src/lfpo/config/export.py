@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
 
 Layout = Literal["family", "transformers"]
 

@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from lfpo.base.checks import Count, CountOrZero, check_ranges
-from lfpo.base.config import RECIPES, build, load_yaml, merge
-from lfpo.base.errors import UserError, nearest
+from lfpo.config.build import RECIPES, build, load_yaml, merge
+from lfpo.config.checks import Count, CountOrZero, check_ranges
+from lfpo.config.errors import UserError, nearest
+from lfpo.config.sampler import SamplerConfig
 from lfpo.prompts.tasks import TASKS
-from lfpo.rollout.sampler import SamplerConfig
 
 Dtype = Literal["float32", "bfloat16"]
 # One name for several tasks; their mean is printed too.

@@ -3,16 +3,16 @@
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from lfpo.base.checks import Count, CountOrZero, NotNegative, Positive, Seconds, ShareBelowOne, check_ranges
-from lfpo.base.config import check_types
-from lfpo.base.errors import nearest
-from lfpo.base.plugins import dotted
-from lfpo.models.settings import LoraSettings
+from lfpo.config.build import check_types
+from lfpo.config.checks import Count, CountOrZero, NotNegative, Positive, Seconds, ShareBelowOne, check_ranges
+from lfpo.config.errors import nearest
+from lfpo.config.export import check_repo
+from lfpo.config.models import LoraSettings
+from lfpo.config.plugins import dotted
+from lfpo.config.sampler import SamplerConfig
 from lfpo.objectives import all_settings
-from lfpo.rollout.sampler import SamplerConfig
 from lfpo.runs.health import RULES
 from lfpo.runs.trackers import check as check_trackers
-from lfpo.train.export_config import check_repo
 
 # transformers' names. All but adamw_torch are bitsandbytes'.
 Optim = Literal["adamw_torch", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"]
@@ -154,7 +154,7 @@ class LFPOConfig(TrainingConfig):
     engine: where rollouts are sampled: {name: local} in the trainer's processes, {name: ray, workers: 4,
         gpus_per_worker: 1} by workers beside it (see docs/engines.md and EngineSettings).
     lora: {r, lora_alpha, target_modules, experts}: train an adapter instead of all weights (see
-        lfpo.models.settings).
+        lfpo.config.models).
     dtype: of the weights; bfloat16 needs lora, whose factors stay float32. bf16: on a GPU, run the bodies of all
         forwards under bfloat16 autocast.
     head_precision: of all products with the head, in rollouts, losses and evaluation: float32 (exact), tf32 (inputs

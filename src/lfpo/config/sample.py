@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from lfpo.base.checks import CountOrZero, check_ranges
-from lfpo.base.config import build, load_yaml, merge, read_arguments
-from lfpo.rollout.sampler import SamplerConfig
-from lfpo.train.config import LFPOConfig
+from lfpo.config.build import build, load_yaml, merge, read_arguments
+from lfpo.config.checks import CountOrZero, check_ranges
+from lfpo.config.sampler import SamplerConfig
+from lfpo.config.train import LFPOConfig
 
 
 @dataclass

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from lfpo.base.checks import Count, CountOrZero, Positive, Share, ShareBelowOne
-from lfpo.train.config import TrainingConfig
+from lfpo.config.checks import Count, CountOrZero, Positive, Share, ShareBelowOne
+from lfpo.config.train import TrainingConfig
 
 
 @dataclass

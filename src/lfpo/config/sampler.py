@@ -7,10 +7,10 @@ import logging
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Literal
 
-from lfpo.base.checks import Count, CountOrZero, NotNegative, Positive, Share, ShareAboveZero, check_ranges
-from lfpo.base.config import check_types
-from lfpo.base.errors import UserError
-from lfpo.models.settings import has_full_attention
+from lfpo.config.build import check_types
+from lfpo.config.checks import Count, CountOrZero, NotNegative, Positive, Share, ShareAboveZero, check_ranges
+from lfpo.config.errors import UserError
+from lfpo.config.models import has_full_attention
 from lfpo.rollout.reveal import REVEAL_RULES, Rule, find_rule
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from lfpo.base.errors import UserError, last_line, nearest
+from lfpo.config.errors import UserError, last_line, nearest
 
 
 def resolve(name: str, known: Mapping[str, str], *, kind: str) -> Any:

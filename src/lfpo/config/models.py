@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from lfpo.base.checks import Count, Positive, check_ranges
-from lfpo.base.errors import UserError
-from lfpo.base.files import read_json
+from lfpo.config.checks import Count, Positive, check_ranges
+from lfpo.config.errors import UserError
+from lfpo.config.files import read_json
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,11 @@ def check_model_name(name: str | Path) -> None:
 def has_full_attention(name: str | Path) -> bool:
     """Whether a model's config.json says that it does not attend block by block. False where it does, and where that is
     not known: for another model type, and for a hub id."""
-    folder = Path(__file__).parent / str(name).replace("-", "_") if str(name) in SHIPPED_MODELS else Path(name)
+    folder = (
+        Path(__file__).parents[1] / "models" / str(name).replace("-", "_")
+        if str(name) in SHIPPED_MODELS
+        else Path(name)
+    )
     if not (folder.expanduser() / "config.json").is_file():
         return False
     config = read_json(folder.expanduser() / "config.json")

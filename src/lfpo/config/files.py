@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from lfpo.base.errors import UserError
+from lfpo.config.errors import UserError
 
 
 def read_json(path: Path) -> dict[str, Any]:
