@@ -176,20 +176,14 @@ def build(cls: type[T], values: dict[str, Any], where: str = "config", defaults:
     where: prefix of error messages. defaults: an instance that supplies missing keys (None: the class's own defaults);
     for a nested dataclass, the default of its field. `cls` may have
     `ALIASES = {"other_name": "field"}`;
-    `REFUSED = {"name": "is ... (why, and what to do)"}`, names, or "name: value", that it does not take;
-    `REMOVED = {"name": (value, "was removed; ...")}`, names that it took once, left out where they have the value.
+    `REFUSED = {"name": "is ... (why, and what to do)"}`, names of other software that have no counterpart here.
     """
-    aliases, removed = (getattr(cls, name, {}) for name in ("ALIASES", "REMOVED"))
+    aliases = getattr(cls, "ALIASES", {})
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
     hints = typing.get_type_hints(cls)
     arguments: dict[str, Any] = {}
     for given, value in values.items():
         name = aliases.get(given, given)
-        without, why = removed.get(given, (None, None))
-        if given in removed and value == without:
-            continue
-        if why is not None:
-            raise UserError(f"{where}: '{given}: {value}' {why}")
         listed = f"; `{where} --help` lists the keys" if where.startswith("lfpo ") and ":" not in where else None
         if problem := refusal(given, value, getattr(cls, "REFUSED", {}), [*fields, *aliases], listed):
             raise UserError(f"{where}: {problem}")

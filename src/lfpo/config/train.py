@@ -272,11 +272,6 @@ class LFPOConfig(TrainingConfig):
 
     REFUSED: ClassVar[dict[str, str]] = TRAINING
     ALIASES: ClassVar[dict[str, str]] = {"dataset": "data_file", "lr": "learning_rate"}
-    REMOVED: ClassVar[dict[str, tuple[Any, str]]] = {
-        "refill": (0, "was removed, because it gained nothing that could be measured; leave it out"),
-        "padding_free": (False, "was removed, because it gained nothing that could be measured; leave it out"),
-        "tree": ([], "was removed; give it as a knob of the objective in examples/objectives/dtree_rpo.py"),
-    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
