@@ -100,11 +100,16 @@ def rollout_sample(folder: Path, config: dict[str, Any], last: int) -> dict[str,
     }
 
 
+def _reward(row: dict[str, Any]) -> float:
+    """For a maximum: a rollout without a reward is the last to be taken."""
+    return -math.inf if row["reward"] is None else row["reward"]
+
+
 def rollouts_to_play(groups: list[dict[str, Any]]) -> dict[str, Any]:
     """The player's data for a run without evaluation: the best rollout of each prompt of the newest iteration, after
     the best of an older iteration where the page has the same prompt."""
     older: dict[str, dict[str, Any]] = {}
-    best = [{"step": g["step"], **max(g["rows"], key=lambda row: row["reward"])} for g in groups]
+    best = [{"step": g["step"], **max(g["rows"], key=_reward)} for g in groups]
     for row in best:
         older.setdefault(row["prompt"], row)
     newest = [row for row in best if row["step"] == best[-1]["step"]][:PLAYED]
@@ -248,13 +253,15 @@ def reward_histograms(records: list[Record], config: dict[str, Any]) -> dict[str
     agreement: where all rewards are 0 or 1, the shares of groups that are all right, all wrong, and mixed.
     """
     size, rewards = config["num_generations"], [r["reward"] for r in records]
-    groups = [rewards[i : i + size] for i in range(0, len(rewards), size)]
+    cut = [rewards[i : i + size] for i in range(0, len(rewards), size)]
+    # Of what has a reward.
+    groups = [scored for group in cut if (scored := [reward for reward in group if reward is not None])]
     advantages = [reward - sum(group) / len(group) for group in groups for reward in group]
     ends = (0.0, 1.0) if config["objective"]["name"] == "lfpo" else None  # LFPO's r lies in [0, 1]
     found: dict[str, Any] = {"r": histogram([r["r"] for r in records], ends), "advantage": histogram(advantages)}
-    if records and set(rewards) <= {0.0, 1.0}:
-        right = [sum(group) for group in groups]
-        shares = {"all right": right.count(size), "all wrong": right.count(0.0)}
+    if groups and {reward for group in groups for reward in group} <= {0.0, 1.0}:
+        right = [sum(group) / len(group) for group in groups]
+        shares = {"all right": right.count(1.0), "all wrong": right.count(0.0)}
         shares["mixed"] = len(right) - sum(shares.values())
         found["agreement"] = {name: n / len(right) for name, n in shares.items()}
     return found
