@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import PreTrainedTokenizerFast
 
 import tiny
 from lfpo import LFPOConfig, LFPOTrainer, SamplerConfig
@@ -433,6 +433,6 @@ def test_the_mask_token_id_of_the_configuration_is_taken(tmp_path: Path, positio
     file = folder / "tokenizer_config.json"
     settings = {k: v for k, v in json.loads(file.read_text()).items() if k != "mask_token"}
     file.write_text(json.dumps(settings))
-    assert AutoTokenizer.from_pretrained(folder).mask_token is None
+    assert PreTrainedTokenizerFast.from_pretrained(folder).mask_token is None
     tokenizer, model = load_tokenizer(folder), load_model(folder)
     assert model.mask_id == tokenizer.mask_token_id == position
