@@ -86,7 +86,8 @@ VALUES = {  # name: (program, test, a wrong program)
     "namedtuple": (
         "from collections import namedtuple\nP = namedtuple('P', 'x y')\ndef f():\n    return P(3, 4)",
         (
-            "from collections import namedtuple\nP = namedtuple('P', 'x y')\ndef f():\n    return P(3, 4)",
+            "p = f()\nassert p.x == 3 and p == (3, 4)\n"
+            "assert p._asdict() == {'x': 3, 'y': 4} and p._replace(x=1) == (1, 4)\n"
             "assert repr(p) == 'P(x=3, y=4)'"
         ),
         "from collections import namedtuple\nP = namedtuple('P', 'y x')\ndef f():\n    return P(3, 4)",
@@ -151,7 +152,8 @@ VALUES = {  # name: (program, test, a wrong program)
         (
             "import pandas as pd\ns = f()\n"
             "assert s.name == 's' and s.isna().sum() == 1 and s.index[1] == pd.Timestamp('2024-01-02')\n"
-            "pd.testing.assert_series_equal(s, pd.Series([1.5, None], pd.date_range('2024-01-01', periods=2), name='s'))"
+            "days = pd.date_range('2024-01-01', periods=2)\n"
+            "pd.testing.assert_series_equal(s, pd.Series([1.5, None], days, name='s'))"
         ),
         (
             "import pandas as pd\ndef f():\n"
