@@ -2,12 +2,14 @@
 and memory is that of the whole program."""
 
 import os
+import pickle
 import time
 
 import pytest
 
 from lfpo.rewards.code import Grader
 from lfpo.rewards.sandbox import Job, Limits, Sandbox, available_rungs, installed_libraries
+from lfpo.rewards.sandbox.inside import aliases
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system")
 
@@ -84,8 +86,8 @@ VALUES = {  # name: (program, test, a wrong program)
     "namedtuple": (
         "from collections import namedtuple\nP = namedtuple('P', 'x y')\ndef f():\n    return P(3, 4)",
         (
-            "p = f()\n"
-            "assert p.x == 3 and p == (3, 4) and p._asdict() == {'x': 3, 'y': 4} and p._replace(x=1) == (1, 4)\n"
+            "p = f()\nassert p.x == 3 and p == (3, 4)\n"
+            "assert p._asdict() == {'x': 3, 'y': 4} and p._replace(x=1) == (1, 4)\n"
             "assert repr(p) == 'P(x=3, y=4)'"
         ),
         "from collections import namedtuple\nP = namedtuple('P', 'y x')\ndef f():\n    return P(3, 4)",
@@ -150,8 +152,8 @@ VALUES = {  # name: (program, test, a wrong program)
         (
             "import pandas as pd\ns = f()\n"
             "assert s.name == 's' and s.isna().sum() == 1 and s.index[1] == pd.Timestamp('2024-01-02')\n"
-            "pd.testing.assert_series_equal("
-            "s, pd.Series([1.5, None], pd.date_range('2024-01-01', periods=2), name='s'))"
+            "days = pd.date_range('2024-01-01', periods=2)\n"
+            "pd.testing.assert_series_equal(s, pd.Series([1.5, None], days, name='s'))"
         ),
         (
             "import pandas as pd\ndef f():\n"
@@ -276,6 +278,78 @@ def test_an_argument_that_a_stand_in_cannot_replace_is_not_judged_without_a_solu
     assert verdict.undecided == (0,) and "stand-in for an argument" in verdict.needs
     wrong = sandbox.judge(Job("def f(c):\n    return 4", entry_point="f", tests=[test]))
     assert not wrong.needs and wrong.tests == (False,)
+
+
+ALIASES = {  # name: (program, test that passes in a plain script, test that fails there)
+    "cache": (
+        "c = {}\ndef f(k):\n    c[k] = 1\n    return c",
+        "a = f(1)\nassert a == {1: 1}\nb = f(2)\nassert a == {1: 1, 2: 1} and b == a",
+        "a = f(1)\nb = f(2)\nassert a == {1: 1}",
+    ),
+    "list": (
+        "c = []\ndef f(k):\n    c.append(k)\n    return c",
+        "assert f(1) == [1] and f(2) == [1, 2]",
+        "assert [f(1), f(2)] == [[1], [1, 2]]",
+    ),
+    "part of a result": (
+        "c = [0]\ndef f(k):\n    c[0] = k\n    return [c, k]",
+        "a = f(1)\ninner = a[0]\nb = f(2)\nassert a == [[2], 1] and inner == [2] and b == [[2], 2]",
+        "a = f(1)\nb = f(2)\nassert a == [[1], 1]",
+    ),
+    "array": (
+        "import numpy as np\nc = np.zeros(2)\ndef f(k):\n    c[0] = k\n    return c",
+        "a = f(1)\nb = f(2)\nassert a.tolist() == [2, 0]",
+        "a = f(1)\nb = f(2)\nassert a.tolist() == [1, 0]",
+    ),
+    "generator": (
+        "def f(n):\n    row = []\n    for i in range(n):\n        row.append(i)\n        yield row",
+        "assert list(f(2)) == [[0, 1], [0, 1]]",
+        "assert list(f(2)) == [[0], [0, 1]]",
+    ),
+    "default argument": (
+        "def f(k, xs=[]):\n    xs.append(k)\n    return xs",
+        "a = f(1)\nf(2)\nassert a == [1, 2]",
+        "a = f(1)\nf(2)\nassert a == [1]",
+    ),
+    "raises after a change": (
+        "c = set()\ndef f(k):\n    c.add(k)\n    if k == 2:\n        raise ValueError\n    return c",
+        "a = f(1)\ntry:\n    f(2)\nexcept ValueError:\n    pass\nassert a == {1, 2}",
+        "a = f(1)\ntry:\n    f(2)\nexcept ValueError:\n    pass\nassert a == {1}",
+    ),
+    "fresh results": (
+        "def f(k):\n    return [k] * 2",
+        "assert [f(i) for i in range(200)] == [[i, i] for i in range(200)]",
+        "a, b = f(1), f(1)\nassert a != b",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ALIASES)
+def test_results_that_the_program_changes_later_change_as_in_a_plain_script(sandbox, name):
+    program, right, wrong = ALIASES[name]
+    for test, passes in ((right, True), (wrong, False)):
+        space = {}
+        exec(program, space)
+        try:
+            exec(test, space)
+        except AssertionError:
+            assert not passes
+        else:
+            assert passes
+        verdict = sandbox.judge(Job(program, entry_point="f", tests=[test]))
+        assert verdict.passed == passes and not verdict.needs, (test, verdict)
+
+
+def test_only_results_that_something_refers_to_are_kept():
+    held, cache = aliases.Held(pickle.dumps), [[1], {2: [3]}]
+    for i in range(100):
+        held.number([[i], [[i]], {i: {i}}])
+        held.changed()
+    assert not held._results
+    number = held.number([cache[0], 1])
+    assert held.changed() == []
+    cache[0].append(5)
+    assert held.changed() == [(number, [[1, 5], 1])] and held.changed() == []
 
 
 FORGED = """

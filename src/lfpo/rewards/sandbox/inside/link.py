@@ -11,7 +11,7 @@ import builtins
 import sys
 import types
 
-from . import objects, values
+from . import aliases, objects, values
 from .values import Abandoned, Undecided
 
 TYPE_CHECKING = False  # importing typing would double the start-up time
@@ -114,6 +114,8 @@ class Link:
         self._remotes: dict[int, Remote] = {}
         self._generators: dict[int, tuple[bytes, Any]] = {}
         self._objects_travel = True
+        self._held = aliases.Held(self._encoded)
+        self._copies: dict[int, list[Any]] = {}
         self._lock = _thread.RLock()  # both sides may have threads
 
     def begin(self) -> None:
@@ -154,10 +156,12 @@ class Link:
             self._send(*request)
             while True:
                 kind, *operands = self.receive()
-                if kind in ("value", "raised") and len(operands) == 1:
+                if kind in ("value", "raised") and len(operands) == (3 if self._judges else 1):
                     break
                 self.answer(kind, operands)
         self.answers += 1
+        if self._judges:
+            self._renew(*operands)
         if kind == "value":
             return operands[0]
         error = operands[0]
@@ -168,6 +172,18 @@ class Link:
             raise self.fail(f"the program raised {type(error).__name__}: {error}"[:300])
         self.raised.append(error)
         raise error
+
+    def _renew(self, result: Any, number: int, changed: Any) -> None:
+        """Change copies of results as the program has changed the results. Messages without are not of link.serve."""
+        if (number is not None and type(number) is not int) or type(changed) is not list:
+            raise self._invalid("")
+        for pair in changed:
+            if type(pair) is not tuple or len(pair) != 2 or type(pair[0]) is not int:
+                raise self._invalid("")
+            for copy in self._copies.get(pair[0], []):
+                aliases.update(copy, pair[1])
+        if number is not None and number >= 0:
+            self._copies.setdefault(number, []).append(result)
 
     def fail(self, reason: str) -> Abandoned:
         """Fails the current test. Returns what to raise."""
@@ -185,12 +201,17 @@ class Link:
     def answer(self, kind: str, operands: Any) -> None:
         """Do what the other process asks for."""
         try:
-            self._send("value", self.operations[kind](*operands))
+            result = self.operations[kind](*operands)
+            self._send("value", result, *self._news(result))
         except Abandoned as error:
             self.gone = self.gone or str(error)  # the other process waits for ever
             raise
         except BaseException as error:  # whatever was raised is the answer
-            self._send("raised", error)
+            self._send("raised", error, *self._news(None))
+
+    def _news(self, result: Any) -> tuple[Any, ...]:
+        """In the program's process: the number of a result that may change, and the results that have changed."""
+        return () if self._judges else (self._held.number(result), self._held.changed())
 
     def _send(self, *message: Any) -> None:
         """Raises NotAValue for what cannot be sent."""
