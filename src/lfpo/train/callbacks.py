@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -16,9 +16,7 @@ from torch.utils.data import DataLoader
 from lfpo.base import distributed
 from lfpo.config.build import to_dict
 from lfpo.config.errors import CannotGoOn, UserError, last_line
-
-if TYPE_CHECKING:
-    from lfpo.train.run import Trainer
+from lfpo.train.trainer import Trainer
 
 # Every event of transformers' TrainerCallback. Of these `on_predict` is fired by nothing that a run does.
 EVENTS = (

@@ -30,9 +30,10 @@ from lfpo.train.algorithm import accumulate_gradients
 from lfpo.train.flops import Meter
 from lfpo.train.optim import build_adamw, set_lr, step_if_finite
 from lfpo.train.passes import logp_at_targets
-from lfpo.train.run import Trainer, train_on_examples
+from lfpo.train.run import train_on_examples
 from lfpo.train.setup import about, check_ranks, load_policies
 from lfpo.train.sft import encode_example, sampled_length
+from lfpo.train.trainer import Trainer
 
 # A pair's prompt and its two completions, chosen first, as token ids; completions end with EOS or fill gen_length.
 Pair = tuple[list[int], list[int], list[int]]

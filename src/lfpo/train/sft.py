@@ -33,8 +33,9 @@ from lfpo.prompts.tokenizer import train_tokenizer
 from lfpo.runs.context import Context
 from lfpo.train.optim import build_adamw, set_lr, step_if_finite
 from lfpo.train.passes import equal_passes
-from lfpo.train.run import Trainer, train_on_examples
+from lfpo.train.run import train_on_examples
 from lfpo.train.setup import about, check_ranks, load_policies
+from lfpo.train.trainer import Trainer
 
 MIN_T = 1e-3  # keeps 1/t finite; LLaDA uses the same bound
 
