@@ -8,12 +8,14 @@ math-verify's parser for plain expressions is not used: sympy's `parse_expr` eva
 
 import dataclasses
 import functools
+import importlib.util
 import os
 import re
 from fractions import Fraction
 from itertools import accumulate
 from math import prod
 
+from lfpo.base.errors import UserError
 from lfpo.rewards.answers import closing_brace, last_boxed, marked_answer
 from lfpo.rewards.arithmetic import evaluate, parse, python_source
 from lfpo.rewards.child_process import ChildFailed, ChildProcess, cpu_limit
@@ -212,7 +214,7 @@ def readable(text: str) -> bool:
     """Whether math-verify reads all of an expression, and may finish: no tower of powers, no huge exponent."""
     rest = re.sub(r"([A-Za-z|])\s*_\s*(?:\{\s*\w+\s*\}|\w)", r"\1", _COMMAND.sub("|", text))
     depth = accumulate((c in "([{") - (c in ")]}") for c in text)
-    if _DROPPED.search(rest) or _HUGE.search(text) or max(depth, default=0) > 10:
+    if not text.strip() or _DROPPED.search(rest) or _HUGE.search(text) or max(depth, default=0) > 10:
         return False
     exponents = [found[1] for found in _POWER.finditer(text)]
     products = [prod(int(n[:9]) for n in re.findall(r"[1-9]\d*", exponent)) for exponent in exponents]
@@ -222,9 +224,13 @@ def readable(text: str) -> bool:
 @functools.lru_cache(maxsize=4096)
 def by_algebra(answer: str, gold: str, decimals: int = 12) -> bool:
     """Whether two LaTeX expressions are equal by value, rounded to `decimals`: with twelve, an approximation of pi is
-    wrong. False on Windows (where a process cannot be limited), and when the child is killed."""
+    wrong. False on Windows (where a process cannot be limited), and when the child is killed.
+
+    Raises UserError where math-verify is not installed: without it right answers would count as wrong."""
     if os.name != "posix" or not (readable(answer) and readable(gold)):
         return False
+    if importlib.util.find_spec("math_verify") is None:
+        raise UserError("answers of MATH are graded by math-verify, which is not installed: pip install math-verify")
     try:
         return _CHILD.call(gold=gold, answer=answer, decimals=decimals) is True
     except ChildFailed:
