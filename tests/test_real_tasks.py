@@ -95,6 +95,8 @@ def test_the_solution_of_every_row_gets_every_reward(here: None, name: str) -> N
 
 @pytest.mark.parametrize("name", SLICES)
 def test_answers_close_to_the_right_one_score_zero(here: None, name: str) -> None:
+    if name.startswith("math"):
+        pytest.importorskip("math_verify")
     task, rows = all_rows(name)
     tried = 0
     for row in rows:

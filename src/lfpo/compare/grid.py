@@ -25,7 +25,7 @@ from lfpo.objectives import make_objective
 from lfpo.objectives.objective import check_rollouts
 from lfpo.prompts.tasks import get_task
 from lfpo.report import write_report
-from lfpo.report.figures import write_figures
+from lfpo.report.figures import pyplot, write_figures
 from lfpo.runs.context import StopRequests
 from lfpo.runs.directory import Run
 
@@ -65,7 +65,8 @@ def run_compare(config: CompareConfig, report: Callable[[str], None] = print) ->
 
 
 def check(config: CompareConfig) -> None:
-    """Check the settings of every cell before any of them runs. Raises UserError."""
+    """Check the settings of every cell before any of them runs, and what draws them at the end. Raises UserError."""
+    pyplot()
     for label in config.objectives:
         settings = cell_config(config, Cell(label, config.seeds[0]))
         objective, blocks = make_objective(settings.objective), trained_block_length(settings.model)

@@ -8,6 +8,7 @@ math-verify's parser for plain expressions is not used: sympy's `parse_expr` eva
 
 import dataclasses
 import functools
+import importlib.util
 import os
 import re
 from fractions import Fraction
@@ -15,6 +16,7 @@ from itertools import accumulate
 from math import prod
 from typing import Any
 
+from lfpo.config.errors import UserError
 from lfpo.rewards.answers import closing_brace, last_boxed, marked_answer
 from lfpo.rewards.arithmetic import evaluate, parse, python_source
 from lfpo.rewards.child_process import ChildFailed, ChildProcess, cpu_limit
@@ -222,7 +224,7 @@ def readable(text: str) -> bool:
     """Whether math-verify reads all of an expression, and may finish: no tower of powers, no huge exponent."""
     rest = re.sub(r"([A-Za-z|])\s*_\s*(?:\{\s*\w+\s*\}|\w)", r"\1", _COMMAND.sub("|", text))
     depth = accumulate((c in "([{") - (c in ")]}") for c in text)
-    if _DROPPED.search(rest) or _HUGE.search(text) or max(depth, default=0) > 10:
+    if not text.strip() or _DROPPED.search(rest) or _HUGE.search(text) or max(depth, default=0) > 10:
         return False
     exponents = [found[1] for found in _POWER.finditer(text)]
     products = [prod(int(n[:9]) for n in re.findall(r"[1-9]\d*", exponent)) for exponent in exponents]
@@ -233,9 +235,13 @@ def readable(text: str) -> bool:
 def by_algebra(answer: str, gold: str, decimals: int | None = None) -> bool:
     """Whether two LaTeX expressions are equal by value (`same_value`), or when rounded to `decimals` places.
 
-    False on Windows (where a process cannot be limited), and when the child is killed."""
+    False on Windows (where a process cannot be limited), and when the child is killed. Raises UserError where
+    math-verify is not installed: without it right answers would count as wrong.
+    """
     if os.name != "posix" or not (readable(answer) and readable(gold)):
         return False
+    if importlib.util.find_spec("math_verify") is None:
+        raise UserError("answers of MATH are graded by math-verify, which is not installed: pip install math-verify")
     try:
         return _CHILD.call(gold=gold, answer=answer, decimals=decimals) is True
     except ChildFailed:
