@@ -4,6 +4,7 @@ and memory is that of the whole program."""
 import os
 import pickle
 import time
+from typing import Any
 
 import pytest
 
@@ -328,7 +329,7 @@ ALIASES = {  # name: (program, test that passes in a plain script, test that fai
 def test_results_that_the_program_changes_later_change_as_in_a_plain_script(sandbox, name):
     program, right, wrong = ALIASES[name]
     for test, passes in ((right, True), (wrong, False)):
-        space = {}
+        space: dict[str, Any] = {}
         exec(program, space)
         try:
             exec(test, space)
@@ -341,7 +342,7 @@ def test_results_that_the_program_changes_later_change_as_in_a_plain_script(sand
 
 
 def test_only_results_that_something_refers_to_are_kept():
-    held, cache = aliases.Held(pickle.dumps), [[1], {2: [3]}]
+    held, cache = aliases.Held(pickle.dumps), ([1], {2: [3]})
     for i in range(100):
         held.number([[i], [[i]], {i: {i}}])
         held.changed()

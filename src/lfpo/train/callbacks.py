@@ -383,9 +383,8 @@ def _loaders(trainer: Trainer) -> dict[str, Any]:
     source = getattr(trainer, "source", None)
     if source is None:
         return {"train_dataloader": None, "eval_dataloader": None}
-    held_out = [source.eval_rows[i] for i in distributed.share(len(source.eval_rows))] * len(
-        getattr(trainer, "eval_samplers", ())
-    )
+    samplers = getattr(trainer, "eval_samplers", ())
+    held_out: Any = [source.eval_rows[i] for i in distributed.share(len(source.eval_rows))] * len(samplers)
     training = DataLoader(source.rows, trainer.length.batch, collate_fn=list) if source.rows else None
     return {
         "train_dataloader": training,

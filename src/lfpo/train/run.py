@@ -250,7 +250,7 @@ class TrainingRun:
         self.callbacks.restore(self.done, before, kept)
 
 
-def run_trainer(trainer: Trainer, *, resume: bool = False, display: Display | Lines | None = None) -> Path:
+def run_trainer(trainer: Trainer, *, resume: Any = False, display: Display | Lines | None = None) -> Path:
     """Open or resume the run of `trainer.args.output_dir` and train to its end; returns the exported model's folder. A
     rank that is lost ends the others (see lfpo.base.distributed.watched)."""
     if not isinstance(resume, bool):
