@@ -345,9 +345,10 @@ def test_only_results_that_something_refers_to_are_kept():
     held, cache = aliases.Held(pickle.dumps), ([1], {2: [3]})
     for i in range(100):
         held.number([[i], [[i]], {i: {i}}])
-        held.changed()
-    assert not held._results
+        held.settle()
+        assert not held._results
     number = held.number([cache[0], 1])
+    held.settle()
     assert held.changed() == []
     cache[0].append(5)
     assert held.changed() == [(number, [[1, 5], 1])] and held.changed() == []

@@ -29,27 +29,37 @@ class Held:
 
     def __init__(self, encode: Callable[[Any], bytes]) -> None:
         self._encode = encode
-        self._results: dict[int, tuple[list[Any], bytes]] = {}  # by number: a list of the result, and what was sent
+        # By number: a list of the result, and what was sent, None until `settle`.
+        self._results: dict[int, tuple[list[Any], bytes | None]] = {}
         self._next = 0
         self._usual = 0
         self._usual = _surplus([[]])
 
-    def changed(self) -> list[tuple[int, Any]]:
-        """Numbers and new content of those that changed. Forgets those that nothing refers to any more."""
-        found = []
+    def settle(self) -> None:
+        """To be called before the program runs on: forgets results that nothing refers to, and encodes new ones."""
         for number, (box, data) in list(self._results.items()):
             if _surplus(box) <= self._usual:
                 del self._results[number]
-                continue
-            try:
-                new = self._encode(box[0])
-            except NotAValue:  # it cannot be sent any more
-                del self._results[number]
-                continue
-            if new != data:
-                self._results[number] = box, new
+            elif data is None:
+                self._encode_again(number, box)
+
+    def changed(self) -> list[tuple[int, Any]]:
+        """Numbers and new content of those that changed since `settle`."""
+        found = []
+        for number, (box, data) in list(self._results.items()):
+            if data is not None and self._encode_again(number, box) not in (data, b""):
                 found.append((number, box[0]))
         return found
+
+    def _encode_again(self, number: int, box: list[Any]) -> bytes:
+        """The bytes of a result, which are kept; b"" if it cannot be sent any more."""
+        try:
+            data = self._encode(box[0])
+        except NotAValue:
+            del self._results[number]
+            return b""
+        self._results[number] = box, data
+        return data
 
     def number(self, result: Any) -> int:
         """The number of a result that may change later, else -1."""
@@ -58,7 +68,7 @@ class Held:
         number = next((n for n, (box, _) in self._results.items() if box[0] is result), -1)
         if number < 0:
             number, self._next = self._next, self._next + 1
-            self._results[number] = [result], self._encode(result)
+            self._results[number] = [result], None
             if len(self._results) > MAX_HELD:
                 del self._results[min(self._results)]
         return number

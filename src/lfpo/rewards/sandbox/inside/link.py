@@ -201,6 +201,8 @@ class Link:
     def answer(self, kind: str, operands: Any) -> None:
         """Do what the other process asks for."""
         try:
+            if not self._judges:
+                self._held.settle()
             result = self.operations[kind](*operands)
             self._send("value", result, *self._news(result))
         except Abandoned as error:
