@@ -76,7 +76,7 @@ class MaskedDiffusionLM(nn.Module):
         return torch.bfloat16 if self.autocast else self.dtype
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """As that of torch, but the buffers that checkpoints hold keep their dtype, float32."""
+        """Like nn.Module.to, but buffers stored in checkpoints stay float32."""
         kept = saved_buffers(self.backbone)
         super().to(*args, **kwargs)
         for name, buffer in kept:

@@ -23,7 +23,7 @@ from lfpo.rollout.edits import EditRecord
 from lfpo.rollout.forward import Forward
 from lfpo.rollout.kept import KeptPredictions
 from lfpo.rollout.packing import rows_in_flight
-from lfpo.rollout.reveal.rule import TOKENS, Revealed, Step
+from lfpo.rollout.reveal.rule import TOKENS, Proposal, Revealed
 from lfpo.rollout.rows import ActiveRows, Drawing, Hook, block_sizes, finished_trajectory, join, unstarted
 from lfpo.rollout.schedule import Pace, reveal_schedule
 from lfpo.rollout.trajectory import Trajectory
@@ -183,7 +183,7 @@ class Denoiser:
             revealed = Revealed(in_block & ~masked, active.tokens, torch.where(eligible.any(-1), 0, since))
             drawn = in_block
         token, confidence, entropy, score = self._draw(active, hidden, drawn, count)
-        step = Step(
+        step = Proposal(
             eligible=eligible,
             token=token,
             confidence=confidence,

@@ -72,7 +72,7 @@ class Engine(Protocol):
         ...
 
     def idle(self) -> None:
-        """Take part in a `sample` of other ranks, without rows of one's own."""
+        """Take part in a `sample` of other ranks when this rank has no rows."""
 
     def metrics(self) -> dict[str, float]:
         """What it measured since the last call, under names that begin with `engine/`."""

@@ -1,4 +1,7 @@
-"""The rectified cross-entropy of LFPO: the two implicit policies pi+ and pi- and their losses."""
+"""LFPO's loss from logits, in plain torch: the two implicit policies pi+ and pi- and their cross-entropies.
+
+The definition that lfpo.objectives.ops.fused computes without the logits of all positions; tests run both.
+"""
 
 import torch
 from torch.nn import functional as F
