@@ -3,6 +3,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # What pyproject.toml offers besides; for example make test EXTRAS=dev,lm-eval runs the tests of the harness, too.
 EXTRAS ?= dev
+# /dev/null installs the newest versions that pyproject.toml allows.
+CONSTRAINTS ?= constraints.txt
 comma := ,
 INSTALLED := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
@@ -15,7 +17,7 @@ help: ## Show this list
 # The pinned versions are the ones the tests and the demo were run with.
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c $(CONSTRAINTS) -e '.[$(EXTRAS)]'
 	touch $@
 
 install: $(INSTALLED) ## Make the environment
@@ -74,7 +76,7 @@ docs: $(VENV)/.docs-installed ## Build the documentation into build/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 $(VENV)/.docs-installed: $(INSTALLED)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[docs]'
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c $(CONSTRAINTS) -e '.[docs]'
 	touch $@
 
 wheel: $(INSTALLED) ## Build the wheel and source archive into dist/
@@ -83,7 +85,7 @@ wheel: $(INSTALLED) ## Build the wheel and source archive into dist/
 
 wheel-check: wheel ## Install the wheel in an empty environment and train from another folder
 	rm -rf build/wheel-check && $(PYTHON) -m venv build/wheel-check
-	build/wheel-check/bin/python -m pip install --disable-pip-version-check --quiet -c constraints.txt dist/*.whl
+	build/wheel-check/bin/python -m pip install --disable-pip-version-check --quiet -c $(CONSTRAINTS) dist/*.whl
 	cd "$$(mktemp -d)" && "$(CURDIR)/build/wheel-check/bin/lfpo" train choice --max_steps 2 && ls runs/choice
 
 clean: ## Remove caches and build outputs (runs/ and the environment stay)

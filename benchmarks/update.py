@@ -9,7 +9,6 @@ import torch
 
 from benchmarks.iteration import Iteration, measure_iterations
 from benchmarks.measure import against_first, attempt, deadline, measured, write_results
-from benchmarks.rectified import rectified_loss
 from benchmarks.table import markdown, rows_of_cells
 from lfpo.base.environment import use_threads
 from lfpo.base.rng import key
@@ -21,6 +20,7 @@ from lfpo.models.head import precision_of
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import make_objective
 from lfpo.objectives.ops.fused import rectified_sum
+from lfpo.objectives.ops.rectified import rectified_loss
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import passes
 from lfpo.prompts.encoding import encode_rows

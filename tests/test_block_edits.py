@@ -22,7 +22,7 @@ from lfpo.report.completions import playable
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.edits import EditedTrajectory, in_rounds
 from lfpo.rollout.engine import GIVES
-from lfpo.rollout.reveal import Step
+from lfpo.rollout.reveal import Proposal
 from lfpo.rollout.reveal.rule import Revealed
 from lfpo.rollout.trajectory import Trajectory
 from lfpo.train.records import completion_record
@@ -143,7 +143,7 @@ def rule(
     value, now = torch.tensor([score], dtype=torch.float64), torch.tensor([shown])
     zero = torch.zeros(1, dtype=torch.long)
     revealed = Revealed(now != MASK, now, zero + post_step)
-    step = Step(
+    step = Proposal(
         now == MASK, torch.tensor([token]), value, value, value, zero, zero + 1, zero, zero, sampler, revealed=revealed
     )
     reveal = sampler.reveal_rule.reveal(step)

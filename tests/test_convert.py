@@ -9,12 +9,12 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from autoregressive import CHATML, MODELS, SPECIAL, VOCAB, causal_logits, write_source
+from autoregressive import MODELS, SPECIAL, VOCAB, causal_logits, write_source
 from lfpo.cli.command_line import main
 from lfpo.models import load_model, load_tokenizer, save_model
 from lfpo.models import tensor_files as files_module
 from lfpo.models.mask_token import MASK
-from tiny import random_ids
+from tiny import CHATML, random_ids
 
 
 def convert(source: Path, folder: Path, *more: str) -> Path:

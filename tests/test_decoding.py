@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lfpo.config.build import build
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
-from lfpo.rollout.reveal import Step, find_rule
+from lfpo.rollout.reveal import Proposal, find_rule
 from lfpo.rollout.reveal.published import origin_steps
 from lfpo.rollout.schedule import reveal_counts
 
@@ -23,7 +23,7 @@ def revealed(
     sampler = SamplerConfig(**fields)
     zeros, of_steps = torch.zeros(len(values), dtype=torch.long), torch.tensor(counts, dtype=torch.long)
     token = torch.zeros_like(eligible, dtype=torch.long)
-    step = Step(eligible, token, values, values, values, zeros + block_step, of_steps, zeros, zeros, sampler)
+    step = Proposal(eligible, token, values, values, values, zeros + block_step, of_steps, zeros, zeros, sampler)
     return [row.nonzero().flatten().tolist() for row in sampler.reveal_rule.reveal(step).positions]
 
 

@@ -4,8 +4,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -22,10 +21,10 @@ from lfpo.objectives.views import fully_masked, replay
 from lfpo.prompts.encoding import encode_prompt
 from lfpo.prompts.sources import PromptSource
 from lfpo.report.completions import rollout_sample
-from lfpo.rollout.engine import Request, as_it_is
+from lfpo.rollout.engine import Engine, Request, as_it_is
 from lfpo.rollout.episodes import Environment, play
 from lfpo.rollout.trajectory import Trajectory, of_completions
-from lfpo.train.collect import Batch, collect
+from lfpo.train.collect import Batch, Rollouts, collect
 from lfpo.train.plan.estimate import Estimate
 from lfpo.train.records import rollout_records
 from lfpo.train.setup import samplers
@@ -72,20 +71,9 @@ def scripted(checkpoint: Path, prompts: Sequence[Any], calls: list[list[str]], n
     engine = ScriptedEngine(model, tokenizer, calls)
     rows = [{"prompt": prompt} for prompt in prompts]
     source = PromptSource("rows", lambda index: rows[index], [], lambda split, index: "", [], rows=rows)
-    trainer: Any = SimpleNamespace(
-        args=LFPOConfig(
-            "unused", prompts_per_iteration=len(prompts), num_generations=n, optimizer_steps_per_iteration=1
-        ),
-        source=source,
-        engine=engine,
-        reference=model,
-        tokenizer=tokenizer,
-        sampler=SAMPLER,
-        keep_steps=[],
-        queue=None,
-        environment=SCRIPTED,
-    )
-    batch = collect(trainer, 0, Progress())
+    args = LFPOConfig("unused", prompts_per_iteration=len(prompts), num_generations=n, optimizer_steps_per_iteration=1)
+    rollouts = Rollouts(args, source, model, tokenizer, cast(Engine, engine), None, SCRIPTED, SAMPLER, keep_steps=[])
+    batch = collect(rollouts, 0, Progress())
     return batch, engine, tokenizer
 
 
@@ -131,7 +119,7 @@ def test_a_group_counts_each_episode_once_whatever_its_turns(llada: Path):
     signal_B = batch.of_rank(signal_R)
     assert signal_B.tolist() == pytest.approx([x / 3 for x in (-2, 1, 1, 1, -1, -1, 2, 2, -1, -1)])
     # A block holds whole rollouts, each with all its turns.
-    assert batch.mine(torch.tensor([1, 4])).tolist() == [1, 2, 6, 7]
+    assert batch.rows_of(torch.tensor([1, 4])).tolist() == [1, 2, 6, 7]
     assert batch.metrics["turns/mean"] == 10 / 6
     assert batch.metrics["rewards/Scripted/mean"] == batch.metrics["reward"] == 0.5
     records = rollout_records(batch, signal_B, tokenizer)

@@ -27,6 +27,7 @@ from lfpo.rewards import score
 from lfpo.rewards.attempt import time_limit
 from lfpo.runs.context import StopRequests
 from lfpo.train import run
+from lfpo.train.algorithm import Learner
 from lfpo.train.rl import LFPOTrainer
 from processes import run_lfpo
 from test_train import config, metrics
@@ -66,7 +67,7 @@ def test_edits_are_not_seen_by_the_next_function_nor_by_other_rollouts_of_the_ro
         return [1.0] * len(completions)
 
     answers = [[{"role": "assistant", "content": "4"}] for _ in range(2)]
-    arguments = [[messages] * 2, answers, [[1], [2]], [row] * 2]
+    arguments: list[Any] = [[messages] * 2, answers, [[1], [2]], [row] * 2]
     before = copy.deepcopy(arguments)
     prompts, completions, ids, tests = arguments
     rewards = score([watch, vandal, watch], [1.0] * 3, prompts, completions, ids, {"tests": tests})
@@ -230,14 +231,14 @@ def test_an_error_late_in_a_run_leaves_a_checkpoint_and_says_how_to_go_on(outcom
 def test_any_exception_after_an_iteration_leaves_a_checkpoint(
     error: Exception, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    real = LFPOTrainer.count
+    real = Learner.count
 
-    def fails(self: LFPOTrainer, iteration: int, *, stepped: bool) -> None:
+    def fails(self: Learner, iteration: int, *, stepped: bool) -> None:
         if iteration == 1:  # in the middle of an update
             raise error
         real(self, iteration, stepped=stepped)
 
-    monkeypatch.setattr(LFPOTrainer, "count", fails)
+    monkeypatch.setattr(Learner, "count", fails)
     args = config(tmp_path, save_steps=100, eval_samplers={}, eval_steps=0)
     expected = UserError if isinstance(error, OSError) else ZeroDivisionError  # bugs keep their traceback
     with pytest.raises(expected) as raised:

@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from benchmarks.rectified import rectified_loss
 from lfpo.config.errors import UserError
 from lfpo.models import load_model
 from lfpo.objectives.lfpo import LFPO
+from lfpo.objectives.ops.fused import rectified_sum
+from lfpo.objectives.ops.rectified import rectified_loss
 from small_runs import AS_PUBLISHED, rolled
 
 GOLDENS = json.loads((Path(__file__).parent / "goldens" / "lfpo.json").read_text())
@@ -32,34 +33,52 @@ def random_case(seed: int, t: int = 6, v: int = 9) -> tuple[torch.Tensor, torch.
     return z, z_ref, torch.randint(v, (t,), generator=g), torch.rand(t, generator=g, dtype=torch.float64)
 
 
+def fused_loss(z: torch.Tensor, z_old: torch.Tensor, y: torch.Tensor, r: torch.Tensor, **knobs: Any) -> torch.Tensor:
+    """The fused sum of one token at a time, [T]: with the identity as the head, hidden states are logits."""
+    head = torch.eye(z.shape[1], dtype=z.dtype)
+    tokens = zip(z.split(1), z_old.split(1), y.split(1), r.split(1), strict=True)
+    return torch.stack(
+        [
+            rectified_sum(hidden, hidden_old, head, head, token, reward, **knobs)
+            for hidden, hidden_old, token, reward in tokens
+        ]
+    )
+
+
+each_loss = pytest.mark.parametrize("loss_of", [rectified_loss, fused_loss], ids=["plain", "fused"])
+
+
+@each_loss
 @pytest.mark.parametrize("case", GOLDENS, ids=lambda c: f"beta{c['beta']}-T{len(c['y'])}")
-def test_goldens(case: dict):
+def test_goldens(case: dict, loss_of: Any):
     z = double(case["z_theta"]).requires_grad_()
-    loss = rectified_loss(z, double(case["z_ref"]), torch.tensor(case["y"]), double(case["r"]), beta=case["beta"])
+    loss = loss_of(z, double(case["z_ref"]), torch.tensor(case["y"]), double(case["r"]), beta=case["beta"])
     torch.testing.assert_close(loss, double(case["per_token_loss"]), rtol=1e-9, atol=1e-9)
     (gradient,) = torch.autograd.grad(loss.mean(), z)
     torch.testing.assert_close(gradient, double(case["grad_z_theta_of_mean"]), rtol=1e-9, atol=1e-9)
 
 
-@given(st.integers(0, 10**6), st.floats(0.05, 3.0))
+@each_loss
+@given(seed=st.integers(0, 10**6), beta=st.floats(0.05, 3.0))
 @settings(max_examples=30)
-def test_gradient_is_r_pi_plus_minus_rest(seed: int, beta: float):
+def test_gradient_is_r_pi_plus_minus_rest(loss_of: Any, seed: int, beta: float):
     z, z_ref, y, r = random_case(seed)
     z.requires_grad_()
-    (gradient,) = torch.autograd.grad(rectified_loss(z, z_ref, y, r, beta=beta).sum(), z)
+    (gradient,) = torch.autograd.grad(loss_of(z, z_ref, y, r, beta=beta).sum(), z)
     plus = ((1 - beta) * z_ref + beta * z).softmax(-1)
     minus = ((1 + beta) * z_ref - beta * z).softmax(-1)
     expected = r[:, None] * plus - (1 - r[:, None]) * minus - (2 * r[:, None] - 1) * F.one_hot(y, z.shape[1])
     torch.testing.assert_close(gradient, expected.detach(), rtol=1e-9, atol=1e-9)
 
 
-def test_negatives_saturate():
+@each_loss
+def test_negatives_saturate(loss_of: Any):
     """Descending a pure negative (r = 0) slows down by itself."""
     z_ref, y, r = torch.zeros(1, 5, dtype=torch.float64), torch.tensor([2]), double([0.0])
     norms, z = [], z_ref.clone()
     for _ in range(2000):
         z = z.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(rectified_loss(z, z_ref, y, r, beta=1.0).sum(), z)
+        (gradient,) = torch.autograd.grad(loss_of(z, z_ref, y, r, beta=1.0).sum(), z)
         norms.append(gradient.norm().item())
         z = z - 0.5 * gradient
     assert norms[-1] < 0.01 * norms[0]
@@ -67,24 +86,26 @@ def test_negatives_saturate():
     assert -20 < float(z.detach().log_softmax(-1)[0, 2]) < -4
 
 
-def test_optimum_is_kl_regularised_rl_at_half_beta():
+@each_loss
+def test_optimum_is_kl_regularised_rl_at_half_beta(loss_of: Any):
     """With mean reward rbar(v) per token under pi_ref, log pi/pi_ref ~ (rbar - its mean) * 2 / beta, to first order."""
     beta, rbar = 0.5, double([0.52, 0.5, 0.48])
     p = torch.full((3,), 1 / 3, dtype=torch.float64)
     z_ref, z = torch.zeros(3, 3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
     for _ in range(4000):
         z = z.detach().requires_grad_()
-        loss_T = rectified_loss(z.expand(3, 3), z_ref, torch.arange(3), rbar, beta=beta)
+        loss_T = loss_of(z.expand(3, 3), z_ref, torch.arange(3), rbar, beta=beta)
         z = z - torch.autograd.grad((loss_T * p).sum(), z)[0]
     ratio = (z - z_ref[0]).log_softmax(-1) - p.log()
     torch.testing.assert_close(ratio.detach(), (rbar - 0.5) * 2 / beta, atol=4e-3, rtol=0)
 
 
-def test_ablation_weights_split_the_loss():
+@each_loss
+def test_ablation_weights_split_the_loss(loss_of: Any):
     z, z_ref, y, r = random_case(6)
-    both = rectified_loss(z, z_ref, y, r, beta=0.3)
-    positive = rectified_loss(z, z_ref, y, r, beta=0.3, negative_weight=0.0)
-    negative = rectified_loss(z, z_ref, y, r, beta=0.3, positive_weight=0.0)
+    both = loss_of(z, z_ref, y, r, beta=0.3)
+    positive = loss_of(z, z_ref, y, r, beta=0.3, negative_weight=0.0)
+    negative = loss_of(z, z_ref, y, r, beta=0.3, positive_weight=0.0)
     torch.testing.assert_close(positive + negative, both)
     plus = (0.7 * z_ref + 0.3 * z).log_softmax(-1).gather(1, y[:, None])[:, 0]
     torch.testing.assert_close(positive, -r * plus / 0.3)

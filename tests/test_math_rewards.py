@@ -1,5 +1,6 @@
 """Graders of reasoning answers: correct ones in many spellings, wrong ones that look similar, hostile text."""
 
+import importlib.util
 import json
 import os
 import random
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lfpo.config.errors import UserError
 from lfpo.rewards import choices, countdown, formats, math, sudoku
 from lfpo.rewards.answers import marked_answer
 from lfpo.rewards.child_process import ChildFailed
@@ -275,6 +277,16 @@ GROWING = [
 def test_what_grows_fast_or_nests_deep_is_wrong_without_algebra(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
     monkeypatch.setattr(math._CHILD, "call", lambda **sides: pytest.fail("reached computer algebra"))
     assert not equivalent(answer, "x+1")
+
+
+def test_without_math_verify_an_answer_is_not_wrong_but_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "math_verify" else there(name, *rest)
+    )
+    assert equivalent("x+1", "x+1") and not equivalent("", "x+17")  # these need no algebra
+    with pytest.raises(UserError, match="math-verify, which is not installed: pip install math-verify"):
+        equivalent("17+x", "x+17")
 
 
 def test_an_algebra_process_that_hangs_is_killed_and_replaced() -> None:

@@ -1,8 +1,10 @@
 """Reports without a browser: text, figures, and the steps of a sample."""
 
+import importlib.util
 import io
 import itertools
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,9 @@ from rich.console import Console
 
 from lfpo.cli.command_line import main
 from lfpo.cli.sample import printable
+from lfpo.compare.grid import run_compare
+from lfpo.config.compare import CompareConfig
+from lfpo.config.errors import UserError
 from lfpo.report.charts import POLICY
 from lfpo.report.figures import _run_figures, write_figures
 from lfpo.report.text import print_report
@@ -69,6 +74,21 @@ def test_report_takes_several_folders_and_refuses_unknown_options(tmp_path: Path
 
 
 @pytest.mark.long
+def test_without_matplotlib_figures_and_comparisons_name_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    there = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "matplotlib" else there(name, *rest)
+    )
+    missing = re.escape("figures need matplotlib, which is not installed: pip install 'lfpo[figures]'")
+    with pytest.raises(UserError, match=missing):
+        write_figures(Run(tmp_path))
+    with pytest.raises(UserError, match=missing):  # before any cell runs
+        run_compare(
+            CompareConfig(recipe="sudoku", output_dir=str(tmp_path), seeds=[1], objectives={"lfpo": {"name": "lfpo"}})
+        )
+    assert not list(tmp_path.iterdir())
+
+
 def test_figures_of_a_run_are_svg_and_pdf_and_the_same_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = write_run(tmp_path / "run", ["some words"], eval_texts=["more words"], policy=True)
     paths = write_figures(Run(folder))

@@ -19,7 +19,7 @@ from lfpo.models.structure import FULL
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.packing import FORWARD_TOKENS, bucket, pieces
 from lfpo.rollout.reveal.published import dynamic, needs, origin_steps
-from lfpo.rollout.reveal.rule import PLAN, Reveal, Rule, Step
+from lfpo.rollout.reveal.rule import PLAN, Proposal, Reveal, Rule
 from lfpo.rollout.reveal.rules import probability
 from lfpo.rollout.trajectory import Trajectory
 from reference_sampler import dream_generate, generate
@@ -348,11 +348,11 @@ def test_a_rule_with_keys_and_a_score_of_its_own(llada: Path):
         build(SamplerConfig, settings, "sampler")
 
 
-def reveal_all(step: Step) -> Reveal:
+def reveal_all(step: Proposal) -> Reveal:
     return Reveal(torch.ones_like(step.eligible))
 
 
-def reveal_never(step: Step) -> Reveal:
+def reveal_never(step: Proposal) -> Reveal:
     return Reveal(torch.zeros_like(step.eligible))
 
 

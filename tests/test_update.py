@@ -11,7 +11,7 @@ from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import OBJECTIVES
 from lfpo.objectives.lfpo import LFPO
-from lfpo.train.algorithm import accumulate_gradients, blocks_of, ema_update, equal_weights
+from lfpo.train.algorithm import accumulate_gradients, ema_update, equal_weights, optimizer_blocks
 from lfpo.train.plan.work import fullest_rank
 from small_runs import rolled, step_of
 
@@ -70,13 +70,13 @@ def test_a_policy_that_equals_theta_costs_no_forward_and_its_ratios_are_one(
 
 def recipe_of(prompts: int, generations: int, steps: int) -> LFPOConfig:
     sizes = {"prompts_per_iteration": prompts, "num_generations": generations, "optimizer_steps_per_iteration": steps}
-    return LFPOConfig(output_dir="unused", **sizes)  # type: ignore[arg-type]
+    return LFPOConfig(output_dir="unused", **sizes)
 
 
 @given(st.integers(1, 24), st.integers(2, 12), st.integers(1, 9), st.integers(0, 3))
 def test_groups_and_ranks_share_in_all_blocks_alike(prompts: int, generations: int, steps: int, iteration: int):
     size, steps = prompts * generations, min(steps, prompts * generations)
-    blocks = blocks_of(recipe_of(prompts, generations, steps), LFPO(), iteration)
+    blocks = optimizer_blocks(recipe_of(prompts, generations, steps), LFPO(), iteration)
     assert torch.cat(blocks).sort().values.tolist() == list(range(size))
     in_block = torch.stack([block.bincount(minlength=size) for block in blocks])  # [K, R]
     for parts in (prompts, 1, 2, 3, 4, 8, 16):  # groups, then ranks
@@ -96,7 +96,7 @@ class Whole(LFPO):
 @given(st.integers(1, 24), st.integers(2, 12), st.integers(1, 9))
 def test_whole_groups_stay_whole_and_are_dealt_like_rollouts(prompts: int, generations: int, steps: int):
     args = recipe_of(prompts, generations, min(steps, prompts))
-    groups = [block.view(-1, generations) // generations for block in blocks_of(args, Whole(), 0)]
+    groups = [block.view(-1, generations) // generations for block in optimizer_blocks(args, Whole(), 0)]
     assert all((group == group[:, :1]).all() for group in groups)
     assert torch.cat([group[:, 0] for group in groups]).sort().values.tolist() == list(range(prompts))
     assert max(map(len, groups)) - min(map(len, groups)) <= 1
@@ -107,4 +107,6 @@ def test_no_rank_waits_for_another_where_the_numbers_divide():
     for ranks in (1, 2, 4, 8, 16):
         assert fullest_rank(args, LFPO(), ranks) == [32 // ranks] * 4
     assert fullest_rank(recipe_of(3, 4, 2), LFPO(), 2) == [4, 4]  # of the rank with two prompts
-    assert [b.tolist() for b in blocks_of(args, LFPO(), 0)] != [b.tolist() for b in blocks_of(args, LFPO(), 1)]
+    assert [b.tolist() for b in optimizer_blocks(args, LFPO(), 0)] != [
+        b.tolist() for b in optimizer_blocks(args, LFPO(), 1)
+    ]

@@ -22,7 +22,8 @@ from drill.stops import no_sandbox
 from lfpo.models.loading import EMBEDDED
 from lfpo.rewards.sandbox import Job, Limits, Sandbox
 from lfpo.runs.directory import Run
-from lfpo.train.rl import MAX_FAILED, MAX_SKIPPED
+from lfpo.train.algorithm import MAX_SKIPPED
+from lfpo.train.rl import MAX_FAILED
 from processes import environment
 
 STEPS, ROLLOUTS = 2, 8  # of an iteration, as in train_arguments

@@ -10,12 +10,12 @@ from unittest import mock
 
 import torch
 
-from benchmarks.rectified import rectified_loss
 from gpu.rows import Machine, Row, at_least, at_most, measured, not_run, passes
 from lfpo.base.measure import timed
 from lfpo.models.head import Precision
 from lfpo.objectives.ops import fused
 from lfpo.objectives.ops.fused import rectified_sum
+from lfpo.objectives.ops.rectified import rectified_loss
 
 BETA = 0.3
 # head_precision -> (milliseconds on an H200, relative error of the gradients).

@@ -116,9 +116,8 @@ def peaks(config: dict[str, Any], args: LFPOConfig, prompt: str, device: torch.d
 
     def step() -> None:
         signal = trainer.objective.signal(batches[0].reward_R, batches[0].group_R)
-        optimizer_step(
-            trainer, trainer.objective, batches[0], signal, Step(0, 0, 0, torch.arange(len(signal))), Context()
-        )
+        only_step = Step(0, 0, 0, torch.arange(len(signal)))
+        optimizer_step(trainer.learner, trainer.objective, batches[0], signal, only_step, Context())
 
     rollouts = peak(lambda: batches.append(trainer.sample_and_score(0, Context())), device)
     step()

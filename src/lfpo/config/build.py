@@ -9,7 +9,7 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -176,23 +176,17 @@ def build(cls: type[T], values: dict[str, Any], where: str = "config", defaults:
     where: prefix of error messages. defaults: an instance that supplies missing keys (None: the class's own defaults);
     for a nested dataclass, the default of its field. `cls` may have
     `ALIASES = {"other_name": "field"}`;
-    `REFUSED = {"name": "is ... (why, and what to do)"}`, names, or "name: value", that it does not take;
-    `REMOVED = {"name": (value, "was removed; ...")}`, names that it took once, left out where they have the value.
+    `REFUSED = {"name": "is ... (why, and what to do)"}`, names of other software that have no counterpart here.
     """
-    aliases, refused, removed = (getattr(cls, name, {}) for name in ("ALIASES", "REFUSED", "REMOVED"))
+    aliases = getattr(cls, "ALIASES", {})
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
     hints = typing.get_type_hints(cls)
     arguments: dict[str, Any] = {}
     for given, value in values.items():
         name = aliases.get(given, given)
-        without, why = removed.get(given, (None, refused.get(given) or refused.get(f"{given}: {value}")))
-        if given in removed and value == without:
-            continue
-        if why is not None:
-            raise UserError(f"{where}: '{given}{'' if given in refused else f': {value}'}' {why}")
-        if name not in fields:
-            listed = f"; `{where} --help` lists the keys" if where.startswith("lfpo ") and ":" not in where else None
-            raise UserError(f"{where}: unknown key {given!r}{nearest(given, [*fields, *aliases], listed)}")
+        listed = f"; `{where} --help` lists the keys" if where.startswith("lfpo ") and ":" not in where else None
+        if problem := refusal(given, value, getattr(cls, "REFUSED", {}), [*fields, *aliases], listed):
+            raise UserError(f"{where}: {problem}")
         if name in arguments:
             both = " and ".join(repr(key) for key in values if aliases.get(key, key) == name)
             raise UserError(f"{where}: {both} mean the same; give one")
@@ -210,6 +204,31 @@ def build(cls: type[T], values: dict[str, Any], where: str = "config", defaults:
         return cls(**arguments)
     except ValueError as error:  # from our dataclasses' __post_init__, already one sentence
         raise UserError(f"{where}: {error}") from error
+
+
+def refusal(
+    name: str, value: Any, refused: Mapping[str, str], known: Collection[str], listed: str | None = None
+) -> str | None:
+    """Why a key, or this value of it, is not taken, and what to do; None where it is.
+
+    refused: names, or "name: value", with the reason. known: the names that are taken. listed: what says so in place of
+    the list of all.
+    """
+    shown = next((text for text in (name, f"{name}: {value}") if text in refused and name not in known), None)
+    shown = shown or (f"{name}: {value}" if f"{name}: {value}" in refused else None)
+    if shown is not None:
+        return f"{shown!r} {refused[shown]}"
+    return None if name in known else f"unknown key {name!r}{nearest(name, known, listed)}"
+
+
+def checked_new(cls: type[T], *values: Any, **keys: Any) -> T:
+    """A dataclass's `__new__` that says of a name which it does not take what `build` says, in place of a TypeError."""
+    names, aliases = [f.name for f in dataclasses.fields(cls) if f.init], getattr(cls, "ALIASES", {})  # type: ignore[arg-type]
+    called = {other: f"is called {name!r}" for other, name in aliases.items()}
+    for name in keys:
+        if name not in names and (problem := refusal(name, keys[name], getattr(cls, "REFUSED", {}) | called, names)):
+            raise UserError(f"{cls.__name__}: {problem}")
+    return object.__new__(cls)
 
 
 def check_types(config: Any) -> None:

@@ -26,6 +26,7 @@ def _must(what: str, holds: Callable[[Any], bool]) -> Callable[[Any, str], None]
 
 # Types of fields whose range `check_ranges` checks.
 Count = Annotated[int, _must("be at least 1", lambda value: value >= 1)]
+CountOrUnset = Annotated[int, _must("be at least 1, or -1 where it is not given", lambda v: v >= 1 or v == -1)]
 CountOrZero = Annotated[int, _must("not be negative", lambda value: value >= 0)]
 AtLeastOne = Annotated[float, _must("be at least 1", lambda value: value >= 1)]
 NotNegative = Annotated[float, _must("not be negative", lambda value: value >= 0)]

@@ -8,6 +8,7 @@ from typing import Literal
 from lfpo.config.errors import UserError
 
 Layout = Literal["family", "transformers"]
+Dtype = Literal["float32", "bfloat16"]
 
 
 @dataclass
@@ -19,12 +20,15 @@ class ExportConfig:
     layout: "family": the model family's own names, as lfpo saves them. "transformers": the family's class in
         transformers, which AutoModelForCausalLM loads without lfpo and without remote code.
     adapter: write a LoRA run's adapter in peft's format, for a base of the same layout. Otherwise it is merged.
+    dtype: of the sum of base and adapter, float32 or bfloat16 (None: the run's dtype). bfloat16 rounds part of what was
+        learned away; a line says how much.
     output: folder to write, new or empty (None: model-family, model-transformers or adapter in the run's folder).
     """
 
     run: str
     layout: Layout = "family"
     adapter: bool = False
+    dtype: Dtype | None = None
     output: str | None = None
 
 
@@ -56,7 +60,7 @@ class PushConfig:
 
     run: as in lfpo export; for a run the upload also has recipe.yaml, metrics.jsonl and report.html.
     repo: the repository on the hub, USER/NAME or ORGANISATION/NAME; it is made if it does not exist.
-    layout, adapter: as in lfpo export.
+    layout, adapter, dtype: as in lfpo export.
     private: whether a new repository is private. An existing one keeps its setting.
     report: upload report.html, which holds prompts and completions.
     dry_run: list the files and sizes and upload nothing.
@@ -68,6 +72,7 @@ class PushConfig:
     repo: str
     layout: Layout = "transformers"
     adapter: bool = False
+    dtype: Dtype | None = None
     private: bool = True
     report: bool = True
     dry_run: bool = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from lfpo.config.checks import AtLeastOne, Count, CountOrZero, NotNegative, Positive, Share, ShareBelowOne
 from lfpo.objectives.advantages import Advantage, group_means
@@ -36,29 +36,6 @@ class LFPO(Objective):
     target_weight: Literal["p_old", "equal"] = "p_old"
     neutral: ClassVar[float] = 0.5
     reward_advice: ClassVar[str] = "let the reward function return values of another range, or leave out the setting"
-
-    EARLIER: ClassVar[dict[str, Any]] = {  # defaults of runs whose config.yaml does not name every knob
-        "beta": 0.3,
-        "timesteps": 4,
-        "states": "stratified",
-        "clip": 1.0,
-        "deviation": "batch",
-        "baseline": 1.0,
-        "num_iterations": 1,
-        "target_weight": "equal",
-    }
-    REFUSED: ClassVar[dict[str, str]] = {
-        "states: uniform": "was removed; write states: stratified",
-        "states: surprisal": "was removed; write states: stratified",
-        "states: entropy": "was removed; write states: stratified",
-        "deviation: group": "was removed; write deviation: batch, or range",
-        "deviation: one": "was removed; write deviation: range, the same for rewards of 0 and 1",
-        "target_weight: ratio": "was removed; write target_weight: p_old, or equal",
-    }
-    REMOVED: ClassVar[dict[str, tuple[Any, str]]] = {
-        "base_kl": (0.0, "was removed; leave it out, and raise beta to stay closer to theta_old"),
-        "reading": ("rectified", "was removed; leave it out: the printed equation cannot learn (docs/method.md)"),
-    }
 
     @property
     def compares(self) -> bool:

@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Literal
 
-from lfpo.config.build import check_types
+from lfpo.config.build import check_types, checked_new
 from lfpo.config.checks import Count, CountOrZero, NotNegative, Positive, Share, ShareAboveZero, check_ranges
 from lfpo.config.errors import UserError
 from lfpo.config.models import has_full_attention
@@ -104,6 +104,7 @@ class SamplerConfig:
     cache: Literal["none", "prefix", "dual"] = "none"
     cache_refresh: Count | None = None
 
+    __new__ = checked_new
     ALIASES: ClassVar[dict[str, str]] = {
         "max_completion_length": "gen_length",  # TRL
         "diffusion_steps": "steps",  # d1

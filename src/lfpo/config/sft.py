@@ -1,9 +1,11 @@
 """The configurations of `lfpo sft` and `lfpo dpo`."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from lfpo.config.checks import Count, CountOrZero, Positive, Share, ShareBelowOne
+from lfpo.config.checks import Count, CountOrUnset, CountOrZero, Positive, Share, ShareBelowOne
+from lfpo.config.length import UNSET, Length, run_length
+from lfpo.config.other_names import EXAMPLES
 from lfpo.config.train import TrainingConfig
 
 
@@ -13,11 +15,13 @@ class SFTConfig(TrainingConfig):
 
     model: checkpoint to start from; or init: a family's config.json for a fresh model, with vocab_size as the upper
         bound of the tokenizer's. Give one of the two.
-    tasks: procedural tasks and their share of the examples; or data_file: a JSONL file with `prompt` and `completion`.
+    tasks: procedural tasks and their share of the examples; or data_file: rows with `prompt` and `completion`.
         Give one of the two.
     right_share: share of right demonstrations of tasks (None: each task's own).
     gen_length: completion length of data_file rows in tokens; tasks have their own.
     block_length: tokens of a block; makes the model attend block by block (None: as its config.json says).
+    steps (max_steps works too): optimiser steps. num_train_epochs: passes over data_file. As in transformers, steps
+        counts where it is given (not -1), and else the epochs; with neither the run has 1000 steps.
     mask_ratios: [low, high], the range that an example's mask ratio t is drawn from.
     loss_weight: of a masked token. 1/t: 1 / (t C), C tokens in the completion (LLaDA, SDAR); equal: 1 / the number of
         masked tokens of the example (LLaDA2, which draws t from [0.3, 0.8]).
@@ -43,7 +47,7 @@ class SFTConfig(TrainingConfig):
     block_length: Count | None = None
     mask_ratios: list[float] = field(default_factory=lambda: [0.0, 1.0])
     loss_weight: Literal["1/t", "equal"] = "1/t"
-    steps: Count = 1000
+    steps: CountOrUnset = UNSET
     batch_size: Count = 64
     bf16: bool = False
     learning_rate: Positive = 1e-3
@@ -54,6 +58,9 @@ class SFTConfig(TrainingConfig):
     logging_steps: Count = 20
     save_steps: Count = 500
     export_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+
+    ALIASES: ClassVar[dict[str, str]] = {"max_steps": "steps"}
+    REFUSED: ClassVar[dict[str, str]] = EXAMPLES
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,7 +78,7 @@ class DPOConfig(TrainingConfig):
     """Configuration of `lfpo dpo`: preference training by VRPO, which is DPO on ELBOs (see lfpo.objectives.vrpo).
 
     model: the checkpoint to start from, which is also the base policy that completions are compared with.
-    data_file: a JSONL file with `prompt`, `chosen` and `rejected`, TRL's preference format, as text or as messages; or
+    data_file: rows with `prompt`, `chosen` and `rejected`, TRL's preference format, as text or as messages; or
         tasks: procedural tasks and their share of the pairs, each a right and a flawed demonstration. Give one of them.
     eval_file: held-out pairs for data_file runs; tasks have their own. eval_size: number of held-out pairs.
     gen_length: completion length of data_file rows in tokens; tasks have their own.
@@ -79,7 +86,8 @@ class DPOConfig(TrainingConfig):
         it, it is beta / gen_length. mc_samples: masks of each completion, shared by the policy and the base.
     after_eos: also score the padding after a completion's end; otherwise it is masked.
     eval_masks: masks of each held-out completion.
-    max_steps: optimiser steps. batch_size: pairs of each.
+    max_steps: optimiser steps. num_train_epochs: passes over data_file. As in transformers, max_steps counts where it
+        is given (not -1), and else the epochs; with neither the run has 1000 steps. batch_size: pairs of each step.
     lora, dtype, bf16, head_precision, load_in_4bit, fsdp, fsdp_size, optim, gradient_checkpointing, max_grad_norm: as
         in LFPOConfig.
     update_tokens: tokens in one pass; memory only, never the result, except that the masks of a pair stay together.
@@ -100,7 +108,7 @@ class DPOConfig(TrainingConfig):
     mc_samples: Count = 4
     after_eos: bool = False
     eval_masks: Count = 8
-    max_steps: Count = 1000
+    max_steps: CountOrUnset = UNSET
     batch_size: Count = 64
     dtype: Literal["float32", "bfloat16"] = "float32"
     head_precision: Literal["auto", "float32", "tf32", "bfloat16"] = "auto"
@@ -110,11 +118,19 @@ class DPOConfig(TrainingConfig):
     eval_steps: CountOrZero = 50
     save_steps: Count = 100
 
+    REFUSED: ClassVar[dict[str, str]] = EXAMPLES
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_examples(self)
         if self.eval_file is not None and self.data_file is None:
             raise ValueError("'eval_file' goes with 'data_file'; tasks bring their own held-out pairs")
+
+
+def examples_length(args: SFTConfig | DPOConfig, steps: int, rows: int) -> Length:
+    """The length of a run on so many distinct examples, 0 for those of tasks. steps: the key that says it, or UNSET."""
+    epochs, endless = args.num_train_epochs, "'tasks'"
+    return run_length(steps, epochs, rows=rows, batch=args.batch_size, default=1000, endless=endless)
 
 
 def check_examples(args: SFTConfig | DPOConfig) -> None:

@@ -3,11 +3,22 @@
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from lfpo.config.build import check_types
-from lfpo.config.checks import Count, CountOrZero, NotNegative, Positive, Seconds, ShareBelowOne, check_ranges
+from lfpo.config.build import check_types, checked_new
+from lfpo.config.checks import (
+    Count,
+    CountOrUnset,
+    CountOrZero,
+    NotNegative,
+    Positive,
+    Seconds,
+    ShareBelowOne,
+    check_ranges,
+)
 from lfpo.config.errors import nearest
 from lfpo.config.export import check_repo
+from lfpo.config.length import UNSET, Length, run_length
 from lfpo.config.models import LoraSettings
+from lfpo.config.other_names import SHARED, TRAINING
 from lfpo.config.plugins import dotted
 from lfpo.config.sampler import SamplerConfig
 from lfpo.objectives import all_settings
@@ -64,6 +75,9 @@ class EngineSettings:
 class TrainingConfig:
     """What the configurations of `lfpo train`, `sft` and `dpo` share (LFPOConfig says what the keys mean)."""
 
+    __new__ = checked_new
+    REFUSED: ClassVar[dict[str, str]] = SHARED
+
     output_dir: str
     model: str | None = None
     lora: LoraSettings | None = None
@@ -80,6 +94,7 @@ class TrainingConfig:
     adam_beta2: ShareBelowOne = 0.99
     max_grad_norm: NotNegative = 1.0
     update_tokens: Count = 8192
+    num_train_epochs: NotNegative = 0.0
     seed: int = 0
     threads: CountOrZero = 0
     save_steps: Count = 10
@@ -125,7 +140,7 @@ class LFPOConfig(TrainingConfig):
     output_dir: the run directory.
     model: checkpoint folder, hub id, or one of the package's own small models: "embedded", and "embedded-block", which
         attends block by block.
-    task: a task's name or dotted path; or data_file: JSONL with a `prompt` column, scored by reward_funcs; or
+    task: a task's name or dotted path; or data_file: rows with a `prompt` column, scored by reward_funcs; or
         dataset_name: a data set of the hub, ORGANISATION/NAME, or a local folder that `datasets` reads, with
         dataset_config, dataset_train_split ("train[:1000]" takes a part) and dataset_test_split (None: no evaluation).
     columns: {question: prompt}: columns of these rows to rename. map_row: dotted path of a function that makes a row of
@@ -140,17 +155,21 @@ class LFPOConfig(TrainingConfig):
         and step(text) -> (reply, reward, done), in place of reward functions. max_turns: the most turns of an episode.
         Here reward_timeout is for a rank's environments in one turn.
     keep_going: begin to train although a reward function raised when it was called once at start.
-    eval_file: held-out JSONL for data_file runs; evaluation then reports the mean reward.
+    eval_file: held-out rows for data_file runs; evaluation then reports the mean reward.
     filter_overlong_prompts: leave out training prompts that with gen_length exceed the model's context. Without it one
         such prompt is an error at start.
 
     max_steps: iterations of Algorithm 1 (sample, update, move theta_old). num_train_epochs: passes over the rows of a
-        data set, in place of max_steps (0: max_steps counts).
+        data set. As in transformers, max_steps counts where it is given (not -1), and else the epochs; with neither the
+        run has 40 iterations.
     prompts_per_iteration, num_generations: prompts an iteration, and rollouts a prompt (N).
     objective: {name: ..., knob: ...}; the knobs are that objective's own (see lfpo.objectives).
     sampler: how rollouts are denoised. eval_samplers: name -> sampler; each is evaluated on eval_size held-out prompts
         before the first iteration, after every eval_steps iterations and after the last. Without evaluation:
         eval_steps 0.
+    metric_for_best_model, greater_is_better: for callbacks such as transformers' EarlyStoppingCallback: a metric of the
+        evaluation, SAMPLER/NAME or, of the first eval sampler, NAME. Without the second key it is one to raise, unless
+        its name ends in "loss". The weights that are exported are the last ones all the same.
     engine: where rollouts are sampled: {name: local} in the trainer's processes, {name: ray, workers: 4,
         gpus_per_worker: 1} by workers beside it (see docs/engines.md and EngineSettings).
     lora: {r, lora_alpha, target_modules, experts}: train an adapter instead of all weights (see
@@ -218,8 +237,7 @@ class LFPOConfig(TrainingConfig):
     max_turns: CountOrZero = 0
     keep_going: bool = False
 
-    max_steps: Count = 40
-    num_train_epochs: NotNegative = 0.0
+    max_steps: CountOrUnset = UNSET
     prompts_per_iteration: Count = 16
     num_generations: Count = 8
     objective: dict[str, Any] = field(default_factory=lambda: {"name": "lfpo"})
@@ -244,18 +262,16 @@ class LFPOConfig(TrainingConfig):
 
     eval_steps: CountOrZero = 10
     eval_size: CountOrZero = 200
+    metric_for_best_model: str | None = None
+    greater_is_better: bool | None = None
     log_completions: bool = True
     stop_on: list[str] = field(default_factory=list)
     push_to_hub: bool = False
     hub_model_id: str | None = None
     hub_private_repo: bool = True
 
+    REFUSED: ClassVar[dict[str, str]] = TRAINING
     ALIASES: ClassVar[dict[str, str]] = {"dataset": "data_file", "lr": "learning_rate"}
-    REMOVED: ClassVar[dict[str, tuple[Any, str]]] = {
-        "refill": (0, "was removed, because it gained nothing that could be measured; leave it out"),
-        "padding_free": (False, "was removed, because it gained nothing that could be measured; leave it out"),
-        "tree": ([], "was removed; give it as a knob of the objective in examples/objectives/dtree_rpo.py"),
-    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -317,6 +333,11 @@ class LFPOConfig(TrainingConfig):
             return bool(self.merge_lora)
         whole = not self.load_in_4bit and not self.rollout_compile and self.rollout_gather == "model"
         return device == "cuda" and whole
+
+    def length(self, rows: int) -> Length:
+        """The length of a run on so many distinct training rows, 0 for prompts that are made without end."""
+        batch, endless = self.prompts_per_iteration, f"task {self.task!r}"
+        return run_length(self.max_steps, self.num_train_epochs, rows=rows, batch=batch, default=40, endless=endless)
 
     def evaluates_after(self, step: int) -> bool:
         """Whether an evaluation is due after `step` iterations (0: before the first)."""

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -26,12 +26,11 @@ from lfpo.base.rng import generator
 from lfpo.config.errors import UserError, nearest
 from lfpo.config.files import write_json
 from lfpo.config.models import LoraSettings
+from lfpo.models.adapters import switch_adapter
 from lfpo.models.experts import MATRICES, routers, stacked_factors, without_sums
+from lfpo.models.masked_lm import MaskedDiffusionLM
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.models.tensor_files import save_tensors
-
-if TYPE_CHECKING:
-    from lfpo.models.masked_lm import MaskedDiffusionLM
 
 # Fields of a LoraConfig that are taken over, and those that say nothing about the adapter.
 TAKEN = {"r", "lora_alpha", "target_modules", "target_parameters", "peft_type"}
@@ -100,19 +99,6 @@ def inject(model: MaskedDiffusionLM, settings: LoraSettings) -> MaskedDiffusionL
         factor.data = factor.data.float()  # peft gives new factors the dtype of the base
     switch_adapter(model.backbone, CURRENT)
     return reference
-
-
-def switch_adapter(backbone: nn.Module, adapter: str) -> None:
-    """Activate `adapter` (BASE: none) in every LoRA layer that has one of this name, and no adapter in the others. Of
-    all adapters only CURRENT requires gradients."""
-    from peft.tuners.lora import LoraLayer
-
-    for layer in backbone.modules():
-        if isinstance(layer, LoraLayer):
-            found = adapter in layer.lora_A
-            layer.enable_adapters(found)
-            if found:
-                layer.set_adapter(adapter, inference_mode=adapter != CURRENT)
 
 
 @contextlib.contextmanager

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from lfpo.models.adapters import switch_adapter
 from lfpo.models.attention import mask_bias
 from lfpo.models.family import Family
 from lfpo.models.four_bit import original_shape
 from lfpo.models.head import Precision, gather_head, logits, precision_of
 from lfpo.models.kv_cache import KeyValueCache
-from lfpo.models.lora import switch_adapter
 from lfpo.models.roles import CURRENT
 from lfpo.models.structure import FULL, Structure
 
@@ -76,7 +76,7 @@ class MaskedDiffusionLM(nn.Module):
         return torch.bfloat16 if self.autocast else self.dtype
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """As that of torch, but the buffers that checkpoints hold keep their dtype, float32."""
+        """Like nn.Module.to, but buffers stored in checkpoints stay float32."""
         kept = saved_buffers(self.backbone)
         super().to(*args, **kwargs)
         for name, buffer in kept:

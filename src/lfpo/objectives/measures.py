@@ -34,7 +34,7 @@ def measure_targets(
     predictions: Predictions, signal_T: torch.Tensor, *, neutral: float = 0.0, beta: float | None = None
 ) -> Measures:
     """Measures at the T targets of one pass, or at every eighth of them with a large vocabulary. No policy runs for
-    them: only those are compared that the loss ran.
+    them: compares only policies that the loss has already run.
 
     entropy/targets: entropy of theta's prediction, in nats.
     kl/old, kl/base: KL(theta || theta_old) and KL(theta || base), exact over the vocabulary, in nats.

@@ -64,7 +64,7 @@ def clipped_losses(
 
     logp_of: log-probabilities of tokens or of sequences under a policy ("current", "old", "base"), in the shape that
         the advantage broadcasts to. where: see `clipped_loss`.
-    ratio, kl: of those of the current policy and of theta_old, or the base.
+    ratio, kl: ratio(logp, logp_old); kl(logp, logp_base).
     """
     logp = logp_of(CURRENT)
     loss, measures = clipped_loss(knobs, ratio(logp, logp_of(OLD)), advantage, where)

@@ -1,23 +1,35 @@
 """Figures of a run or a comparison for a paper, as SVG and PDF: `lfpo report FOLDER --figures`."""
 
+import importlib.util
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
-from matplotlib import pyplot as plt
 
+from lfpo.config.errors import UserError
 from lfpo.config.files import writing
 from lfpo.report.charts import COLOURS, POLICY, SHARE, STYLES, Chart, shown
 from lfpo.report.data import page_data
 from lfpo.runs.directory import Run
 
 
+def pyplot() -> Any:
+    """matplotlib.pyplot, which draws into files only. Raises UserError where matplotlib, an extra, is not installed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UserError("figures need matplotlib, which is not installed: pip install 'lfpo[figures]'")
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    return plt
+
+
 def write_figures(run: Run) -> list[Path]:
     """Write `figures/NAME.svg` and `.pdf` into the folder of a run or a comparison; returns their paths."""
-    matplotlib.use("Agg")
+    plt = pyplot()
     style: Any = {"svg.hashsalt": "lfpo", "svg.fonttype": "none", "pdf.fonttype": 42, "font.size": 9, "axes.grid": True}
     style |= {"grid.alpha": 0.25, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}
     style |= {"legend.fontsize": 8, "figure.autolayout": True, "figure.figsize": (5, 3.2)}
@@ -56,7 +68,7 @@ def _series(data: dict[str, Any], *keys: str) -> list[list[float]]:
 
 def _chart(chart: Chart, data: dict[str, Any]) -> Any:
     """A chart of the page, over iterations; shares in percent."""
-    figure, axis = plt.subplots()
+    figure, axis = pyplot().subplots()
     scale = 100 if chart.unit == SHARE else 1
     lines = shown(chart, data["metrics"])
     for line in lines:
@@ -76,7 +88,7 @@ def _chart(chart: Chart, data: dict[str, Any]) -> Any:
 
 def _convergence(data: dict[str, Any]) -> Any:
     """Training reward and held-out accuracy with its interval, over iterations."""
-    figure, axis = plt.subplots()
+    figure, axis = pyplot().subplots()
     steps, reward = _series(data, "reward")
     axis.plot(steps, reward, color="#888888", lw=1, label="training reward")
     for i, evaluation in enumerate(data["evaluations"]):
@@ -94,7 +106,7 @@ def _convergence(data: dict[str, Any]) -> Any:
 
 def _steps_accuracy(data: dict[str, Any]) -> Any:
     """Accuracy against NFE of each sampler, one point an evaluation; a ring marks the first."""
-    figure, axis = plt.subplots()
+    figure, axis = pyplot().subplots()
     for i, evaluation in enumerate(e for e in data["evaluations"] if "accuracy" in e["last"]):
         name, colour = evaluation["name"], COLOURS[i % len(COLOURS)]
         _, accuracy, nfe, low, high = _series(data, *(f"eval/{name}/{k}" for k in ("accuracy", "nfe", "low", "high")))
@@ -110,7 +122,7 @@ def _steps_accuracy(data: dict[str, Any]) -> Any:
 def _reveal(reveal: dict[str, Any]) -> Any:
     """Share of completions that reveal a position at a step, in the first and the last iteration."""
     panels = reveal["panels"]
-    figure, axes = plt.subplots(
+    figure, axes = pyplot().subplots(
         1, len(panels), figsize=(3.4 * len(panels) + 0.6, 3), sharey=True, squeeze=False, layout="constrained"
     )
     image: Any = None
@@ -132,7 +144,7 @@ def _reveal(reveal: dict[str, Any]) -> Any:
 def _comparison(data: dict[str, Any]) -> Any:
     """Accuracy over forwards a completion, one point a threshold, and over training FLOPs: means over seeds, with bands
     from the lowest to the highest seed. Black and dotted: the untrained model."""
-    figure, axes = plt.subplots(1, 2, figsize=(9.5, 4.2), sharey=True)
+    figure, axes = pyplot().subplots(1, 2, figsize=(9.5, 4.2), sharey=True)
     lines = [curve for curve in data["curves"] if "learning" in curve]
     styles = itertools.product(STYLES, COLOURS)
     looks: list[Any] = [{"ls": style, "color": colour} for (style, colour), _ in zip(styles, lines, strict=False)]

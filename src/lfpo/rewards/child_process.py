@@ -180,7 +180,7 @@ def _plain(value: Any) -> Any:
     parent rejects as not a number."""
     with contextlib.suppress(NotANumber):
         return number(value)
-    listed = hasattr(value, "__iter__") and not isinstance(value, bytes | Set) and getattr(value, "ndim", 1)
+    listed = hasattr(value, "__iter__") and not isinstance(value, bytes | Set) and getattr(value, "ndim", 1) != 0
     return list(value) if listed else repr(value)
 
 

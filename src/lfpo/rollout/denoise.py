@@ -23,7 +23,7 @@ from lfpo.rollout.edits import EditRecord
 from lfpo.rollout.forward import Forward
 from lfpo.rollout.kept import KeptPredictions
 from lfpo.rollout.packing import rows_in_flight
-from lfpo.rollout.reveal.rule import TOKENS, Revealed, Step
+from lfpo.rollout.reveal.rule import TOKENS, Proposal, Revealed
 from lfpo.rollout.rows import ActiveRows, Drawing, Hook, block_sizes, finished_trajectory, join, unstarted
 from lfpo.rollout.schedule import Pace, reveal_schedule
 from lfpo.rollout.trajectory import Trajectory
@@ -33,6 +33,7 @@ DEFAULT_LENGTH = 128  # completion length in tokens if the sampler gives none
 LOOK_EVERY = {"cpu": 1, "cuda": 4}
 
 Finished = Callable[[list[int], Trajectory], None]
+Forwarded = Callable[[int], None]
 
 
 @torch.no_grad()
@@ -45,6 +46,7 @@ def rollout(
     rollout_tokens: int = 16384,
     hook: Hook | None = None,
     finished: Finished | None = None,
+    forwarded: Forwarded | None = None,
     compiled: bool = False,
     keep_steps: Sequence[int] = (),
     store_blocks: bool = True,
@@ -58,6 +60,7 @@ def rollout(
         and never changes a result beyond rounding.
     hook: called after each forward, before the rows change (see lfpo.rollout.rows.Hook).
     finished: called with rows as they are finished: their indices, ascending, and their trajectory.
+    forwarded: called after each forward with the number of its rows, long before the first of them is finished.
     compiled: run forwards through torch.compile, padded to few shapes. Worth it on a GPU and in long runs.
     store_blocks: a model that attends block by block computes a block against the stored keys and values of the blocks
         before it, which is exact. False computes whole rows, for measuring what that saves.
@@ -116,6 +119,8 @@ def rollout(
         denoiser.step(active, hidden, pace.masked(row_ids))
         pace.advance(row_ids)
         step += 1
+        if forwarded is not None:
+            forwarded(len(row_ids))
         ended: list[bool] = []
         if not asks:
             ended = pace.ended(row_ids)
@@ -178,7 +183,7 @@ class Denoiser:
             revealed = Revealed(in_block & ~masked, active.tokens, torch.where(eligible.any(-1), 0, since))
             drawn = in_block
         token, confidence, entropy, score = self._draw(active, hidden, drawn, count)
-        step = Step(
+        step = Proposal(
             eligible=eligible,
             token=token,
             confidence=confidence,

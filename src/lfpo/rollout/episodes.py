@@ -17,7 +17,7 @@ from lfpo.base import distributed
 from lfpo.base.rng import key
 from lfpo.config.errors import UserError
 from lfpo.models import MaskedDiffusionLM
-from lfpo.prompts.encoding import decode_completions, encode_prompt, misfit
+from lfpo.prompts.encoding import decode_completions, encode_prompt, misfit, prefill, without_prefill
 from lfpo.prompts.tasks import Row
 from lfpo.rewards import values
 from lfpo.rewards.attempt import attempt
@@ -82,10 +82,12 @@ class Episode:
         if reward is not None:
             self.reward = (self.reward or 0.0) + reward
         self.open = not done
+        before = without_prefill(self.row["prompt"])
         said: Any = text + reply
-        if not isinstance(self.row["prompt"], str):
-            said = [{"role": "assistant", "content": text}, {"role": "user", "content": reply}]
-        self.row = {**self.row, "prompt": self.row["prompt"] + said}
+        if not isinstance(before, str):
+            turn = prefill(self.row["prompt"]) + text
+            said = [{"role": "assistant", "content": turn}, {"role": "user", "content": reply}]
+        self.row = {**self.row, "prompt": before + said}
         return reply
 
 

@@ -93,10 +93,11 @@ class Context:
     """Without a run, as these defaults are, nothing is written and nobody can ask to stop.
 
     folder: the run directory, silent on all ranks but 0. stop: requests to stop. progress: where the iteration stands.
-    note(text): shows a line to the user.
+    note(text): shows a line to the user. event(name): tells callbacks, see lfpo.train.callbacks.Callbacks.within.
     """
 
     folder: Run = field(default_factory=lambda: Run(Path(), silent=True))
     stop: StopRequests = field(default_factory=StopRequests)
     progress: Progress = field(default_factory=Progress)
     note: Callable[[str], None] = print
+    event: Callable[[str], None] = lambda name: None

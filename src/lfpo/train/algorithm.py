@@ -1,4 +1,5 @@
-"""Algorithm 1 of the LFPO paper (arXiv 2603.01563), from top to bottom. Every objective runs through these lines.
+"""How theta learns from scored rollouts: phases 2 and 3 of Algorithm 1 of the LFPO paper (arXiv 2603.01563). Every
+objective runs through these lines. Phase 1 is lfpo.train.collect; LFPOTrainer.iterate runs the three.
 
 Shapes: R rollouts of an iteration on all ranks, B of them on this rank; S views (noised inputs) of L tokens; T targets.
 """
@@ -6,17 +7,19 @@ Shapes: R rollouts of an iteration on all ranks, B of them on this rank; S views
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from lfpo.base import distributed
 from lfpo.base.progress import Progress
 from lfpo.base.rng import generator, key
+from lfpo.config.errors import CannotGoOn
+from lfpo.config.train import LFPOConfig
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.fsdp import one_pass
 from lfpo.models.lora import factors
@@ -29,88 +32,98 @@ from lfpo.objectives.views import Views, fully_masked, passes
 from lfpo.rollout.edits import in_rounds
 from lfpo.runs.context import Context
 from lfpo.train.collect import Batch
+from lfpo.train.copies import Average
 from lfpo.train.flops import Meter, rollout_flops, update_flops
 from lfpo.train.optim import set_lr, step_if_finite
 from lfpo.train.passes import equal_passes, logp_at_targets
 from lfpo.train.signals import share_with_signal, signal_of
 
-if TYPE_CHECKING:
-    from lfpo.config.train import LFPOConfig
-    from lfpo.train.rl import LFPOTrainer
+MAX_SKIPPED = 5  # updates in a row with a non-finite loss or gradient, after which training stops
 
 
 @dataclass(frozen=True)
 class Step:
     """One optimiser step: the rollouts of a block in one inner iteration.
 
-    block: numbers of its rollouts among all R, int64. number: of the block. meter, measures: of the whole iteration;
-    what this rank computes is added to them.
+    block: numbers of its rollouts among all R, int64. number: of the block.
     """
 
     iteration: int
     inner: int
     number: int
     block: torch.Tensor
-    meter: Meter = field(default_factory=Meter)
-    measures: Measures = field(default_factory=dict)
 
 
-def iterate(trainer: LFPOTrainer, iteration: int, context: Context) -> dict[str, Any]:
-    """One iteration; returns its metrics. theta changes in phase 2 only, theta_old in phase 3 only."""
-    args, policies, state = trainer.args, trainer.policies, trainer.state
-    objective = trainer.objective.at_progress(iteration / args.max_steps)
-    # Phase 1: each rank samples N rollouts for each of its prompts from theta_old, and scores them. With max_staleness
-    # they were sampled ahead, from an earlier theta_old.
-    started = time.perf_counter()
-    with context.stop.at_once():
-        batch = trainer.sample_and_score(iteration, context)  # tokens, reveal_step [B, C]; of all ranks: reward_R
-    # What the loss takes instead of the reward: r in [0, 1] for LFPO, an advantage for others.
-    # Rollouts without a reward are neutral.
-    signal_R = signal_of(objective, batch.reward_R if batch.predicted_RM is None else batch.predicted_RM, batch.group_R)
-    signal_B = batch.of_rank(signal_R)
+@dataclass
+class Learner:
+    """What learns from scored rollouts: phases 2 and 3 of an iteration.
 
-    # Phase 2: an optimiser step after each block of rollouts; some objectives go through all blocks several times.
-    update_started = time.perf_counter()
-    meter, measures = Meter(rollout_flops(policies[OLD], batch.trajectory)), dict[str, torch.Tensor]()
-    blocks = [] if batch.unscored else blocks_of(args, objective, iteration)
-    steps = [
-        Step(iteration, inner, number, block, meter, measures)
-        for inner in range(objective.num_iterations)
-        for number, block in enumerate(blocks)
-    ]
-    with trainer.old_policy(iteration, batch):
-        found = [optimizer_step(trainer, objective, batch, signal_B, step, context) for step in steps]
+    policies: by their names in lfpo.models.roles; theta is CURRENT, theta_old is OLD.
+    optimizer: of theta. average: theta's moving average, which follows each step; None where none is kept.
+    state: counters that checkpoints hold, changed in place: skipped, skipped_in_a_row, flops.
+    run_dir: named in errors.
+    """
 
-    # Phase 3: theta_old <- alpha theta_old + (1 - alpha) theta.
-    ema_update(policies[OLD], policies[CURRENT], args.ema_decay)
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()  # the clock must not stop while the GPU still works
-    now = time.perf_counter()
-    state["seconds"] += now - started
-    state["flops"] += distributed.sum_number(meter.flops)
-    trainer.log_rollouts(iteration, batch, signal_B, context)
-    names = ("loss", "grad_norm", "learning_rate")
-    means = {name: sum(step[name] for step in found) / (len(found) or math.nan) for name in names}
-    return {
-        "step": iteration + 1,
-        **batch.metrics,
-        "r": float(signal_R.mean()),
-        "frac_signal": share_with_signal(objective, signal_R),
-        **means,
-        **means_over_ranks(measures),
-        "skipped_updates": state["skipped"],
-        "time/update": now - update_started,
-        "time/total": state["seconds"],
-        "flops": state["flops"],
-    }
+    args: LFPOConfig
+    objective: Objective
+    policies: Mapping[str, MaskedDiffusionLM]
+    optimizer: torch.optim.Optimizer
+    average: Average | None
+    state: dict[str, Any]
+    run_dir: Path
+
+    def at(self, iteration: int) -> Objective:
+        """The objective as it is in this iteration: some change in the course of a run."""
+        return self.objective.at_progress(iteration / self.args.max_steps)
+
+    def signal(self, batch: Batch, iteration: int) -> torch.Tensor:
+        """What the loss takes instead of the reward: r in [0, 1] for LFPO, an advantage for others; float64 [R], or
+        [R, M] for M kept predictions. Rollouts without a reward are neutral."""
+        reward = batch.reward_R if batch.predicted_RM is None else batch.predicted_RM
+        return signal_of(self.at(iteration), reward, batch.group_R)
+
+    def update(self, batch: Batch, signal_R: torch.Tensor, iteration: int, context: Context) -> dict[str, float]:
+        """Phase 2: an optimiser step of theta after each block of rollouts; some objectives go through all blocks
+        several times. Returns metrics, means over the steps. theta_old does not change. A collective."""
+        objective, signal_B = self.at(iteration), batch.of_rank(signal_R)
+        meter, measures = Meter(rollout_flops(self.policies[OLD], batch.trajectory)), dict[str, torch.Tensor]()
+        # Without any reward there is nothing to learn from, and no step decays weights or moments.
+        blocks = [] if batch.unscored else optimizer_blocks(self.args, objective, iteration)
+        results = []
+        for inner in range(objective.num_iterations):
+            for number, block in enumerate(blocks):
+                step = Step(iteration, inner, number, block)
+                result, measured = optimizer_step(self, objective, batch, signal_B, step, context, meter)
+                results.append(result)
+                add_measures(measures, measured)
+        self.state["flops"] += distributed.sum_number(meter.flops)
+        names = ("loss", "grad_norm", "learning_rate")
+        means = {name: sum(result[name] for result in results) / (len(results) or math.nan) for name in names}
+        signal = {"r": float(signal_R.mean()), "frac_signal": share_with_signal(objective, signal_R)}
+        return {**signal, **means, **means_over_ranks(measures)}
+
+    def move_reference(self) -> None:
+        """Phase 3: theta_old <- alpha theta_old + (1 - alpha) theta."""
+        ema_update(self.policies[OLD], self.policies[CURRENT], self.args.ema_decay)
+
+    def count(self, iteration: int, *, stepped: bool) -> None:
+        """Count updates that were not applied; after MAX_SKIPPED in a row stop. Raises CannotGoOn."""
+        self.state["skipped"] += not stepped
+        self.state["skipped_in_a_row"] = 0 if stepped else self.state["skipped_in_a_row"] + 1
+        if self.state["skipped_in_a_row"] >= MAX_SKIPPED:
+            self.state["skipped_in_a_row"] = 0  # in the checkpoint: a resumed run may skip as often again
+            raise CannotGoOn(
+                f"{self.run_dir}: loss or gradient was not finite {MAX_SKIPPED} times in a row (iteration "
+                f"{iteration + 1}); lower learning_rate"
+            )
 
 
-def blocks_of(args: LFPOConfig, objective: Objective, iteration: int) -> list[torch.Tensor]:
+def optimizer_blocks(args: LFPOConfig, objective: Objective, iteration: int) -> list[torch.Tensor]:
     """The rollouts of each of K optimiser steps, as numbers among all R; int64, ascending.
 
-    Every K consecutive rollouts go to the K blocks in random order, or with `whole_groups` every K groups. So where K
-    divides them, a group and a rank's rollouts are shared out evenly, and no rank waits for another. The blocks are the
-    same at every number of ranks.
+    Cut the rollouts into runs of K and send one of each run to each block, in random order. With `whole_groups`, cut
+    groups, not rollouts. So where K divides them, a group and a rank's rollouts are shared out evenly, and no rank
+    waits for another. The blocks are the same at every number of ranks.
     """
     together = args.num_generations if objective.whole_groups else 1
     size, count = args.prompts_per_iteration * args.num_generations, args.optimizer_steps_per_iteration
@@ -121,21 +134,32 @@ def blocks_of(args: LFPOConfig, objective: Objective, iteration: int) -> list[to
 
 
 def optimizer_step(
-    trainer: LFPOTrainer, objective: Objective, batch: Batch, signal_B: torch.Tensor, step: Step, context: Context
-) -> dict[str, float]:
-    """One update of theta from a block of rollouts; a non-finite gradient is counted and not applied."""
-    args, policies = trainer.args, trainer.policies
+    learner: Learner,
+    objective: Objective,
+    batch: Batch,
+    signal_B: torch.Tensor,
+    step: Step,
+    context: Context,
+    meter: Meter | None = None,
+) -> tuple[dict[str, float], Measures]:
+    """One update of theta from a block of rollouts; a non-finite gradient is counted and not applied.
+
+    signal_B: of this rank's rows, float64. meter: counts this rank's FLOPs. Returns loss, grad_norm and learning_rate,
+    and the measures of this rank's passes. A collective.
+    """
+    args, policies = learner.args, learner.policies
     if step.inner == step.number == 0 and equal_weights(policies[OLD], policies[CURRENT]):
         policies = {**policies, OLD: policies[CURRENT]}  # one forward for both
-    mine, trajectory = batch.mine(step.block), batch.trajectory
-    signal_B = signal_B[mine] if len(mine) else signal_B[:1]  # the filler's
+    rows, trajectory = batch.rows_of(step.block), batch.trajectory
+    # Under FSDP a rank without rows runs passes too, on a filler of weight zero: any signal serves.
+    signal_B = signal_B[rows] if len(rows) else signal_B[:1]
     # Noised inputs: input_ids, target [S, L]. For LFPO the states that the sampler visited at K steps of each rollout.
-    filler = fully_masked(trajectory.rows(mine.new_zeros(1)))
-    if len(mine):
-        seeds = [key(batch.turns[b].seed, step.iteration) for b in mine.tolist()]
-        views = objective.views(in_rounds(trajectory.rows(mine)), signal_B, seeds, step.inner)
+    filler = fully_masked(trajectory.rows(rows.new_zeros(1)))
+    if len(rows):
+        seeds = [key(batch.turns[b].seed, step.iteration) for b in rows.tolist()]
+        views = objective.views(in_rounds(trajectory.rows(rows)), signal_B, seeds, step.inner)
     else:
-        views = filler.select(mine)
+        views = filler.select(rows)
     # The loss at the targets and its gradient, in passes of update_tokens tokens.
     policies[CURRENT].train()
     of, inners = args.optimizer_steps_per_iteration, objective.num_iterations
@@ -146,19 +170,21 @@ def optimizer_step(
         views,
         signal_B,
         update_tokens=args.update_tokens,
-        meter=step.meter,
+        meter=meter,
         filler=filler if args.fsdp else None,
         progress=context.progress,
     )
-    add_measures(step.measures, measured)
     # The step.
     number, total = (step.iteration * inners + step.inner) * of + step.number, args.max_steps * inners * of
-    lr = set_lr(trainer.optimizer, args, number, total)
-    loss, norm, stepped = step_if_finite(trainer.optimizer, policies[CURRENT], loss, args.max_grad_norm)
-    trainer.count(step.iteration, stepped=stepped)
-    if stepped and trainer.average is not None:
-        trainer.average.update()
-    return {"loss": loss, "grad_norm": norm, "learning_rate": lr}
+    lr = set_lr(learner.optimizer, args, number, total)
+    end = (policies[CURRENT], loss, args.max_grad_norm, context.event)
+    loss, norm, stepped = step_if_finite(learner.optimizer, *end)
+    learner.count(step.iteration, stepped=stepped)
+    if stepped and learner.average is not None:
+        learner.average.update()
+    if step.inner * of + step.number < of * inners - 1:
+        context.event("on_substep_end")
+    return {"loss": loss, "grad_norm": norm, "learning_rate": lr}, measured
 
 
 def accumulate_gradients(

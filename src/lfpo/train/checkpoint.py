@@ -12,8 +12,9 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -25,9 +26,6 @@ from lfpo.models import MaskedDiffusionLM, save_model
 from lfpo.models.lora import load_adapter, save_adapter
 from lfpo.models.tensor_files import read_like, tensor_paths, write_shards
 from lfpo.models.weights import read_weights
-
-if TYPE_CHECKING:
-    from lfpo.train.run import Trainer
 
 CARD = "README.md"
 TABLES = ("qmap1", "qmap2")  # bitsandbytes' fields with the values of the 256 codes, equal for all tensors
@@ -44,8 +42,18 @@ class Part(Protocol):
         saved. Raises UserError where the run cannot go on from there."""
 
 
+class Saved(Protocol):
+    """What a checkpoint holds of a trainer (see lfpo.train.run.Trainer)."""
+
+    model: MaskedDiffusionLM
+    reference: MaskedDiffusionLM | None
+    tokenizer: Any
+    optimizer: torch.optim.Optimizer
+    parts: Mapping[str, Part]
+
+
 def save_checkpoint(
-    run_dir: Path, step: int, trainer: Trainer, *, state: dict[str, Any], card: str = "", keep: int = 2
+    run_dir: Path, step: int, trainer: Saved, *, state: dict[str, Any], card: str = "", keep: int = 2
 ) -> Path:
     """Write `checkpoints/step-N`, remove all but the newest `keep`, and return its path. A collective: every rank calls
     it.

@@ -7,25 +7,27 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
 from lfpo.base import distributed
 from lfpo.base.progress import Progress
 from lfpo.base.rng import key
+from lfpo.config.sampler import SamplerConfig
+from lfpo.config.train import LFPOConfig
+from lfpo.models import MaskedDiffusionLM
 from lfpo.prompts.encoding import decode_completions, encode_rows
+from lfpo.prompts.sources import PromptSource
 from lfpo.prompts.tasks import Row
 from lfpo.rewards import Rewards
 from lfpo.rewards.scoring import measured
 from lfpo.rollout.edits import EditedTrajectory
-from lfpo.rollout.engine import Request
-from lfpo.rollout.episodes import Turn, play
+from lfpo.rollout.engine import Engine, Request
+from lfpo.rollout.episodes import Environment, Turn, play
 from lfpo.rollout.kept import score_predictions
 from lfpo.rollout.trajectory import Trajectory
-
-if TYPE_CHECKING:
-    from lfpo.train.rl import LFPOTrainer
+from lfpo.train.queue import RolloutQueue
 
 AGREE = 1e-9  # rewards of a group with a smaller standard deviation are equal
 LEAST_PROMPTS = 4  # with fewer prompts in an iteration, completions may end alike because the prompts are alike
@@ -62,7 +64,7 @@ class Batch:
         """The number of each row's rollout among all R, int64 [B]."""
         return self.first + torch.tensor([turn.rollout for turn in self.turns])
 
-    def mine(self, block: torch.Tensor) -> torch.Tensor:
+    def rows_of(self, block: torch.Tensor) -> torch.Tensor:
         """Which of this rank's rows are of the rollouts numbered `block`; int64, 0 .. B - 1, ascending."""
         return torch.isin(self.rollout_B, block).nonzero().flatten()
 
@@ -76,42 +78,68 @@ class Batch:
         return bool(self.reward_R.isnan().all())
 
 
-def collect(trainer: LFPOTrainer, iteration: int, progress: Progress) -> Batch:
+@dataclass(frozen=True)
+class Rollouts:
+    """Where the scored rollouts of an iteration come from.
+
+    source: prompts and reward functions. policy: theta_old. engine: samples from it.
+    queue: of rollouts that were sampled ahead, from an earlier theta_old; None where each iteration samples its own.
+    environment: plays the rollouts in turns and gives their rewards; None where reward functions do.
+    sampler: of the rollouts. keep_steps: steps at which the predictions of all tokens are kept and scored too.
+    rows_skipped: rows of the data set that are left out, because a callback ended epochs early.
+    """
+
+    args: LFPOConfig
+    source: PromptSource
+    policy: MaskedDiffusionLM
+    tokenizer: Any
+    engine: Engine
+    queue: RolloutQueue | None
+    environment: Environment | None
+    sampler: SamplerConfig
+    keep_steps: Sequence[int]
+    rows_skipped: int = 0
+
+    def request_of(self, iteration: int) -> tuple[list[Row], Request]:
+        """The data row of each of this rank's rollouts, and the engine's request for them."""
+        n, n_prompts = self.args.num_generations, self.args.prompts_per_iteration
+        numbers = distributed.share(n_prompts)
+        rows = [self.source.train_row(iteration * n_prompts + self.rows_skipped + i) for i in numbers]
+        # Keyed by the rollout's number among those of all ranks: the same at every number of ranks.
+        seeds = [key(self.args.seed, iteration, i * n + j, "rollout") for i in numbers for j in range(n)]
+        encoded = encode_rows(rows, self.tokenizer, self.policy, self.sampler.gen_length or 0)
+        prompts = [ids for ids in encoded for _ in range(n)]
+        return [row for row in rows for _ in range(n)], Request(prompts, seeds, self.sampler, n, self.keep_steps)
+
+
+def collect(rollouts: Rollouts, iteration: int, progress: Progress) -> Batch:
     """Sample a group of rollouts for each of the iteration's prompts from theta_old, and score them. A collective.
 
-    They come from the trainer's queue, where there is one, and are then of earlier weights; an environment plays them
-    in turns, and gives their rewards. Each rank samples and scores those of its share of the prompts. Rewards and the
-    sums behind the metrics are exchanged; nothing else is. progress: told what is done.
+    They come from the queue, where there is one, and are then of earlier weights; an environment plays them in turns,
+    and gives their rewards. Each rank samples and scores those of its share of the prompts. Rewards and the sums behind
+    the metrics are exchanged; nothing else is. progress: told what is done.
     """
-    args, source, policy, tokenizer = trainer.args, trainer.source, trainer.reference, trainer.tokenizer
-    engine, queue, environment = trainer.engine, trainer.queue, trainer.environment
-    n, n_prompts, mine = args.num_generations, args.prompts_per_iteration, distributed.share(args.prompts_per_iteration)
+    source, policy, tokenizer = rollouts.source, rollouts.policy, rollouts.tokenizer
+    engine, queue, environment = rollouts.engine, rollouts.queue, rollouts.environment
+    n, n_prompts = rollouts.args.num_generations, rollouts.args.prompts_per_iteration
 
-    def asked(iteration: int) -> tuple[list[Row], Request]:
-        """The data row of each of this rank's rollouts, and what is asked of the engine."""
-        rows = [source.train_row(iteration * n_prompts + i) for i in mine]
-        seeds = [key(args.seed, iteration, i * n + j, "rollout") for i in mine for j in range(n)]
-        encoded = encode_rows(rows, tokenizer, policy, trainer.sampler.gen_length or 0)
-        prompts = [ids for ids in encoded for _ in range(n)]
-        return [row for row in rows for _ in range(n)], Request(prompts, seeds, trainer.sampler, n, trainer.keep_steps)
-
-    def told(index: Sequence[int], t: Trajectory) -> None:
+    def on_finished(index: Sequence[int], t: Trajectory) -> None:
         progress.advance(len(index), int(t.lengths.sum()))
 
     times, started = dict[str, float](), time.perf_counter()
-    rows, request = asked(iteration)
+    rows, request = rollouts.request_of(iteration)
     progress.begin("sampling", len(rows), "rollouts")
     if environment is not None:
         progress.begin("sampling", environment.max_turns * len(rows), "turns")
-        turns, played, rewards, sums = play(environment, engine, policy, tokenizer, request, rows, told)
+        turns, played, rewards, sums = play(environment, engine, policy, tokenizer, request, rows, on_finished)
         assert played is not None  # each rank has prompts
         trajectory, sampled = played, time.perf_counter()
     else:
         if queue is None:
-            trajectory = engine.sample(request, told)
+            trajectory = engine.sample(request, on_finished)
         else:
             trajectory, times["time/waiting"] = queue.take(
-                iteration, lambda i: request if i == iteration else asked(i)[1], told, progress
+                iteration, lambda i: request if i == iteration else rollouts.request_of(i)[1], on_finished, progress
             )
         sampled = time.perf_counter()
         progress.begin("verdicts", len(rows), "completions")
@@ -147,7 +175,7 @@ def collect(trainer: LFPOTrainer, iteration: int, progress: Progress) -> Batch:
     metrics |= {f"rewards/{name}/failed": sum(name in part for part, _ in ranks) / len(ranks) for name in failed}
     metrics |= {name: max(part[name] for _, part in ranks) for name in times}  # the slowest rank's
     metrics |= measured(source.reward_functions) | engine.metrics()
-    first = mine[0] * n
+    first = distributed.share(n_prompts)[0] * n
     return Batch(turns, trajectory, rewards, first, reward_R, predicted_RM, group_R, failed, metrics, version)
 
 
@@ -180,8 +208,8 @@ def share_of_commonest_ending(texts: Sequence[str]) -> float:
 
 def reward_sums(rewards: Rewards) -> dict[str, tuple[float, int]]:
     """Metric -> (sum, count) of what each reward function gave."""
-    given = {name: [v for v in values if v is not None] for name, values in rewards.parts.items()}
-    return {f"rewards/{name}/mean": (sum(values), len(values)) for name, values in given.items()}
+    numbers = {name: [v for v in values if v is not None] for name, values in rewards.parts.items()}
+    return {f"rewards/{name}/mean": (sum(values), len(values)) for name, values in numbers.items()}
 
 
 def trajectory_sums(t: Trajectory) -> dict[str, tuple[float, int]]:

@@ -6,10 +6,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
@@ -17,6 +18,7 @@ from lfpo.base import distributed
 from lfpo.base.environment import describe_environment
 from lfpo.base.measure import matmul_peak
 from lfpo.config.errors import UserError
+from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig, Optim
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.tensor_files import GIB
@@ -24,42 +26,57 @@ from lfpo.prompts.encoding import encode_prompt, misfit
 from lfpo.prompts.sources import PromptSource
 from lfpo.prompts.tasks import Row
 from lfpo.rewards import reward_names
-from lfpo.rollout.episodes import Episode, step_all
+from lfpo.rollout.episodes import Environment, Episode, step_all
 from lfpo.train.algorithm import own_parameters
 from lfpo.train.optim import moment_bytes
 from lfpo.train.plan.command import EFFICIENCY, duration, whole_run
 from lfpo.train.plan.estimate import Estimate
 from lfpo.train.plan.model import model_config
 
-if TYPE_CHECKING:
-    from lfpo.train.rl import LFPOTrainer
-
 STAND_IN = "a stand-in completion"
 
 
-def preflight(trainer: LFPOTrainer) -> tuple[PromptSource, str]:
-    """Check prompts, reward functions and disk room of a trainer. Returns its source without prompts that are left out,
-    and a few lines that say what will run and what was found. A collective. Raises UserError."""
-    args, model, reference = trainer.args, trainer.model, trainer.reference
-    checked, longest, out = check_prompts(trainer)
-    source = without(trainer.source, out) if out else trainer.source
-    failed = distributed.together(lambda: check_rewards(trainer, source) if not distributed.rank() else [])[0]
+@dataclass(frozen=True)
+class Planned:
+    """What a run is about to train, and on what.
+
+    model, reference: theta and theta_old. source: prompts and reward functions. environment: plays rollouts in turns;
+    None where reward functions score them. sampler: of the rollouts. eval_samplers: name -> sampler of evaluations.
+    """
+
+    args: LFPOConfig
+    model: MaskedDiffusionLM
+    reference: MaskedDiffusionLM
+    tokenizer: Any
+    source: PromptSource
+    environment: Environment | None
+    sampler: SamplerConfig
+    eval_samplers: Mapping[str, SamplerConfig]
+    run_dir: Path
+
+
+def preflight(planned: Planned) -> tuple[PromptSource, str]:
+    """Check prompts, reward functions and disk room. Returns the source without prompts that are left out, and a few
+    lines that say what will run and what was checked. A collective. Raises UserError."""
+    args, model, reference = planned.args, planned.model, planned.reference
+    checked, longest, out = check_prompts(planned)
+    source = without(planned.source, out) if out else planned.source
+    failed = distributed.together(lambda: check_rewards(planned, source) if not distributed.rank() else [])[0]
     saved = [model, reference] + [model] * bool(args.average_decay)
     saved += [reference] * (args.engine.max_staleness * (args.old_policy == "sampler"))
-    needed, free = distributed.together(lambda: check_disk(trainer.run.dir, saved, args.optim, args.save_total_limit))[
-        0
-    ]
+    keep = args.save_total_limit
+    needed, free = distributed.together(lambda: check_disk(planned.run_dir, saved, args.optim, keep))[0]
     parameters, trained = sum(p.numel() for p in model.parameters()), _trained(model)
     share = f", {trained:,} of them trained" if trained < parameters else ""
     ranks = f", {distributed.world()} ranks" if distributed.world() > 1 else ""
     left_out = f"; {len(out)} too long and left out" if out else ""
-    rewarding = source.reward_functions if trainer.environment is None else [trainer.environment.make]
+    rewarding = source.reward_functions if planned.environment is None else [planned.environment.make]
     names, plan = ", ".join(reward_names(rewarding)), ""
     if (device := distributed.device()).type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory
         rate = EFFICIENCY * matmul_peak(device, torch.bfloat16 if args.bf16 else getattr(torch, args.dtype))
         plan = plan_line(args, longest, gpus=distributed.world(), memory=memory, flop_rate=rate)
-    found = {
+    lines = {
         "base": f"{args.model}: {parameters:,} parameters{share}, {args.dtype}",
         "device": f"{describe_environment()}{ranks}",
         "plan": plan,
@@ -68,10 +85,10 @@ def preflight(trainer: LFPOTrainer) -> tuple[PromptSource, str]:
         "disk": f"{needed / GIB:.2f} GiB needed, {free / GIB:.2f} GiB free",
         "folder": args.output_dir,
     }
-    return source, "\n".join(f"{name:<8} {value}" for name, value in found.items() if value)
+    return source, "\n".join(f"{name:<8} {value}" for name, value in lines.items() if value)
 
 
-def check_prompts(trainer: LFPOTrainer) -> tuple[int, int, tuple[int, ...]]:
+def check_prompts(planned: Planned) -> tuple[int, int, tuple[int, ...]]:
     """Encode every training and held-out prompt; of a task that generates its prompts, those of the first iteration.
 
     Returns the number of prompts that were checked, the tokens of the longest, and the rows that are left out: with
@@ -79,32 +96,32 @@ def check_prompts(trainer: LFPOTrainer) -> tuple[int, int, tuple[int, ...]]:
     UserError, naming file and line, for a row with other columns than the first, and for a prompt that has no tokens,
     holds the mask token or does not fit.
     """
-    args, source, model = trainer.args, trainer.source, trainer.model
+    args, source, model = planned.args, planned.source, planned.model
     training = source.rows or [source.train_row(i) for i in range(args.prompts_per_iteration)]
 
     def share_of(split: str, rows: Sequence[Row], length: int) -> list[tuple[int, int, bool]]:
         """Of this rank's rows: index, tokens, and whether the row is left out."""
         may_leave_out = split == "train" and args.filter_overlong_prompts and bool(source.rows)
-        found = []
+        checked = []
         for i in distributed.share(len(rows)):
             where, prompt = source.place(split, i), rows[i]["prompt"]
             if rows[i].keys() != rows[0].keys():
-                mine, first = (", ".join(sorted(row)) for row in (rows[i], rows[0]))
+                columns, first = (", ".join(sorted(row)) for row in (rows[i], rows[0]))
                 raise UserError(
-                    f"{where}: the columns are {mine}, and those of {source.place(split, 0)} are {first}; give every "
-                    "row the same"
+                    f"{where}: the columns are {columns}, and those of {source.place(split, 0)} are {first}; give "
+                    "every row the same"
                 )
-            ids = encode_prompt(trainer.tokenizer, prompt)
+            ids = encode_prompt(planned.tokenizer, prompt, where)
             too_long = len(ids) + length > model.max_length
             reason = misfit(ids, model, length)
             if reason and not (too_long and may_leave_out):
                 also = ", or set filter_overlong_prompts" if too_long and split == "train" and source.rows else ""
                 raise UserError(f"{where}: prompt {str(prompt)[:60]!r}: {reason}{also}")
-            found.append((i, len(ids), bool(reason)))
-        return found
+            checked.append((i, len(ids), bool(reason)))
+        return checked
 
-    gen_length = trainer.sampler.gen_length or 0
-    eval_length = max((sampler.gen_length or 0 for sampler in trainer.eval_samplers.values()), default=0)
+    gen_length = planned.sampler.gen_length or 0
+    eval_length = max((sampler.gen_length or 0 for sampler in planned.eval_samplers.values()), default=0)
     trained = list(chain(*distributed.together(lambda: share_of("train", training, gen_length))))
     held_out = list(chain(*distributed.together(lambda: share_of("eval", source.eval_rows, eval_length))))
     left_out = tuple(i for i, _, out in trained if out)
@@ -131,7 +148,7 @@ def without(source: PromptSource, indices: Sequence[int]) -> PromptSource:
     return dataclasses.replace(source, train_row=train_row, rows=left)
 
 
-def check_rewards(trainer: LFPOTrainer, source: PromptSource) -> list[str]:
+def check_rewards(planned: Planned, source: PromptSource) -> list[str]:
     """Call each reward function once, with two stand-in completions of each of the first two prompts, or play a turn of
     the environment. The same with held-out rows, where evaluations call the functions too.
 
@@ -139,11 +156,11 @@ def check_rewards(trainer: LFPOTrainer, source: PromptSource) -> list[str]:
     of another length, or with a value that is neither a finite number nor None. With args.keep_going a function may
     raise; returns a sentence for each that did.
     """
-    args, environment = trainer.args, trainer.environment
+    args, environment = planned.args, planned.environment
     splits = {"train": [source.train_row(i) for i in (0, 0, 1, 1)]}
     if source.correct_all is None or environment is not None:  # else a verifier judges held-out rows
         splits["eval"] = [row for row in source.eval_rows[:2] for _ in range(2)]
-    ids, failed = trainer.tokenizer.encode(STAND_IN, add_special_tokens=False), list[str]()
+    ids, failed = planned.tokenizer.encode(STAND_IN, add_special_tokens=False), list[str]()
     for split, rows in ((split, rows) for split, rows in splits.items() if rows):
         where = (
             "its first call" if split == "train" else f"its first call with held-out rows ({source.place(split, 0)})"
@@ -162,8 +179,8 @@ def check_rewards(trainer: LFPOTrainer, source: PromptSource) -> list[str]:
 def check_disk(folder: Path, saved: Sequence[MaskedDiffusionLM], optim: Optim, keep: int) -> tuple[float, float]:
     """Bytes that the run's checkpoints and exported model still take, and bytes free on the disk of its folder.
 
-    saved: policies as large as those of a checkpoint, the trained one first. keep: save_total_limit; while a checkpoint
-    is written, as many older ones are there. Raises UserError where they do not fit.
+    saved: one policy per set of weights in a checkpoint; saved[0] is trained. keep: save_total_limit; while a
+    checkpoint is written, as many older ones are there. Raises UserError where they do not fit.
     """
     model, folder = saved[0], folder.expanduser().absolute()
     checkpoint = sum(_bytes(own_parameters(policy)) for policy in saved) + _trained(model) * moment_bytes(optim)
@@ -196,10 +213,10 @@ def plan_line(args: LFPOConfig, longest: int, *, gpus: int, memory: int, flop_ra
         config = model_config(args.model)
     except UserError:  # a model object, which has no folder
         return ""
-    found = Estimate(args, config, gpus=gpus, prompt_length=max(1, longest))
-    run = whole_run(found, flop_rate, None)
+    estimate = Estimate(args, config, gpus=gpus, prompt_length=max(1, longest))
+    run = whole_run(estimate, flop_rate, None)
     hours = [duration(3600 * hours) for hours in (run.training_hours, run.evaluation_hours)]
-    counted = f"{found.peak / GIB:.1f} of {memory / GIB:.1f} GiB a GPU; training {hours[0]}, evaluation {hours[1]}"
-    if found.peak > memory:
+    counted = f"{estimate.peak / GIB:.1f} of {memory / GIB:.1f} GiB a GPU; training {hours[0]}, evaluation {hours[1]}"
+    if estimate.peak > memory:
         return f"{counted}; memory may not be enough: see `lfpo plan` with the same keys for what to change"
     return counted

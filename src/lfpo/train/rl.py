@@ -1,6 +1,8 @@
-"""The RL trainer: what Algorithm 1 works on (lfpo.train.algorithm), and what a run of it asks for (lfpo.train.run)."""
+"""The RL trainer: makes the parts of Algorithm 1, runs its iterations, and is what a run (lfpo.train.run) runs."""
 
 import contextlib
+import inspect
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -11,8 +13,11 @@ import torch
 
 from lfpo.base import distributed
 from lfpo.base.environment import use_threads
+from lfpo.config.build import refusal
 from lfpo.config.errors import CannotGoOn, UserError
 from lfpo.config.export import PushConfig
+from lfpo.config.length import described
+from lfpo.config.other_names import ARGUMENTS
 from lfpo.config.train import LFPOConfig
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.loading import trained_block_length
@@ -25,19 +30,19 @@ from lfpo.rollout.episodes import Environment
 from lfpo.runs.context import Context
 from lfpo.runs.directory import Run
 from lfpo.runs.display import Display
-from lfpo.train.algorithm import iterate, own_parameters
-from lfpo.train.collect import Batch, collect
+from lfpo.train.algorithm import Learner, own_parameters
+from lfpo.train.callbacks import Callbacks
+from lfpo.train.collect import Batch, Rollouts, collect
 from lfpo.train.copies import Average, Versions
 from lfpo.train.export import make_repository, run_push
-from lfpo.train.held_out import held_out
+from lfpo.train.held_out import HeldOut, held_out
 from lfpo.train.inputs import environment_class
 from lfpo.train.optim import build_adamw
-from lfpo.train.preflight import preflight
+from lfpo.train.preflight import Planned, preflight
 from lfpo.train.queue import RolloutQueue
 from lfpo.train.records import rollout_records
-from lfpo.train.run import Trainer, run_trainer
+from lfpo.train.run import run_trainer
 from lfpo.train.setup import (
-    by_epochs,
     check_ranks,
     load_policies,
     make_engine,
@@ -46,8 +51,8 @@ from lfpo.train.setup import (
     with_name,
 )
 from lfpo.train.signals import check_range
+from lfpo.train.trainer import Trainer
 
-MAX_SKIPPED = 5  # updates in a row with a non-finite loss or gradient, after which training stops
 MAX_FAILED = 5  # batches in a row for which a reward function fails, after which training stops
 
 
@@ -59,7 +64,7 @@ class LFPOTrainer(Trainer):
         or the task's own.
     args: LFPOConfig. train_dataset, eval_dataset: rows (mappings) with a "prompt"; a list or a datasets.Dataset.
         train_dataset may also be a data set's name, as args.dataset_name. None uses what args names.
-    callbacks: objects or classes with methods of transformers' TrainerCallback (see lfpo.train.run.Callbacks).
+    callbacks: objects or classes with methods of transformers' TrainerCallback (see lfpo.train.callbacks.Callbacks).
     peft_config: a peft LoraConfig; the same as args.lora.
     Raises UserError for arguments that do not fit together.
     """
@@ -76,8 +81,12 @@ class LFPOTrainer(Trainer):
         eval_dataset: Sequence[dict[str, Any]] | None = None,
         tokenizer: Any = None,
         peft_config: Any = None,
-        callbacks: Sequence[Any] = (),
+        callbacks: Any = (),
+        **others: Any,
     ):
+        for name, value in others.items():
+            arguments = list(inspect.signature(LFPOTrainer).parameters)[:-1]
+            raise UserError(f"LFPOTrainer: {refusal(name, value, ARGUMENTS | LFPOConfig.REFUSED, arguments)}")
         if not isinstance(args, LFPOConfig | None):
             raise UserError(f"args: expected an LFPOConfig, found {type(args).__name__}; write LFPOConfig(KEY=VALUE)")
         args = args or LFPOConfig(output_dir="runs/lfpo")
@@ -87,10 +96,11 @@ class LFPOTrainer(Trainer):
             args = with_name(args, model)
         if isinstance(train_dataset, str):
             args, train_dataset = replace(args, dataset_name=train_dataset), None
-        self.args, self.stop_on, self.callbacks = args, {"no_reward", *args.stop_on}, callbacks
+        self.args, self.stop_on = args, {"no_reward", *args.stop_on}
         # The run directory, to read from; what is written goes through the run's context. From now on absolute: a
         # reward function may change the working directory.
         self.run = Run(Path(args.output_dir).expanduser().absolute())
+        self.callbacks = callbacks if isinstance(callbacks, list | tuple) else [] if callbacks is None else [callbacks]
         distributed.start()
         check_ranks(args, "train", "prompts_per_iteration")
         use_threads(args.threads)
@@ -98,7 +108,8 @@ class LFPOTrainer(Trainer):
         make = environment_class(args.environment)
         self.environment = Environment(make, args.max_turns, args.reward_timeout) if make else None
         self.source = make_source(args, reward_funcs, train_dataset, eval_dataset)
-        self.args = args = by_epochs(args, self.source)
+        as_given, self.length = args, args.length(len(self.source.rows))
+        self.args = args = replace(args, max_steps=self.length.iterations)
         block_length = trained_block_length(model or args.model)
         self.sampler, self.eval_samplers = samplers(args, self.source.gen_length, self.objective, block_length)
         self.keep_steps = kept_steps(self.objective, self.sampler)
@@ -106,9 +117,22 @@ class LFPOTrainer(Trainer):
         self.model, self.reference = self.policies[CURRENT], self.policies[OLD]  # theta, theta_old
         self.optimizer = build_adamw(self.model, args)
         self.average = Average(own_parameters(self.model), args.average_decay) if args.average_decay else None
-        self.source, self.about = preflight(self)
-        self.args = args = by_epochs(args, self.source)  # again, now without prompts that are left out
-        self.total_steps, self.epoch_steps = args.max_steps, len(self.source.rows) / args.prompts_per_iteration
+        planned = Planned(
+            args,
+            self.model,
+            self.reference,
+            self.tokenizer,
+            self.source,
+            self.environment,
+            self.sampler,
+            self.eval_samplers,
+            self.run.dir,
+        )
+        self.source, self.about = preflight(planned)
+        self.length = as_given.length(len(self.source.rows))  # again, now without prompts that are left out
+        self.args = args = replace(args, max_steps=self.length.iterations)
+        self.about += f"\n{'length':<8} {described(self.length, as_given)}"
+        self.total_steps, self.epoch_steps = self.length.iterations, self.length.per_epoch
         self.closing = contextlib.ExitStack()  # what is given back when training ends
         self.engine = make_engine(args)
         self.closing.callback(self.engine.close)
@@ -127,36 +151,78 @@ class LFPOTrainer(Trainer):
         # Training time and FLOPs without evaluation; skipped updates; reward function -> batches in a row it failed.
         self.state: dict[str, Any] = {"skipped": 0, "skipped_in_a_row": 0, "failing": {}, "seconds": 0.0, "flops": 0.0}
         self.run = replace(self.run, silent=distributed.rank() != 0)
+        self.learner = Learner(
+            args, self.objective, self.policies, self.optimizer, self.average, self.state, self.run.dir
+        )
         self.failed_in_evaluation: set[str] = set()  # reward functions of which this was said
         self.checked_range = False  # whether a scored batch was compared with what the objective needs of rewards
+        self.state["rows_skipped"] = 0  # of the data set, where a callback ended an epoch early
+        self.events = Callbacks(self)
+        self.events.call("on_init_end", 0)
 
-    def train(self, *, resume: bool = False, display: Display | None = None) -> Path:
-        """Run Algorithm 1 and return the folder of the trained model. `resume` continues output_dir's run. SIGTERM or
-        SIGINT leaves a checkpoint of all finished iterations and raises Stopped, a KeyboardInterrupt."""
-        args = self.args
+    def train(
+        self, resume_from_checkpoint: bool | None = None, *, resume: bool = False, display: Display | None = None
+    ) -> Path:
+        """Run Algorithm 1 and return the folder of the trained model. `resume` (or TRL's name for it) continues
+        output_dir's run from its newest checkpoint; another value, such as a folder, is a UserError. SIGTERM or SIGINT
+        leaves a checkpoint of all finished iterations and raises Stopped, a KeyboardInterrupt."""
+        args, resume = self.args, resume if resume_from_checkpoint is None else resume_from_checkpoint
         if args.push_to_hub and distributed.rank() == 0:
             make_repository(str(args.hub_model_id), private=args.hub_private_repo)
         with self.closing:
             folder = run_trainer(self, resume=resume, display=display)
+        if args.push_to_hub and (events := self.events) is not None:
+            events.call("on_push_begin", events.step)
         if args.push_to_hub and distributed.rank() == 0:
             run_push(PushConfig(str(self.run.dir), str(args.hub_model_id), private=args.hub_private_repo))
         return folder
 
     def iterate(self, iteration: int, context: Context | None = None) -> dict[str, Any]:
-        """One iteration of Algorithm 1 (see lfpo.train.algorithm); returns its metrics. context: of the run, if any."""
-        metrics = iterate(self, iteration, context or Context())
+        """One iteration of Algorithm 1; returns its metrics. theta changes in phase 2 only, theta_old in phase 3 only.
+        context: of the run, if any."""
+        context, learner, state, started = context or Context(), self.learner, self.state, time.perf_counter()
+        # Phase 1: each rank samples N rollouts for each of its prompts from theta_old, and scores them.
+        with context.stop.at_once():
+            batch = self.sample_and_score(iteration, context)
+        signal_R = learner.signal(batch, iteration)
+        # Phase 2: theta learns from them, against theta_old.
+        update_started = time.perf_counter()
+        with self.old_policy(iteration, batch):
+            learned = learner.update(batch, signal_R, iteration, context)
+        # Phase 3: theta_old follows theta.
+        learner.move_reference()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # the clock must not stop while the GPU still works
+        now = time.perf_counter()
+        state["seconds"] += now - started
+        self.log_rollouts(iteration, batch, batch.of_rank(signal_R), context)
         if self.queue is not None:
             self.queue.forget(iteration)  # only now: a checkpoint before it still needs the batch
             if self.versions is not None:
                 self.versions.keep_only(self.queue.versions())
-        return metrics
+        metrics = {"step": iteration + 1, **batch.metrics, **learned, "skipped_updates": state["skipped"]}
+        times = {"time/update": now - update_started, "time/total": state["seconds"]}
+        return {**metrics, **times, "flops": state["flops"]}
 
     def sample_and_score(self, iteration: int, context: Context) -> Batch:
         """Phase 1: scored rollouts of theta_old, or with max_staleness of an earlier one, for this rank's share of the
         iteration's prompts."""
         if self.queue is None or self.queue.missing(iteration):
             self.engine.update(iteration, self.reference)
-        batch = collect(self, iteration, context.progress)
+        self.engine.forwarded = context.progress.forward
+        rollouts = Rollouts(
+            self.args,
+            self.source,
+            self.reference,
+            self.tokenizer,
+            self.engine,
+            self.queue,
+            self.environment,
+            self.sampler,
+            self.keep_steps,
+            self.state["rows_skipped"],
+        )
+        batch = collect(rollouts, iteration, context.progress)
         self._count_failures(batch, iteration, context)
         if not self.checked_range and not batch.unscored:
             check_range(self.objective, batch.reward_R)
@@ -187,17 +253,6 @@ class LFPOTrainer(Trainer):
             return contextlib.nullcontext()
         return self.versions.in_place(batch.version, newest=iteration)
 
-    def count(self, iteration: int, *, stepped: bool) -> None:
-        """Count updates that were not applied; after MAX_SKIPPED in a row stop."""
-        self.state["skipped"] += not stepped
-        self.state["skipped_in_a_row"] = 0 if stepped else self.state["skipped_in_a_row"] + 1
-        if self.state["skipped_in_a_row"] >= MAX_SKIPPED:
-            self.state["skipped_in_a_row"] = 0  # in the checkpoint: the resumed run has MAX_SKIPPED again
-            raise CannotGoOn(
-                f"{self.run.dir}: loss or gradient was not finite {MAX_SKIPPED} times in a row (iteration "
-                f"{iteration + 1}); lower learning_rate"
-            )
-
     def log_rollouts(self, iteration: int, batch: Batch, signal_B: torch.Tensor, context: Context) -> None:
         """Collect the records of all ranks on rank 0 and write them."""
         if self.args.log_completions:
@@ -209,12 +264,34 @@ class LFPOTrainer(Trainer):
         return self.args.evaluates_after(step)
 
     def evaluate(self, step: int, context: Context) -> dict[str, float]:
+        self.engine.forwarded = context.progress.forward
+        evaluation = HeldOut(
+            self.source,
+            self.model,
+            self.tokenizer,
+            self.engine,
+            self.environment,
+            self.eval_samplers,
+            self.args.seed,
+            self.args.log_completions,
+            self.failed_in_evaluation,
+        )
         with self.average.in_place() if self.average is not None else contextlib.nullcontext():
-            return held_out(self, step, context)
+            return held_out(evaluation, step, context)
+
+    def skip_epoch(self, step: int) -> None:
+        """See Trainer. The next iteration takes the first rows of the next epoch."""
+        if self.queue is not None:
+            raise CannotGoOn(
+                "a callback set should_epoch_stop, and with engine.max_staleness the next rows are sampled already; "
+                "set max_staleness to 0, or should_training_stop"
+            )
+        rows, passed = self.length.rows, step * self.length.batch + self.state["rows_skipped"]
+        self.state["rows_skipped"] += -passed % rows if rows else 0
 
     def export(self) -> MaskedDiffusionLM:
         """The trained model; from now on its weights are the average, if one is kept."""
         if self.average is not None:
             self.average.swap()
-            self.average = None
+            self.average = self.learner.average = None
         return self.model

@@ -3,7 +3,7 @@ dotted path."""
 
 from lfpo.config.errors import UserError
 from lfpo.config.plugins import resolve
-from lfpo.rollout.reveal.rule import Reveal, Rule, Step
+from lfpo.rollout.reveal.rule import Proposal, Reveal, Rule
 from lfpo.rollout.reveal.rules import REVEAL_RULES
 
 
@@ -20,4 +20,4 @@ def find_rule(name: str) -> Rule:
     return Rule(found)
 
 
-__all__ = ["REVEAL_RULES", "Reveal", "Rule", "Step", "find_rule"]
+__all__ = ["REVEAL_RULES", "Proposal", "Reveal", "Rule", "find_rule"]

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lfpo.base.rng import uniform
-from lfpo.rollout.reveal.rule import PLAN, Reveal, Step, before_first, best, ranked
+from lfpo.rollout.reveal.rule import PLAN, Proposal, Reveal, before_first, best, ranked
 
 if TYPE_CHECKING:  # a sampler's settings are checked before torch is loaded
     import torch
 
 
-def dream(step: Step) -> Reveal:
+def dream(step: Proposal) -> Reveal:
     """The positions with the best scores; with alg_temp, drawn by softmax(score / alg_temp) without replacement.
 
     Ties go to the left. With top_p they are common: all positions whose nucleus is one token score exactly 1. Dream's
@@ -23,7 +23,7 @@ def dream(step: Step) -> Reveal:
     return _drawn(step, step.score)
 
 
-def plackett_luce(step: Step) -> Reveal:
+def plackett_luce(step: Proposal) -> Reveal:
     """Positions drawn without replacement, in proportion to c^(1 / alg_temp), with c the drawn token's confidence.
 
     Of the two forms of the public code, both off in its recipes, one is `alg: maskgit_plus`; this is the other, which
@@ -37,7 +37,7 @@ def check_plackett_luce(sampler: Any) -> None:
         raise ValueError("alg_temp 0.0: the reveal rule 'plackett_luce' needs a number above 0")
 
 
-def _drawn(step: Step, score: torch.Tensor) -> Reveal:
+def _drawn(step: Proposal, score: torch.Tensor) -> Reveal:
     """The schedule's count of positions with the best scores, or drawn by them at alg_temp."""
     if step.sampler.alg_temp:
         # The k highest of score / alg_temp + Gumbel noise are k draws without replacement.
@@ -60,7 +60,7 @@ def negative_entropy(p_TV: torch.Tensor, token_T: torch.Tensor) -> torch.Tensor:
 # Dream's "origin": each position by itself, with the schedule's probability.
 
 
-def origin(step: Step) -> Reveal:
+def origin(step: Proposal) -> Reveal:
     """All positions whose step comes next. Each position's step depends on the row's seed only."""
     steps = len(step.counts)
     due = origin_steps(step.fixed_noise(), steps, step.sampler.eps).masked_fill(~step.eligible, steps)
@@ -107,13 +107,13 @@ def needs(key: str) -> Callable[[Any], None]:
     return check
 
 
-def threshold(step: Step) -> Reveal:
+def threshold(step: Proposal) -> Reveal:
     """Positions with confidence >= threshold, and always each row's most confident one."""
     rank = ranked(step.confidence, step.eligible)[1]
     return Reveal(step.eligible & ((step.confidence >= step.sampler.threshold) | (rank == 0)))
 
 
-def threshold_leftmost(step: Step) -> Reveal:
+def threshold_leftmost(step: Proposal) -> Reveal:
     """Positions with confidence >= threshold; in a row without any, the leftmost eligible one.
 
     In Fork-dLLM (arXiv 2609.39859), training on rollouts of `threshold` collapsed, and on these it did not.
@@ -123,7 +123,7 @@ def threshold_leftmost(step: Step) -> Reveal:
     return Reveal(above | (first & ~above.any(-1, keepdim=True)))
 
 
-def factor(step: Step) -> Reveal:
+def factor(step: Proposal) -> Reveal:
     """The n most confident positions, for the largest n whose n-th has confidence >= 1 - factor / (n + 1).
 
     At least one. Fast-dLLM's code also reveals the next position, which fails this test.
@@ -135,7 +135,7 @@ def factor(step: Step) -> Reveal:
     return Reveal(step.eligible & (rank < before_first(fails)))
 
 
-def entropy_bound(step: Step) -> Reveal:
+def entropy_bound(step: Proposal) -> Reveal:
     """The n positions of least entropy, for the largest n whose entropies, without the largest, sum to at most
     entropy_bound."""
     order, rank = ranked(-step.entropy, step.eligible)
@@ -144,7 +144,7 @@ def entropy_bound(step: Step) -> Reveal:
     return Reveal(step.eligible & (rank < before_first(others > step.sampler.entropy_bound)))
 
 
-def dynamic(step: Step) -> Reveal:
+def dynamic(step: Proposal) -> Reveal:
     """All positions whose score exceeds the threshold; where these are fewer than the schedule's count (at least 1), so
     many of the best.
 
@@ -163,7 +163,7 @@ def dynamic(step: Step) -> Reveal:
     return Reveal(positions, edits=edits, goes_on=goes_on)
 
 
-def tau_budget(step: Step) -> Reveal:
+def tau_budget(step: Proposal) -> Reveal:
     """SLIM-RL's decoder: of the positions whose score exceeds the threshold, the n best, for the largest n whose risks
     1 - score sum to at most 1 - threshold; the schedule's count (at least 1) of the best where that is more."""
     sure = step.eligible & (step.score > step.sampler.threshold)
@@ -173,7 +173,7 @@ def tau_budget(step: Step) -> Reveal:
     return Reveal(within | best(step.score, step.eligible, _quota(step)))
 
 
-def _quota(step: Step) -> torch.Tensor:
+def _quota(step: Proposal) -> torch.Tensor:
     """The schedule's count at the current step of the block, at least 1; [A] int64."""
     return step.counts[step.block_step.clamp(max=len(step.counts) - 1)].clamp(min=1)
 

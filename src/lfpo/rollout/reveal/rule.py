@@ -1,4 +1,4 @@
-"""What a reveal rule is: its input (Step), its result (Reveal), and what the sampler needs to know about it (Rule)."""
+"""What a reveal rule is: its input (Proposal), its result (Reveal), and what the sampler must know of it (Rule)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOKENS, ORDER, PLAN = range(3)
 class Revealed:
     """The revealed positions of the active blocks, for rules that edit.
 
-    editable [A, C] bool: the revealed completion positions of each row's active block. Step's token, confidence,
+    editable [A, C] bool: the revealed completion positions of each row's active block. Proposal's token, confidence,
         entropy and score are meaningful at these positions too.
     shown [A, C] int64: the tokens of the rows before this step.
     post_step [A] int64: the number of this forward among those that began without a masked position in the block, from
@@ -33,7 +33,7 @@ class Revealed:
 
 
 @dataclass(frozen=True)
-class Step:
+class Proposal:
     """One denoising step of the A rows in flight, after their forward. C = gen_length. Tensors are on the model's
     device.
 
@@ -90,11 +90,11 @@ class Reveal(NamedTuple):
     """What a rule decides. Every row with eligible positions must get at least one of them.
 
     positions [A, C] bool: the positions to reveal.
-    at_step [A] int64: the step of the block at which they are revealed, Step.block_step or later. The steps in between
-        are counted but run no forward, and so are the steps left over when the block is complete. None: the current
-        step; the next block then starts as soon as this one is complete.
+    at_step [A] int64: the step of the block at which they are revealed, Proposal.block_step or later. The steps in
+        between are counted but run no forward, and so are the steps left over when the block is complete. None: the
+        current step; the next block then starts as soon as this one is complete.
     edits [A, C] bool: revealed positions whose tokens are replaced by the drawn ones. goes_on [A] bool: blocks that are
-        not complete even if none of their positions is masked any more. Both need Step.revealed; None: none.
+        not complete even if none of their positions is masked any more. Both need Proposal.revealed; None: none.
     """
 
     positions: torch.Tensor
@@ -119,7 +119,7 @@ class Rule:
         top_p; float64) and the tokens [T]. None: the score is the confidence.
     """
 
-    reveal: Callable[[Step], Reveal]
+    reveal: Callable[[Proposal], Reveal]
     check: Callable[[Any], None] | None = None
     reads: tuple[str, ...] = ()
     schedule: str | None = "llada"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lfpo.rollout.reveal import published
-from lfpo.rollout.reveal.rule import Reveal, Rule, Step, best
+from lfpo.rollout.reveal.rule import Proposal, Reveal, Rule, best
 
 if TYPE_CHECKING:  # a sampler's settings are checked before torch is loaded
     import torch
@@ -37,19 +37,19 @@ def probability(p_TV: torch.Tensor, token_T: torch.Tensor) -> torch.Tensor:
     return p_TV.gather(1, token_T[:, None]).squeeze(1)
 
 
-def highest_score(step: Step) -> Reveal:
+def highest_score(step: Proposal) -> Reveal:
     """The positions with the best score: that of the rule, or the drawn token's confidence."""
     at_step, count = step.next_scheduled()
     return Reveal(best(step.score, step.eligible, count), at_step)
 
 
-def random(step: Step) -> Reveal:
+def random(step: Proposal) -> Reveal:
     """Random positions."""
     at_step, count = step.next_scheduled()
     return Reveal(best(step.noise(), step.eligible, count), at_step)
 
 
-def sequential(step: Step) -> Reveal:
+def sequential(step: Proposal) -> Reveal:
     """The leftmost positions."""
     at_step, count = step.next_scheduled()
     return Reveal(step.eligible & (step.eligible.cumsum(-1) <= count[:, None]), at_step)

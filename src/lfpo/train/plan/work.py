@@ -17,7 +17,7 @@ from lfpo.objectives.views import Views
 from lfpo.rollout.edits import in_rounds
 from lfpo.rollout.schedule import reveal_schedule
 from lfpo.rollout.trajectory import Trajectory, of_completions
-from lfpo.train.algorithm import blocks_of
+from lfpo.train.algorithm import optimizer_blocks
 from lfpo.train.plan.model import by_value
 
 TOY: dict[str, Any] = {
@@ -81,7 +81,9 @@ def fullest_rank(args: LFPOConfig, objective: Objective, ranks: int) -> list[int
     shares = torch.arange(args.prompts_per_iteration).tensor_split(ranks)  # as lfpo.base.distributed.share
     prompts = torch.tensor([len(share) for share in shares])
     rank_R = torch.arange(ranks).repeat_interleave(prompts * args.num_generations)
-    return [int(rank_R[block].bincount(minlength=ranks).amax()) for block in blocks_of(args, objective, iteration=0)]
+    return [
+        int(rank_R[block].bincount(minlength=ranks).amax()) for block in optimizer_blocks(args, objective, iteration=0)
+    ]
 
 
 def sampling_work(

@@ -1,0 +1,63 @@
+"""What a run runs: the interface that trainers of `lfpo train`, `sft` and `dpo` have in common."""
+
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import torch
+
+from lfpo.config.errors import CannotGoOn
+from lfpo.config.length import Length
+from lfpo.models import MaskedDiffusionLM
+from lfpo.runs.context import Context
+from lfpo.train.checkpoint import Part
+
+
+class Trainer(Protocol):
+    """What a run runs: `lfpo train`, `sft` and `dpo` each have one.
+
+    args: its configuration; output_dir, save_steps, save_total_limit, report_to, rank_timeout and progress_timeout are
+        read here. kind: "train", "sft" or "dpo". total_steps: iterations, those of `length`.
+    model, reference, tokenizer, optimizer: what checkpoints hold; reference is None where there is none.
+    parts: what else checkpoints hold, by the name of its folder.
+    state: JSON data that checkpoints hold too (counters); restored in place.
+    stop_on: rules of lfpo.runs.health that end the run when they begin to hold.
+    callbacks: see lfpo.train.callbacks. events: what calls them, where the trainer has made it itself.
+    about: what to show before it starts.
+    """
+
+    args: Any
+    kind: str
+    total_steps: int
+    length: Length
+    model: MaskedDiffusionLM
+    reference: MaskedDiffusionLM | None = None
+    tokenizer: Any
+    optimizer: torch.optim.Optimizer
+    parts: Mapping[str, Part] = MappingProxyType({})
+    state: dict[str, Any]
+    stop_on: Collection[str] = ()
+    callbacks: Sequence[Any] = ()
+    events: Any = None  # lfpo.train.callbacks.Callbacks, whose file reads this one
+    about: str
+
+    def iterate(self, step: int, context: Context) -> dict[str, Any]:
+        """One iteration, the `step`-th counted from 0; returns its metrics, {} when there is nothing to log yet."""
+
+    def evaluates_after(self, step: int) -> bool:
+        """Whether an evaluation is due after `step` iterations (0: before the first)."""
+        return False
+
+    def evaluate(self, step: int, context: Context) -> dict[str, float]:
+        """Results on held-out data after `step` iterations, as metrics."""
+        return {}
+
+    def skip_epoch(self, step: int) -> None:
+        """Leave out what is left of the epoch after `step` iterations, counting it in state["rows_skipped"]."""
+        raise CannotGoOn(
+            "a callback set should_epoch_stop, which runs of this kind do not take; let it set should_training_stop"
+        )
+
+    def export(self) -> MaskedDiffusionLM:
+        """The trained model as it is to be exported."""
+        return self.model
