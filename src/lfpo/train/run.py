@@ -203,7 +203,8 @@ class TrainingRun:
             try:
                 self.save()
             except (UserError, RuntimeError) as error:  # a full disk; a GPU that no longer answers
-                return f"what was learned since iteration {self.saved} could not be saved: {error}"
+                if self.saved < self.done:  # else a callback failed when the checkpoint was complete
+                    return f"what was learned since iteration {self.saved} could not be saved: {error}"
         return f"{self.folder.dir}/checkpoints/step-{self.done} holds everything learned; --resume continues"
 
     def end_with(self, error: Exception | SystemExit) -> NoReturn:
