@@ -12,6 +12,7 @@ import torch
 from lfpo.base import distributed
 from lfpo.base.environment import describe_environment
 from lfpo.config.errors import UserError
+from lfpo.config.length import UNSET
 from lfpo.config.plugins import resolve
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import ENGINES, LFPOConfig, TrainingConfig
