@@ -1,15 +1,10 @@
 """Group-relative advantages in the forms that the papers use."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Literal
+import torch
 
 from lfpo.config.errors import UserError
+from lfpo.config.lfpo import Advantage
 
-if TYPE_CHECKING:  # the settings of objectives name Advantage, and are checked before torch is loaded
-    import torch
-
-Advantage = Literal["mean", "over_mean", "zscore", "zscore_sample", "zscore_floored", "leave_one_out"]
 LEAST_DEVIATION = 0.01  # of "zscore_floored"
 
 
@@ -60,6 +55,17 @@ def over_mean(advantage_R: torch.Tensor, reward_R: torch.Tensor, group_R: torch.
     """
     mean_R = group_means(reward_R, group_R)
     return (advantage_R / mean_R).masked_fill(mean_R <= 0, 0.0)
+
+
+def medium_prompts(
+    advantage_R: torch.Tensor, reward_R: torch.Tensor, group_R: torch.Tensor, least: float, most: float
+) -> torch.Tensor:
+    """The advantages, exactly 0 only for rollouts of prompts whose mean reward is outside of least .. most: a rollout
+    at its group's mean keeps its KL term."""
+    mean_R = group_means(reward_R, group_R)
+    slack = 1e-9  # 1/5 of five rewards is not 0.2 in floating point
+    outside_R = (mean_R < least - slack) | (mean_R > most + slack)
+    return advantage_R.masked_fill(advantage_R == 0, 1e-12).masked_fill(outside_R, 0.0)
 
 
 def _per_group_sum(values_B: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:

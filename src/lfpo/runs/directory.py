@@ -15,7 +15,7 @@ from lfpo.base.environment import describe_environment, versions
 from lfpo.config.build import flattened, load_yaml, to_dict, yaml_text
 from lfpo.config.errors import UserError
 from lfpo.config.files import json_lines, read_json, replace_file, writing
-from lfpo.config.objectives import LFPO
+from lfpo.config.lfpo import LFPO
 
 RESUME = "; saved checkpoints are intact: free disk space or check permissions, then run the same command with --resume"
 
