@@ -10,7 +10,7 @@ TASK=${TASK:-gsm8k}
 RECIPE=${RECIPE:-llada-8b-gsm8k-lora}
 EVAL=${EVAL:-}        # further options of lfpo eval, as --n 200
 ANYWAY=${ANYWAY:-}    # set it to train although the base model is far from what is published
-# dev/published.md: untrained LLaDA-8B-Instruct, 256 tokens, 128 steps, no examples (SPG's paper, its own measurement).
+# Untrained LLaDA-8B-Instruct, 256 tokens, 128 steps, no examples (SPG, arXiv 2510.09541, Table 1, its own measurement).
 PUBLISHED=77.2
 FAR=10                # percentage points
 # Training ends, with a checkpoint, when one of these begins to hold (docs/troubleshooting.md).

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from lfpo.models.roles import CURRENT, OLD
-from lfpo.objectives.advantages import group_means
+from lfpo.objectives.advantages import batch_ranks, group_advantages, group_means, group_ranges
 from lfpo.objectives.agrpo import AGRPO
 from lfpo.objectives.coupled_grpo import CoupledGRPO
 from lfpo.objectives.diffu_grpo import DiffuGRPO
@@ -110,6 +110,45 @@ class CentredDTM(DTM):
             with torch.no_grad():
                 predictions.weight_T = predictions.weight_T * predictions.logp(OLD).exp()
         return super().loss(predictions, signal_B)
+
+
+@dataclass(frozen=True)
+class BatchRangeLFPO(LFPO):
+    """LFPO in units of the range of the batch's rewards, as up to commit 54a66ad."""
+
+    def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
+        lowest, highest = reward_R.aminmax()
+        advantage = group_advantages(reward_R, group_R, "mean")
+        advantage = advantage + (1 - self.baseline) * (group_means(reward_R, group_R) - lowest)
+        advantage = advantage / (highest - lowest).clamp(min=1e-9)
+        return 0.5 + advantage.clamp(-self.clip, self.clip) / (2 * self.clip)
+
+
+@dataclass(frozen=True)
+class RankLFPO(LFPO):
+    """LFPO whose rewards are their ranks in the batch, so one unit for all groups."""
+
+    def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
+        ranks_R = batch_ranks(reward_R)
+        advantage = ranks_R - self.baseline * group_means(ranks_R, group_R)
+        return 0.5 + advantage.clamp(-self.clip, self.clip) / (2 * self.clip)
+
+
+@dataclass(frozen=True)
+class GuardedLFPO(LFPO):
+    """LFPO whose baseline rises to the group's mean where the batch is mostly wrong.
+
+    What the lower baseline adds is scaled by min(1, level / competent), with level the mean rank of the batch.
+    """
+
+    competent: float = 0.3
+
+    def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
+        ranks_R = batch_ranks(reward_R)
+        advantage = group_advantages(reward_R, group_R, "mean") / group_ranges(reward_R, group_R)
+        share = (1 - self.baseline) * min(1.0, float(ranks_R.mean()) / self.competent)
+        advantage = advantage + share * group_means(ranks_R, group_R)
+        return 0.5 + advantage.clamp(-self.clip, self.clip) / (2 * self.clip)
 
 
 def lowered(reward_R: torch.Tensor, group_R: torch.Tensor, baseline: float) -> torch.Tensor:

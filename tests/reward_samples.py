@@ -51,3 +51,10 @@ def even_tokens(prompts, completions, completion_ids, **columns):
 def one_right(prompts, completions, **columns):
     """1 for a single rollout of rank 0, so that most prompts have no gradient."""
     return [float(i == 0 and os.environ.get("RANK", "0") == "0") for i in range(len(completions))]
+
+
+def only_on_rank_0(prompts, completions, **columns):
+    """Fails on every other rank."""
+    if os.environ.get("RANK", "0") != "0":
+        raise RuntimeError("no grader on this machine")
+    return [float(sum(map(ord, text)) % 2) for text in completions]

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lfpo.rewards.sandbox import Job, Limits, Sandbox, Verdict, available_rungs, installed_libraries
+from lfpo.rewards.sandbox.run_job import decided
 
 TAG = 16_000_000 + os.getpid()  # a disk limit by which to find the processes of these tests
 TESTS = ("assert add(1, 2) == 3", "assert add(20, 22) == 42")
@@ -453,6 +454,8 @@ ALONE = {
     *("huge answer", "many empty files", "many empty files in shared memory", "full shared memory", "full disk"),
     *("deeply nested folders", "background process", "background program"),
 }
+UNDECIDED = {"object equal to all"}
+"""Attacks that return an object of their own: neutral for a row without a solution, 0 for one with it."""
 SHARED_PROGRAM = """
 SOURCES = {sources!r}
 def load(number):
@@ -505,15 +508,21 @@ def value_problems(rung: str, cheats: bool = True) -> list[str]:
     jobs = [Job(completed(program), "f", tests=[test]) for program, test, _ in cases]
     found = []
     for (program, test, passes), verdict in zip(cases, sandbox.run(jobs), strict=True):
+        if not passes:  # the harmless variant, which passes, is the row's reference solution
+            verdict = decided(verdict)
         if verdict.needs or verdict.passed is not passes:
             found.append(f"{program!r} {'failed' if passes else 'scored'} by {test!r}: {verdict.reason}")
     return found
 
 
 def problems(expected: Sequence[tuple[str, int]], verdict: Verdict) -> list[str]:
-    """Tests of a shared job, as name and whether it must pass, that ended differently."""
-    if len(verdict.tests) != len(expected) or verdict.needs:
-        return [f"{expected[0][0]} and others: {verdict.reason}"]
+    """Tests of a shared job, as name and whether it must pass, that ended differently. Only attacks in UNDECIDED may
+    have a result that only the program could compare."""
+    undecided = {expected[number] for number in verdict.undecided}
+    if len(verdict.tests) != len(expected) or undecided - {(name, 0) for name in UNDECIDED}:
+        return [f"{expected[0][0]} and others, undecided {sorted(undecided)}: {verdict.reason}"]
+    if decided(verdict).needs:
+        return [f"{expected[0][0]} and others need {verdict.needs}"]
     pairs = zip(expected, verdict.tests, strict=True)
     wrong = [f"{name} {'failed' if must else 'scored'}" for (name, must), passed in pairs if passed != bool(must)]
     return wrong and [*wrong, f"first failed test of the job: {verdict.reason}"]

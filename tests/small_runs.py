@@ -84,7 +84,7 @@ def trained_on_rows(checkpoint: Path, task: str, output: Path, **sizes: int) -> 
         optimizer_steps_per_iteration=1,
         sampler=SamplerConfig(gen_length=8, temperature=1.0),
         eval_samplers={"greedy": SamplerConfig(gen_length=8)},
-        **sizes,  # type: ignore[arg-type]
+        **sizes,
     )
     trainer = LFPOTrainer(str(checkpoint), args=args)
     trainer.train()

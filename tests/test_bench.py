@@ -124,7 +124,7 @@ def test_the_numbers_of_a_mode_by_hand(llada: Path):
 def test_the_flops_spent_are_those_of_padded_rows(llada: Path, cache: str):
     """Prompts of 2 and 5 tokens and 4 tokens of completion in blocks of 2, one token a forward."""
     model = load_model(llada)
-    sampler = SamplerConfig(gen_length=4, block_length=2, cache=cache)  # type: ignore[arg-type]
+    sampler = SamplerConfig(gen_length=4, block_length=2, cache=cache)
     with recorded(model) as forwards:
         trajectory = rollout(model, [[5, 6], [7, 8, 9, 10, 11]], sampler, [0, 1])
     # Each forward has both rows; the head runs at 2 and 1 masked positions of each block and row.

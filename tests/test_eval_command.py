@@ -206,9 +206,9 @@ def test_what_cannot_be_judged_is_counted_apart(
 def test_progress_is_lines_without_a_terminal(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("lfpo.eval.terminal.LINE_SECONDS", 0.0)
     console = Console(record=True, width=100, file=io.StringIO())
-    with progress("gsm8k", 8, "completions", console) as advance:
-        advance(2)
-        advance(6)
+    with progress("gsm8k", 8, "completions", console) as state:
+        state.advance(2)
+        state.advance(6)
     lines = console.export_text().splitlines()
     assert [line.split(",")[0] for line in lines] == ["gsm8k: 2 of 8 completions", "gsm8k: 8 of 8 completions"]
     assert lines[1].endswith("about 0 s left")

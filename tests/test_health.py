@@ -7,6 +7,7 @@ import pytest
 
 from lfpo.cli import main
 from lfpo.runs.health import Health
+from lfpo.train.collect import share_of_commonest_ending
 from test_cli import train_arguments
 
 
@@ -32,6 +33,9 @@ DEMO = rows(
     kl_of_old=[0.004, 0.001, 0.0, 0.001, 0.001, 0.001, 0.001, 0.001, 0.001],
     entropy_of_rollout=[0.36, 0.264, 0.24, 0.216, 0.246, 0.203, 0.215, 0.169, 0.15],
 )
+# The default on a pretrained model of 135 M parameters that was right on a tenth of its prompts: in 16 iterations, some
+# of which were not recorded, most completions came to end in the same answer.
+DRIFT = [0.23, 0.36, 0.39, 0.59, 0.36, 0.61, 0.61, 0.64, 0.81, 0.70]
 UP = [0.3 + 0.02 * i for i in range(30)]
 NOISE = [0.05 * (-1) ** i for i in range(30)]
 
@@ -56,6 +60,13 @@ NOISE = [0.05 * (-1) ** i for i in range(30)]
         (rows(entropy_of_rollout=[1.0] * 5 + [3.0] * 5), [(9, "entropy_runs_away")]),
         # It may fall when the reward rises: that is what learning looks like.
         (rows(entropy_of_rollout=[1.0] * 5 + [0.05] * 5, reward=[0.5] * 5 + [0.9] * 5), []),
+        # The mean of the first five is 0.386, of the last five 0.674.
+        (rows(completions_of_frac_same_ending=DRIFT, reward=[0.1] * 5 + [0.17] * 5), [(9, "answers_alike")]),
+        # Two answers, each right for half of the prompts: learned, and collapsed. One answer that is right for most
+        # prompts, and learned.
+        (rows(completions_of_frac_same_ending=[0.55] * 10, reward=[0.5] * 5 + [0.9] * 5), []),
+        (rows(completions_of_frac_same_ending=[0.5] * 5 + [0.9] * 5, reward=[0.5] * 10), [(9, "answers_alike")]),
+        (rows(completions_of_frac_same_ending=[0.3] * 5 + [0.8] * 5, reward=[0.2] * 5 + [0.75] * 5), []),
         (rows(kl_of_old=[None, float("nan")] * 5, entropy_of_rollout=[None] * 10), []),
     ],
 )
@@ -120,3 +131,9 @@ def test_stop_on_ends_the_run_with_a_checkpoint(tmp_path: Path, capsys: pytest.C
     printed = capsys.readouterr()
     assert "stopped after iteration 5 by groups_agree" in printed.err and "step-5 holds everything" in printed.err
     assert printed.out.count("note: in the last 5 iterations 100%") == 1
+
+
+def test_the_share_of_the_commonest_ending_by_hand():
+    """Last lines 3, 3, 3, "" and 5: three of five."""
+    texts = ["1+2=3\n#### 3", "#### 3\n", "x\n\n #### 3 \n\n", "", "#### 5"]
+    assert share_of_commonest_ending(texts) == 3 / 5

@@ -332,7 +332,7 @@ def test_the_rule_in_contributing_works_from_outside_the_package(
     assert (idle.nfe.tolist(), idle.scheduled_steps.tolist()) == ([6], [10])
 
 
-QUOTA = Rule(dynamic, needs("threshold"), reads=("threshold",), score=probability)
+QUOTA = Rule(dynamic, check=needs("threshold"), reads=("threshold",), score=probability)
 
 
 def test_a_rule_with_keys_and_a_score_of_its_own(llada: Path):

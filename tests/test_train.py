@@ -230,11 +230,11 @@ class Recorder(TrainerCallback):
 def test_events_come_in_transformers_order_and_a_resumed_run_knows_its_history(tmp_path):
     recorder = Recorder()
     with_callbacks(tmp_path / "run", recorder, max_steps=4).train()
-    start, of_two = [("begin", 0), ("evaluate", 0), ("log", 0)], []
+    start, of_two = [("begin", 0), ("log", 0), ("evaluate", 0)], []
     for step in (2, 4):
-        of_two += [("step", step - 1), ("log", step - 1), ("step", step), ("evaluate", step), ("log", step)]
-        of_two += [("save", step)]
-    assert recorder.seen == [*start, *of_two, ("end", 4)]
+        of_two += [("step", step - 1), ("log", step - 1), ("step", step), ("log", step), ("log", step)]
+        of_two += [("evaluate", step), ("save", step)]
+    assert recorder.seen == [*start, *of_two, ("log", 4), ("end", 4)]
 
     class History(TrainerCallback):
         def on_train_begin(self, args, state, control, **kwargs):
@@ -242,7 +242,7 @@ def test_events_come_in_transformers_order_and_a_resumed_run_knows_its_history(t
 
     history = History()
     with_callbacks(tmp_path / "run", history, max_steps=5).train(resume=True)
-    assert history.steps == [0, 1, 2, 3, 4]
+    assert history.steps == [0, 1, 2, 2, 3, 4, 4]  # an evaluation is an entry of its own, as in transformers
 
 
 def test_control_asks_for_an_evaluation_a_checkpoint_and_the_end(tmp_path):

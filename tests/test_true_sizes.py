@@ -105,7 +105,7 @@ def test_an_export_holds_a_file_and_a_sum(wide: Path, tmp_path: Path):
     with growth() as found:
         save_model(model, tmp_path / "model")
     lora: dict[str, Any] = {"r": 4}
-    args = LFPOConfig(output_dir="unused", lora=lora, dtype="bfloat16", task="countdown")  # type: ignore[arg-type]
+    args = LFPOConfig(output_dir="unused", lora=lora, dtype="bfloat16", task="countdown")
     plan = Estimate(args, CONFIG, device="cpu")
     counted = sum(plan.parts[name][PHASES.index("export")] for name in ("one tensor to write", "file to write"))
     assert found[0] < counted < 2 * FILE_BYTES

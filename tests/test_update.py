@@ -70,7 +70,7 @@ def test_a_policy_that_equals_theta_costs_no_forward_and_its_ratios_are_one(
 
 def recipe_of(prompts: int, generations: int, steps: int) -> LFPOConfig:
     sizes = {"prompts_per_iteration": prompts, "num_generations": generations, "optimizer_steps_per_iteration": steps}
-    return LFPOConfig(output_dir="unused", **sizes)  # type: ignore[arg-type]
+    return LFPOConfig(output_dir="unused", **sizes)
 
 
 @given(st.integers(1, 24), st.integers(2, 12), st.integers(1, 9), st.integers(0, 3))

@@ -11,7 +11,7 @@ import pytest
 from jsonschema import Draft7Validator
 
 from lfpo.cli.command_line import main
-from lfpo.config.build import RECIPES, build, command_of, convert, load_yaml, typed
+from lfpo.config.build import RECIPES, build, command_of, load_yaml, read_value, typed
 from lfpo.config.checks import OneOf, check_ranges, limits, options
 from lfpo.config.engine import EngineSettings
 from lfpo.config.errors import UserError
@@ -34,7 +34,27 @@ FIELDS = [
     for name, hint in typing.get_type_hints(cls, include_extras=True).items()
     if typing.get_origin(hint) is not ClassVar
 ]
-PROBES = [None, True, "name", "a", -1, 0, 0.5, 1, 1.5, 2, 70000, 0.999, "", [], [1], ["a"], [None], {}, {"a": 1}]
+PROBES: list[Any] = [
+    None,
+    True,
+    "name",
+    "a",
+    -1,
+    0,
+    0.5,
+    1,
+    1.5,
+    2,
+    70000,
+    0.999,
+    "",
+    [],
+    [1],
+    ["a"],
+    [None],
+    {},
+    {"a": 1},
+]
 PROBES += [{"a": {}}, {"a": "b"}, {"steps": 0}, {"steps": 4}, {"r": 2}, {"name": "espo"}, {"name": "my.Engine"}]
 PROBES += ["tensorboard", ["reward_falls"], "llada", "constant", "bfloat16", "uniform", "my_module:my_thing"]
 
@@ -80,7 +100,7 @@ def taken(hint: Any, value: Any) -> bool:
     """Whether the reader takes a value for a field of this type, and finds what it names."""
     plain = typing.get_type_hints(dataclasses.make_dataclass("One", [("key", hint)]))["key"]
     try:
-        read = convert(value, plain, "key")
+        read = read_value(value, plain, "key")
     except UserError:
         return False
     return all(read is None or limit.holds(read) for limit in limits(hint)) and named(hint, read)
@@ -113,7 +133,8 @@ def test_every_key_says_what_it_means(cls: type) -> None:
     [
         ({"max_step": 3}, "", "'max_step' was unexpected"),
         ({"optim": "adamw"}, "optim", "'adamw' is not one of"),
-        ({"max_steps": 0}, "max_steps", "less than the minimum of 1"),
+        ({"max_steps": 0}, "max_steps", "should not be valid"),
+        ({"eval_size": -1}, "eval_size", "less than the minimum of 0"),
         ({"ema_decay": 1}, "ema_decay", "greater than or equal to the maximum of 1"),
         ({"sampler": {"top_p": 0}}, "sampler.top_p", "less than or equal to the minimum of 0"),
         ({"sampler": {"stesp": 4}}, "sampler", "'stesp' was unexpected"),

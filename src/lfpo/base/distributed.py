@@ -21,7 +21,7 @@ from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 
 from lfpo.base.heartbeat import Heartbeat, meet
-from lfpo.config.errors import ProcessLost, UserError
+from lfpo.config.errors import CannotGoOn, ProcessLost, UserError
 
 T = TypeVar("T")
 
@@ -187,15 +187,24 @@ def share(n: int) -> list[int]:
 
 
 def together(action: Callable[[], T]) -> list[T]:
-    """What `action` returned on each rank, by rank. A UserError on one rank is raised on all: none is left waiting."""
+    """What `action` returned on each rank, by rank. A UserError on one rank is raised on all, as CannotGoOn: none is
+    left waiting."""
+    cause: UserError | None = None
     try:
         outcomes = gather((action(), ""))
     except UserError as error:
-        outcomes = gather((None, str(error)))  # type: ignore[arg-type]
+        cause, outcomes = error, gather((None, str(error)))  # type: ignore[arg-type]
     for _, message in outcomes:
         if message:
-            raise UserError(message)
+            raise CannotGoOn(message) from cause
     return [value for value, _ in outcomes]
+
+
+def alone(action: Callable[[], T]) -> T:
+    """What `action` returned on this rank; nothing is sent but errors, which are those of `together`."""
+    own: list[T] = []
+    together(lambda: own.append(action()))
+    return own[0]
 
 
 def barrier() -> None:

@@ -25,6 +25,7 @@ Train
   demo            train the embedded model with LFPO; results before and after
 
 Use a model
+  convert         make a diffusion model of a Llama, Qwen2 or Qwen3
   sample          denoise one prompt; --show_steps prints every step
   eval            measure accuracy, steps and forwards (NFE) on a task
   lm-eval         run lm-evaluation-harness, with its own options

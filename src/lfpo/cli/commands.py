@@ -176,6 +176,18 @@ def export(rest: list[str]) -> None:
     run_export(config)
 
 
+def convert(rest: list[str]) -> None:
+    from lfpo.config.convert import ConvertConfig, check_paths
+
+    config, _ = configure(
+        ConvertConfig, _named(rest, "source", "folder"), takes_file=False, command="convert SOURCE FOLDER"
+    )
+    check_paths(config)
+    from lfpo.models.convert import run_convert
+
+    run_convert(config)
+
+
 def push(rest: list[str]) -> None:
     from lfpo.config.export import PushConfig
     from lfpo.config.models import check_model_name
@@ -261,6 +273,7 @@ _ALL = [
     train,
     sft,
     dpo,
+    convert,
     sample,
     eval_,
     lm_eval,

@@ -14,7 +14,7 @@ def run_demo(config: LFPOConfig) -> None:
     trainer = LFPOTrainer(args=config)
     console = Console()
     console.print(
-        f"LFPO trains the embedded model on {trainer.source.name}: {config.max_steps} iterations of "
+        f"LFPO trains the embedded model on {trainer.source.name}: {trainer.total_steps} iterations of "
         f"{config.prompts_per_iteration} prompts x {config.num_generations} rollouts. The base model was trained on "
         "flawed demonstrations. LFPO sees only a reward of 1 or 0 for each rollout.\n"
     )

@@ -10,10 +10,11 @@ from rich.text import Text
 from lfpo.base.batching import evenly_spaced
 from lfpo.base.rng import key
 from lfpo.config.sample import SampleConfig
+from lfpo.eval.terminal import progress
 from lfpo.models import load_model, load_tokenizer
 from lfpo.models.loading import resolve
 from lfpo.models.tensor_files import check_memory
-from lfpo.prompts.encoding import encode_rows
+from lfpo.prompts.encoding import encode_rows, prefill
 from lfpo.prompts.tasks import get_task
 from lfpo.prompts.tokenizer import token_texts
 from lfpo.rewards.answers import marked_answer
@@ -42,7 +43,10 @@ def run_sample(config: SampleConfig) -> None:
     length = 128 if task is None else task.gen_length
     sampler = config.sampler.fitted("lfpo sample: sampler", length, model.block_length)
     ids = encode_rows([{"prompt": prompt}], tokenizer, model, sampler.gen_length or 0)
-    trajectory = as_it_is(model).sample(Request(ids, [key(config.seed, "sample")], sampler))
+    engine = as_it_is(model)
+    with progress("sampling", 1, "completions", Console(stderr=True)) as state:
+        engine.forwarded = state.forward
+        trajectory = engine.sample(Request(ids, [key(config.seed, "sample")], sampler))
     shown = prompt if isinstance(prompt, str) else prompt[0]["content"]
     console.print(Text(shown.rstrip("\n"), style="dim"))
     if config.show_steps:
@@ -51,7 +55,7 @@ def run_sample(config: SampleConfig) -> None:
     text = tokenizer.decode(trajectory.tokens[0, :length], skip_special_tokens=True)
     console.print("\n".join(map(printable, text.split("\n"))), markup=False, highlight=False)
     if task is not None:
-        print_verdict(row, text, task.correct_all([row], [text])[0], console)
+        print_verdict(row, text, task.correct_all([row], [prefill(prompt) + text])[0], console)
     sure = float(trajectory.final_confidence[0, :length].mean())
     console.print(
         f"{int(trajectory.scheduled_steps[0])} steps, {int(trajectory.nfe[0])} forwards, "

@@ -16,6 +16,7 @@ from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.config.version import VERSION
 from lfpo.eval.evaluate import evaluate
+from lfpo.eval.terminal import open_console, progress
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.prompts.tasks import get_task
 from lfpo.rollout.engine import as_it_is
@@ -57,10 +58,17 @@ def frontier(
     with the early stop of the cell's eval sampler. Raises UserError when a verdict is missing."""
     task, engine = get_task(config.task or ""), as_it_is(model, config.rollout_tokens)
     rows, points, like = task.test_rows(config.eval_size), [], config.eval_samplers[cell["sampler"]]
+    console = open_console(quiet=False)
     kept = {name: getattr(like, name) for name in ("block_length", "early_stop", "early_stop_threshold")}
     for threshold in cell["thresholds"]:
         sampler = SamplerConfig(threshold=threshold, **kept).for_length(task.gen_length, model.block_length)
-        found = evaluate(engine, model, tokenizer, rows, task.correct_all, sampler, seed=config.seed)
+        with progress(f"threshold {threshold:g}", len(rows), "completions", console) as state:
+            engine.forwarded = state.forward
+            found = evaluate(
+                *(engine, model, tokenizer, rows, task.correct_all, sampler),
+                seed=config.seed,
+                finished=lambda answers: state.advance(len(answers)),
+            )
         if found.not_judged or found.accuracy is None:
             raise UserError(
                 f"task {config.task!r}: {found.not_judged} of {len(found.correct)} completions cannot be judged on "

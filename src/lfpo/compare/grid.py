@@ -29,6 +29,8 @@ from lfpo.report.figures import write_figures
 from lfpo.runs.context import StopRequests
 from lfpo.runs.directory import Run
 
+TELL_SECONDS = 60.0  # between two lines that say what the running cells do
+
 
 def run_compare(config: CompareConfig, report: Callable[[str], None] = print) -> Path | None:
     """Run the missing cells; write table, figure and report. Returns the path of the Markdown page, or None after a
@@ -84,13 +86,17 @@ def run_cells(config: CompareConfig, report: Callable[[str], None]) -> dict[str,
     queue = [cell for cell in cells(config) if read_result(config, cell) is None]
     report(f"{len(cells(config))} cells, {len(queue)} to run")
     running: dict[Cell, tuple[subprocess.Popen[bytes], float]] = {}
-    failed, done, total = dict[str, str](), 0, len(queue)
+    failed, done, total, told = dict[str, str](), 0, len(queue), time.monotonic()
     try:
         while queue or running:
             while queue and len(running) < config.workers:
                 cell = queue.pop(0)
                 running[cell] = (start(config, write_cell(config, cell)), time.monotonic())
             time.sleep(0.2)
+            if time.monotonic() - told >= TELL_SECONDS:
+                told = time.monotonic()
+                for cell in running:
+                    report(f"{cell.label}: {last_line(cell_folder(config, cell) / 'log.txt')}")
             for cell in [cell for cell, (process, _) in running.items() if process.poll() is not None]:
                 process, since = running.pop(cell)
                 done += 1
@@ -136,14 +142,19 @@ def finish(config: CompareConfig, cell: Cell, code: int, failed: dict[str, str])
     """Drop the weights of a cell that ended, or note in `failed` why it has no result. Returns a phrase."""
     folder = cell_folder(config, cell)
     if code:
-        lines = (folder / "log.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        failed[cell.label] = f"{lines[-1] if lines else 'no output'} (see {folder / 'log.txt'})"
+        failed[cell.label] = f"{last_line(folder / 'log.txt')} (see {folder / 'log.txt'})"
         return f"failed: {failed[cell.label]}"
     for name in ("checkpoints", "model"):
         shutil.rmtree(folder / "run" / name, ignore_errors=True)
     result = read_json(folder / "result.json")
     area = frontier_area(result["frontier"], result["forwards"])
     return f"area {100 * area:.1f} %, {result['flops'] / 1e12:.1f} TFLOPs"
+
+
+def last_line(log: Path) -> str:
+    """What a cell printed last."""
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
+    return lines[-1] if lines else "no output"
 
 
 def write_results(config: CompareConfig, failed: dict[str, str]) -> Path:

@@ -8,7 +8,7 @@ import dataclasses
 import re
 import types
 import typing
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -134,23 +134,17 @@ def build(cls: type[T], values: dict[str, Any], where: str = "config", defaults:
     where: prefix of error messages. defaults: an instance that supplies missing keys (None: the class's own defaults);
     for a nested dataclass, the default of its field. `cls` may have
     `ALIASES = {"other_name": "field"}`;
-    `REFUSED = {"name": "is ... (why, and what to do)"}`, names, or "name: value", that it does not take;
-    `REMOVED = {"name": (value, "was removed; ...")}`, names that it took once, left out where they have the value.
+    `REFUSED = {"name": "is ... (why, and what to do)"}`, names of other software that have no counterpart here.
     """
-    aliases, refused, removed = (getattr(cls, name, {}) for name in ("ALIASES", "REFUSED", "REMOVED"))
+    aliases = getattr(cls, "ALIASES", {})
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
     hints = typing.get_type_hints(cls)
     arguments: dict[str, Any] = {}
     for given, value in values.items():
         name = aliases.get(given, given)
-        without, why = removed.get(given, (None, refused.get(given) or refused.get(f"{given}: {value}")))
-        if given in removed and value == without:
-            continue
-        if why is not None:
-            raise UserError(f"{where}: '{given}{'' if given in refused else f': {value}'}' {why}")
-        if name not in fields:
-            listed = f"; `{where} --help` lists the keys" if where.startswith("lfpo ") and ":" not in where else None
-            raise UserError(f"{where}: unknown key {given!r}{nearest(given, [*fields, *aliases], listed)}")
+        listed = f"; `{where} --help` lists the keys" if where.startswith("lfpo ") and ":" not in where else None
+        if problem := refusal(given, value, getattr(cls, "REFUSED", {}), [*fields, *aliases], listed):
+            raise UserError(f"{where}: {problem}")
         if name in arguments:
             both = " and ".join(repr(key) for key in values if aliases.get(key, key) == name)
             raise UserError(f"{where}: {both} mean the same; give one")
@@ -158,7 +152,7 @@ def build(cls: type[T], values: dict[str, Any], where: str = "config", defaults:
         if dataclasses.is_dataclass(nested) and not isinstance(nested, type) and isinstance(value, dict):
             arguments[name] = build(type(nested), value, f"{where}: {given}", nested)
         else:
-            arguments[name] = convert(value, hints[name], f"{where}: {given}")
+            arguments[name] = read_value(value, hints[name], f"{where}: {given}")
     for name, field in fields.items():
         if defaults is not None:
             arguments.setdefault(name, getattr(defaults, name))
@@ -170,12 +164,37 @@ def build(cls: type[T], values: dict[str, Any], where: str = "config", defaults:
         raise UserError(f"{where}: {error}") from error
 
 
+def refusal(
+    name: str, value: Any, refused: Mapping[str, str], known: Collection[str], listed: str | None = None
+) -> str | None:
+    """Why a key, or this value of it, is not taken, and what to do; None where it is.
+
+    refused: names, or "name: value", with the reason. known: the names that are taken. listed: what says so in place of
+    the list of all.
+    """
+    shown = next((text for text in (name, f"{name}: {value}") if text in refused and name not in known), None)
+    shown = shown or (f"{name}: {value}" if f"{name}: {value}" in refused else None)
+    if shown is not None:
+        return f"{shown!r} {refused[shown]}"
+    return None if name in known else f"unknown key {name!r}{nearest(name, known, listed)}"
+
+
+def checked_new(cls: type[T], *values: Any, **keys: Any) -> T:
+    """A dataclass's `__new__` that says of a name which it does not take what `build` says, in place of a TypeError."""
+    names, aliases = [f.name for f in dataclasses.fields(cls) if f.init], getattr(cls, "ALIASES", {})  # type: ignore[arg-type]
+    called = {other: f"is called {name!r}" for other, name in aliases.items()}
+    for name in keys:
+        if name not in names and (problem := refusal(name, keys[name], getattr(cls, "REFUSED", {}) | called, names)):
+            raise UserError(f"{cls.__name__}: {problem}")
+    return object.__new__(cls)
+
+
 def check_types(config: Any) -> None:
     """Convert the fields of a dataclass instance to their types, as `build` does, in place: for classes that are made
     by their own constructor too. Raises UserError."""
     hints = typing.get_type_hints(type(config))
     for field in dataclasses.fields(config):
-        value = convert(getattr(config, field.name), hints[field.name], f"{type(config).__name__}: {field.name}")
+        value = read_value(getattr(config, field.name), hints[field.name], f"{type(config).__name__}: {field.name}")
         object.__setattr__(config, field.name, value)  # frozen classes too
 
 
@@ -184,7 +203,7 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-def convert(value: Any, hint: Any, where: str) -> Any:
+def read_value(value: Any, hint: Any, where: str) -> Any:
     """`value` converted to the type `hint`. Raises UserError, beginning with `where`, where it does not fit."""
     origin, inner, errors = typing.get_origin(hint), typing.get_args(hint), []
     number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -193,7 +212,7 @@ def convert(value: Any, hint: Any, where: str) -> Any:
             return None
         for option in (option for option in inner if option is not type(None)):
             try:
-                return convert(value, option, where)
+                return read_value(value, option, where)
             except UserError as error:
                 errors.append(error)
         raise errors[0] if len(errors) == 1 else _wrong(value, hint, where)
@@ -202,9 +221,9 @@ def convert(value: Any, hint: Any, where: str) -> Any:
             raise UserError(f"{where}: {value!r} is not valid{nearest(value, inner)}")
         return value
     if origin is list:
-        return [convert(v, inner[0], f"{where}[{i}]") for i, v in enumerate(_items(value, hint, where))]
+        return [read_value(v, inner[0], f"{where}[{i}]") for i, v in enumerate(_items(value, hint, where))]
     if isinstance(value, dict) and (origin or hint) is dict:
-        return {k: convert(v, inner[1] if inner else Any, f"{where}.{k}") for k, v in value.items()}
+        return {k: read_value(v, inner[1] if inner else Any, f"{where}.{k}") for k, v in value.items()}
     if isinstance(value, dict) and dataclasses.is_dataclass(hint):
         return build(typing.cast(type, hint), value, where)
     if hint is Any:

@@ -17,11 +17,11 @@ class Range:
 
     least: float = -math.inf
     most: float = math.inf
-    open_at: frozenset[float] = frozenset()
-    """The ends that do not belong to the range."""
+    without: frozenset[float] = frozenset()
+    """Numbers that do not belong to the range, such as one of its ends."""
 
     def holds(self, value: Any) -> bool:
-        return self.least <= value <= self.most and value not in self.open_at
+        return self.least <= value <= self.most and value not in self.without
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,12 @@ class OneOf:
 
 # Types of fields whose range `check_ranges` checks.
 Count = Annotated[int, Range("be at least 1", 1)]
+CountOrUnset = Annotated[int, Range("be at least 1, or -1 where it is not given", -1, without=frozenset({0}))]
 CountOrZero = Annotated[int, Range("not be negative", 0)]
 Port = Annotated[int, Range("be between 0 and 65535", 0, 65535)]
 AtLeastOne = Annotated[float, Range("be at least 1", 1)]
 NotNegative = Annotated[float, Range("not be negative", 0)]
-Positive = Annotated[float, Range("be positive", 0, open_at=frozenset({0}))]
+Positive = Annotated[float, Range("be positive", 0, without=frozenset({0}))]
 Share = Annotated[float, Range("be between 0 and 1", 0, 1)]
 ShareBelowOne = Annotated[float, Range("be at least 0 and below 1", 0, 1, frozenset({1}))]
 ShareAboveZero = Annotated[float, Range("be above 0 and at most 1", 0, 1, frozenset({0}))]

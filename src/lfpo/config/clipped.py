@@ -345,8 +345,6 @@ class TraceRL(OfMediumPrompts):
     shrink: Count = 8
     """Steps put together in one state."""
 
-    advantage = "zscore"
-
 
 @dataclass(frozen=True)
 class SLIMRL(OfMediumPrompts):

@@ -1,9 +1,12 @@
 """The configuration of `lfpo dpo`."""
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from lfpo.config.checks import Count, CountOrZero, Positive
+from lfpo.config.checks import Count, CountOrUnset, CountOrZero, Positive
+from lfpo.config.length import UNSET
 from lfpo.config.models import ModelName
+from lfpo.config.other_names import EXAMPLES
 from lfpo.config.training import PolicyConfig, check_examples
 
 
@@ -20,7 +23,7 @@ class DPOConfig(PolicyConfig):
     id, "embedded" or "embedded-block"."""
 
     data_file: str | None = None
-    """A JSONL file with `prompt`, `chosen` and `rejected`, TRL's preference format, as text or as messages. Give either
+    """Rows with `prompt`, `chosen` and `rejected`, TRL's preference format, as text or as messages. Give either
     data_file or tasks."""
 
     tasks: dict[str, float] = field(default_factory=dict)
@@ -48,8 +51,9 @@ class DPOConfig(PolicyConfig):
     eval_masks: Count = 8
     """Masks of each held-out completion."""
 
-    max_steps: Count = 1000
-    """Optimiser steps."""
+    max_steps: CountOrUnset = UNSET
+    """Optimiser steps. As in transformers they count where they are given (not -1), and else num_train_epochs; with
+    neither the run has 1000 steps."""
 
     batch_size: Count = 64
     """Pairs of each step."""
@@ -66,8 +70,10 @@ class DPOConfig(PolicyConfig):
 
     save_steps: Count = 100
 
+    REFUSED: ClassVar[dict[str, str]] = EXAMPLES
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_examples(self.tasks, self.data_file)
+        check_examples(self)
         if self.eval_file is not None and self.data_file is None:
             raise ValueError("'eval_file' goes with 'data_file'; tasks bring their own held-out pairs")

@@ -13,6 +13,11 @@ class UserError(Exception):
     """
 
 
+class CannotGoOn(UserError):
+    """Raised on all ranks at the same place, so that they can still do something together: a run saves what was learned
+    before it ends, and adds how to go on."""
+
+
 LOST = 75  # exit code of a rank that ends because another is lost: EX_TEMPFAIL of sysexits.h, try again
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 from lfpo.config.errors import UserError
 
 Layout = Literal["family", "transformers"]
+Dtype = Literal["float32", "bfloat16"]
 
 
 @dataclass
@@ -24,6 +25,10 @@ class ExportConfig:
 
     adapter: bool = False
     """Write a LoRA run's adapter in peft's format, for a base of the same layout. Otherwise it is merged."""
+
+    dtype: Dtype | None = None
+    """Of the sum of base and adapter (None: the run's dtype). bfloat16 rounds part of what was learned away; a line
+    says how much."""
 
     output: str | None = None
     """Folder to write, new or empty (None: model-family, model-transformers or adapter in the run's folder)."""
@@ -68,6 +73,9 @@ class PushConfig:
     """As in lfpo export."""
 
     adapter: bool = False
+    """As in lfpo export."""
+
+    dtype: Dtype | None = None
     """As in lfpo export."""
 
     private: bool = True

@@ -1,8 +1,9 @@
 """Small files: JSON with errors that name the file, and atomic writes."""
 
 import contextlib
+import datetime
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,34 @@ def replace_file(path: Path, text: str) -> None:
 
 def json_lines(rows: Iterable[Any]) -> str:
     """The text of a JSONL file."""
-    return "".join(json.dumps(row) + "\n" for row in rows)
+    return "".join(json_text(row) + "\n" for row in rows)
+
+
+def json_text(value: Any, **options: Any) -> str:
+    """JSON of a row, whatever a data set's columns hold (see `plain`). options: those of json.dumps."""
+    try:
+        return json.dumps(value, default=plain, **options)
+    except TypeError:  # a key that is not text, for which json has no hook
+        return json.dumps(plain(value), **options)
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON data: arrays, tensors and their scalars as lists and numbers; dates as ISO 8601, bytes and any
+    other object as text."""
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {key if isinstance(key, str) else str(key): plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(part) for part in value]
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value).decode("utf-8", "backslashreplace")
+    if isinstance(value, datetime.date | datetime.time):  # a datetime is a date
+        return value.isoformat()
+    if callable(listed := getattr(value, "tolist", None)):
+        found = listed()
+        return str(found) if type(found) is type(value) else plain(found)
+    return str(value)
 
 
 @contextlib.contextmanager

@@ -68,7 +68,9 @@ def _keys(cls: type, width: int, prefix: str = "", defaults: Any = None) -> Iter
 
 def settings_of(hint: Any) -> type | None:
     """The dataclass that a field holds, or None: of `LoraSettings | None`, LoraSettings."""
-    return next((option for option in options(hint) if dataclasses.is_dataclass(option)), None)
+    return next(
+        (option for option in options(hint) if isinstance(option, type) and dataclasses.is_dataclass(option)), None
+    )
 
 
 def values_of(hint: Any) -> str:

@@ -1,7 +1,7 @@
 """The knobs of LFPO, and what the knobs of every objective have in common."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 from lfpo.config.checks import Count, NotNegative, Positive, Share, check_ranges
 
@@ -49,15 +49,15 @@ class LFPO(RolloutKnobs):
     clip: Positive = 0.8
     """c, in units of `deviation`."""
 
-    deviation: Literal["range", "batch", "mean"] = "range"
-    """The unit of A and c: the "range" of the batch's rewards, largest minus smallest, their standard deviation
-    ("batch", as published), in which A grows as the batch agrees, or the "mean" reward of A's own group (MaxRL), in
-    which the right rollouts of hard prompts count more, up to c."""
+    deviation: Literal["range", "batch"] = "range"
+    """The unit of A and c: the "range" of the group's own rewards, largest minus smallest, or their standard deviation
+    over the "batch", as published, in which A grows as the batch agrees."""
 
     baseline: Share = 0.8
-    """The share of the group's mean reward that the advantage subtracts, with rewards counted from the batch's smallest
-    one. 1: all of it, as published. Below 1, the right rollouts of a group that agrees are imitated, and wrong ones are
-    pushed away less (a lower baseline: arXiv 2506.20520). 0: imitation alone, weighted by rewards."""
+    """The share of the group's mean that the advantage subtracts. 1: all of it, as published. Below 1, the right
+    rollouts of a group that agrees are imitated, and wrong ones are pushed away less (a lower baseline: arXiv
+    2506.20520). The share that is left, 1 - baseline, is added times the group's level: the mean rank of its rewards in
+    the batch, 0 for the lowest reward and 1 for the highest. 0: imitation alone, weighted by rewards."""
 
     num_iterations: Count = 4
     positive_weight: NotNegative = 1.0
@@ -70,29 +70,6 @@ class LFPO(RolloutKnobs):
     """Weight w of a target. "equal": 1, as published. "p_old": the probability p_old(y) of its token under theta_old in
     that state, which weighs down tokens that the state does not determine yet. The sum is divided by the number of
     targets."""
-
-    EARLIER: ClassVar[dict[str, Any]] = {  # defaults of runs whose config.yaml does not name every knob
-        "beta": 0.3,
-        "timesteps": 4,
-        "states": "stratified",
-        "clip": 1.0,
-        "deviation": "batch",
-        "baseline": 1.0,
-        "num_iterations": 1,
-        "target_weight": "equal",
-    }
-    REFUSED: ClassVar[dict[str, str]] = {
-        "states: uniform": "was removed; write states: stratified",
-        "states: surprisal": "was removed; write states: stratified",
-        "states: entropy": "was removed; write states: stratified",
-        "deviation: group": "was removed; write deviation: batch, or range",
-        "deviation: one": "was removed; write deviation: range, the same for rewards of 0 and 1",
-        "target_weight: ratio": "was removed; write target_weight: p_old, or equal",
-    }
-    REMOVED: ClassVar[dict[str, tuple[Any, str]]] = {
-        "base_kl": (0.0, "was removed; leave it out, and raise beta to stay closer to theta_old"),
-        "reading": ("rectified", "was removed; leave it out: the printed equation cannot learn (docs/method.md)"),
-    }
 
     def __post_init__(self) -> None:
         super().__post_init__()

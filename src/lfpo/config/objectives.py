@@ -68,5 +68,5 @@ def knobs_of(settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     if not isinstance(settings.get("name"), str):
         raise UserError(f"objective: key 'name' is missing; give one of {', '.join(OBJECTIVES)} or a dotted path")
     if settings["name"] == "dtree_rpo":
-        raise UserError("objective 'dtree_rpo' was moved out of the package, to examples/objectives/dtree_rpo.py")
+        raise UserError("objective 'dtree_rpo' is an example, not in the package: see examples/objectives/dtree_rpo.py")
     return settings["name"], {k: v for k, v in settings.items() if k != "name"}

@@ -54,7 +54,7 @@ def configure(values: dict[str, Any], overrides: dict[str, Any]) -> tuple[PlanCo
     values: a recipe file's. overrides: the command line's.
     """
     mine = {name: overrides.pop(name) for name in list(overrides) if name in PlanConfig.__dataclass_fields__}
-    known = [f.name for f in (*fields(PlanConfig), *fields(LFPOConfig))] + list(LFPOConfig.ALIASES)
+    known = [f.name for f in (*fields(PlanConfig), *fields(LFPOConfig))] + [*LFPOConfig.ALIASES, *LFPOConfig.REFUSED]
     for name in overrides:
         if name not in known:
             listed = "; `lfpo plan --help` and `lfpo train --help` list the keys"

@@ -5,7 +5,7 @@ import logging
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, ClassVar, Literal, Self
 
-from lfpo.config.build import check_types
+from lfpo.config.build import check_types, checked_new
 from lfpo.config.checks import (
     Count,
     CountOrZero,
@@ -131,6 +131,7 @@ class SamplerConfig:
     cache_refresh: Count | None = None
     """Compute the cache again at every cache_refresh-th forward of a block (None: only when it starts)."""
 
+    __new__ = checked_new
     ALIASES: ClassVar[dict[str, str]] = {
         "max_completion_length": "gen_length",  # TRL
         "diffusion_steps": "steps",  # d1

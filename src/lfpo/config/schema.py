@@ -12,6 +12,7 @@ from typing import Any
 from lfpo.config.build import default_of, to_dict
 from lfpo.config.checks import OneOf, limits, options
 from lfpo.config.compare import CompareConfig
+from lfpo.config.convert import ConvertConfig
 from lfpo.config.dpo import DPOConfig
 from lfpo.config.errors import UserError, nearest
 from lfpo.config.eval import EvalConfig
@@ -39,6 +40,7 @@ CONFIGS: dict[str, tuple[type, ...]] = {
     "eval": (EvalConfig,),
     "watch": (WatchConfig,),
     "export": (ExportConfig,),
+    "convert": (ConvertConfig,),
     "push": (PushConfig,),
 }
 INCLUDE: Schema = {
@@ -144,7 +146,9 @@ def _bounds(hint: Any) -> Schema:
             (limit.most, "maximum", "exclusiveMaximum"),
         ):
             if math.isfinite(end):
-                bounds[opened if end in limit.open_at else closed] = end
+                bounds[opened if end in limit.without else closed] = end
+        if between := sorted(limit.without - {limit.least, limit.most}):
+            bounds["not"] = {"enum": between}
     return bounds
 
 

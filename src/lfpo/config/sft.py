@@ -1,10 +1,12 @@
 """The configuration of `lfpo sft`."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from lfpo.config.checks import Count, CountOrZero, Positive, Share, ShareBelowOne
+from lfpo.config.checks import Count, CountOrUnset, CountOrZero, Positive, Share, ShareBelowOne
+from lfpo.config.length import UNSET
 from lfpo.config.models import ModelName
+from lfpo.config.other_names import EXAMPLES
 from lfpo.config.training import TrainingConfig, check_examples
 
 
@@ -28,7 +30,7 @@ class SFTConfig(TrainingConfig):
     """Share of right demonstrations of tasks (None: each task's own)."""
 
     data_file: str | None = None
-    """A JSONL file with `prompt` and `completion`."""
+    """Rows with `prompt` and `completion`."""
 
     gen_length: Count = 64
     """Completion length of data_file rows in tokens; tasks have their own."""
@@ -43,8 +45,9 @@ class SFTConfig(TrainingConfig):
     """The weight of a masked token. 1/t: 1 / (t C), C tokens in the completion (LLaDA, SDAR); equal: 1 / the number of
     masked tokens of the example (LLaDA2, which draws t from [0.3, 0.8])."""
 
-    steps: Count = 1000
-    """Optimiser steps."""
+    steps: CountOrUnset = UNSET
+    """Optimiser steps (max_steps works too). As in transformers they count where they are given (not -1), and else
+    num_train_epochs; with neither the run has 1000 steps."""
 
     batch_size: Count = 64
     """Examples of each step."""
@@ -63,9 +66,12 @@ class SFTConfig(TrainingConfig):
     export_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Of the final `output_dir/model`; checkpoints stay float32."""
 
+    ALIASES: ClassVar[dict[str, str]] = {"max_steps": "steps"}
+    REFUSED: ClassVar[dict[str, str]] = EXAMPLES
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_examples(self.tasks, self.data_file)
+        check_examples(self)
         if (self.model is None) == (self.init is None):
             raise ValueError("give either 'model' (a checkpoint) or 'init' (a fresh model's config)")
         if self.right_share is not None and self.data_file is not None:

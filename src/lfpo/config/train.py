@@ -1,18 +1,29 @@
 """The configuration of `lfpo train`."""
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from lfpo.config.checks import Count, CountOrZero, NotNegative, Seconds, ShareBelowOne
+from lfpo.config.checks import Count, CountOrUnset, CountOrZero, NotNegative, Seconds, ShareBelowOne
 from lfpo.config.engine import EngineSettings
 from lfpo.config.export import check_repo
+from lfpo.config.length import UNSET, Length, run_length
 from lfpo.config.objectives import ObjectiveSettings, all_settings
+from lfpo.config.other_names import TRAINING
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.tasks import TaskName
 from lfpo.config.training import PolicyConfig
 
 # The rules of lfpo.runs.health.
-StopRule = Literal["no_reward", "groups_agree", "reward_falls", "kl_runs_away", "entropy_runs_away", "threshold_slides"]
+StopRule = Literal[
+    "no_reward",
+    "groups_agree",
+    "no_signal",
+    "answers_alike",
+    "reward_falls",
+    "kl_runs_away",
+    "entropy_runs_away",
+    "threshold_slides",
+]
 
 
 @dataclass
@@ -23,10 +34,10 @@ class LFPOConfig(PolicyConfig):
     """A task's name or dotted path. Give one of task, data_file and dataset_name."""
 
     data_file: str | None = None
-    """JSONL with a `prompt` column, scored by reward_funcs."""
+    """Rows with a `prompt` column, scored by reward_funcs."""
 
     eval_file: str | None = None
-    """Held-out JSONL for data_file runs; evaluation then reports the mean reward."""
+    """Held-out rows for data_file runs; evaluation then reports the mean reward."""
 
     dataset_name: str | None = None
     """A data set of the hub, ORGANISATION/NAME, or a local folder that `datasets` reads; scored by reward_funcs."""
@@ -75,11 +86,9 @@ class LFPOConfig(PolicyConfig):
     keep_going: bool = False
     """Begin to train although a reward function raised when it was called once at start."""
 
-    max_steps: Count = 40
-    """Iterations of Algorithm 1 (sample, update, move theta_old)."""
-
-    num_train_epochs: NotNegative = 0.0
-    """Passes over the rows of a data set, in place of max_steps (0: max_steps counts)."""
+    max_steps: CountOrUnset = UNSET
+    """Iterations of Algorithm 1 (sample, update, move theta_old). As in transformers they count where they are given
+    (not -1), and else num_train_epochs; with neither the run has 40 iterations."""
 
     prompts_per_iteration: Count = 16
     """Prompts of an iteration."""
@@ -145,6 +154,13 @@ class LFPOConfig(PolicyConfig):
     eval_size: CountOrZero = 200
     """Held-out prompts of an evaluation."""
 
+    metric_for_best_model: str | None = None
+    """For callbacks such as transformers' EarlyStoppingCallback: a metric of the evaluation, SAMPLER/NAME or, of the
+    first eval sampler, NAME. The weights that are exported are the last ones all the same."""
+
+    greater_is_better: bool | None = None
+    """Whether metric_for_best_model is one to raise (None: yes, unless its name ends in "loss")."""
+
     log_completions: bool = True
     """Write rollouts and evaluated completions into the run's folder."""
 
@@ -161,12 +177,8 @@ class LFPOConfig(PolicyConfig):
     hub_private_repo: bool = True
     """Whether a new repository is private."""
 
+    REFUSED: ClassVar[dict[str, str]] = TRAINING
     ALIASES: ClassVar[dict[str, str]] = {"dataset": "data_file", "lr": "learning_rate"}
-    REMOVED: ClassVar[dict[str, tuple[Any, str]]] = {
-        "refill": (0, "was removed, because it gained nothing that could be measured; leave it out"),
-        "padding_free": (False, "was removed, because it gained nothing that could be measured; leave it out"),
-        "tree": ([], "was removed; give it as a knob of the objective in examples/objectives/dtree_rpo.py"),
-    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -225,6 +237,11 @@ class LFPOConfig(PolicyConfig):
             return bool(self.merge_lora)
         whole = not self.load_in_4bit and not self.rollout_compile and self.rollout_gather == "model"
         return device == "cuda" and whole
+
+    def length(self, rows: int) -> Length:
+        """The length of a run on so many distinct training rows, 0 for prompts that are made without end."""
+        batch, endless = self.prompts_per_iteration, f"task {self.task!r}"
+        return run_length(self.max_steps, self.num_train_epochs, rows=rows, batch=batch, default=40, endless=endless)
 
     def evaluates_after(self, step: int) -> bool:
         """Whether an evaluation is due after `step` iterations (0: before the first)."""

@@ -1,9 +1,9 @@
 """What `lfpo train`, `lfpo sft` and `lfpo dpo` share."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal, Protocol
 
-from lfpo.config.build import check_types
+from lfpo.config.build import check_types, checked_new
 from lfpo.config.checks import (
     Count,
     CountOrZero,
@@ -13,7 +13,9 @@ from lfpo.config.checks import (
     ShareBelowOne,
     check_ranges,
 )
+from lfpo.config.length import Length, run_length
 from lfpo.config.models import LoraSettings, ModelName
+from lfpo.config.other_names import SHARED
 
 # transformers' names. All but adamw_torch are bitsandbytes'.
 Optim = Literal["adamw_torch", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"]
@@ -23,6 +25,9 @@ Tracker = Literal["tensorboard", "wandb", "trackio"]
 @dataclass
 class TrainingConfig:
     """What the configurations of `lfpo train`, `sft` and `dpo` share."""
+
+    __new__ = checked_new
+    REFUSED: ClassVar[dict[str, str]] = SHARED
 
     output_dir: str
     """The run's folder."""
@@ -75,6 +80,10 @@ class TrainingConfig:
 
     update_tokens: Count = 8192
     """Tokens in one pass of the update. Memory and speed only, never the result."""
+
+    num_train_epochs: NotNegative = 0.0
+    """Passes over the rows of a data set. As in transformers they count only where max_steps (`steps` of sft) is not
+    given."""
 
     seed: int = 0
     """The key of all random choices."""
@@ -145,10 +154,25 @@ class PolicyConfig(TrainingConfig):
     """Keep the layers' matrices in bitsandbytes' NF4, an eighth of float32 (needs lora)."""
 
 
-def check_examples(tasks: dict[str, float], data_file: str | None) -> None:
+class Examples(Protocol):
+    """The keys of `lfpo sft` and `lfpo dpo` that say which examples there are, and how many a step takes."""
+
+    tasks: dict[str, float]
+    data_file: str | None
+    num_train_epochs: float
+    batch_size: int
+
+
+def check_examples(args: Examples) -> None:
     """Raise ValueError unless either tasks or a file give the examples, and each task's share of them is above 0."""
-    if bool(tasks) == (data_file is not None):
+    if bool(args.tasks) == (args.data_file is not None):
         raise ValueError("give either 'tasks' or 'data_file'")
-    for task, share in tasks.items():
+    for task, share in args.tasks.items():
         if not share > 0:
             raise ValueError(f"'tasks': the share {share} of {task!r} must be positive; or leave out the task")
+
+
+def examples_length(args: Examples, steps: int, rows: int) -> Length:
+    """The length of a run on so many distinct examples, 0 for those of tasks. steps: the key that says it, or UNSET."""
+    epochs, endless = args.num_train_epochs, "'tasks'"
+    return run_length(steps, epochs, rows=rows, batch=args.batch_size, default=1000, endless=endless)

@@ -20,7 +20,7 @@ from lfpo.eval.terminal import open_console, progress, show
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.models.loading import resolve, trained_block_length
 from lfpo.models.tensor_files import check_memory
-from lfpo.prompts.encoding import encode_rows
+from lfpo.prompts.encoding import encode_rows, prefill, without_prefill
 from lfpo.prompts.tasks import DataTask, Row, Task, get_task
 from lfpo.rollout.engine import as_it_is
 
@@ -101,8 +101,12 @@ def prepare(name: str, config: EvalConfig, weights: str | None, block_length: in
 
 
 def as_text(prompt: str | list[dict[str, str]]) -> str:
-    """A prompt as plain text. Messages become paragraphs, followed by a line break."""
-    return prompt if isinstance(prompt, str) else "\n\n".join(m["content"] for m in prompt) + "\n"
+    """A prompt as plain text. Messages become paragraphs, followed by a line break; the beginning of an answer is left
+    open."""
+    if isinstance(prompt, str):
+        return prompt
+    asked = "\n\n".join(m["content"] for m in without_prefill(prompt))
+    return f"{asked}\n{prefill(prompt)}"
 
 
 def sample_and_grade(
@@ -119,16 +123,17 @@ def sample_and_grade(
     pending = [pair for pair in wanted if pair not in had][rank::world]
     title = job.task.name if world == 1 else f"{job.task.name} (rank {rank} of {world})"
     new: list[Record] = []
-    with progress(title, len(pending), "completions", console) as advance:
+    with progress(title, len(pending), "completions", console) as state:
 
         def keep(answers: list[Answer]) -> None:
             records = [asdict(answer) for answer in answers]
             journal.add(records)
             new.extend(records)
-            advance(len(records))
+            state.advance(len(records))
 
         if pending:
             engine = as_it_is(model, config.rollout_tokens)
+            engine.forwarded = state.forward
             generate(engine, model, tokenizer, job.asked, pending, job.sampler, seed=config.seed, finished=keep)
     seconds = journal.seconds()
     records = sorted(done + [r for part in distributed.gather(new) for r in part], key=pair_of)
@@ -156,7 +161,10 @@ def sample_and_grade(
             record |= {"prompt": job.asked[record["problem"]]["prompt"], "correct": verdict}
         files = {"completions": records}
         if hasattr(job.task, "sample_record"):
-            files["samples"] = [job.task.sample_record(job.rows[a.problem], a.completion) for a in answers]
+            files["samples"] = [
+                job.task.sample_record(row, prefill(row["prompt"]) + a.completion)
+                for a, row in ((a, job.rows[a.problem]) for a in answers)
+            ]
         distributed.together(lambda: write_result(path, result, files) if rank == 0 else None)
         for file in partial_files(path):
             file.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ from lfpo.base.rng import key
 from lfpo.config.sampler import SamplerConfig
 from lfpo.eval.estimates import scores
 from lfpo.models import MaskedDiffusionLM
-from lfpo.prompts.encoding import decode_completions, encode_rows
+from lfpo.prompts.encoding import decode_completions, encode_rows, prefill
 from lfpo.prompts.tasks import Row
 from lfpo.rollout.engine import Engine, Request
 from lfpo.rollout.trajectory import Trajectory, join
@@ -128,5 +128,6 @@ def grade(correct_all: CorrectAll, rows: Sequence[Row], completions: Sequence[st
     """The verdict of each completion on its row, None where it cannot be judged on this machine; each rank judges its
     share."""
     mine = distributed.share(len(rows))
-    verdicts = list(correct_all([rows[i] for i in mine], [completions[i] for i in mine])) if mine else []
+    texts = [prefill(rows[i]["prompt"]) + completions[i] for i in mine]
+    verdicts = list(correct_all([rows[i] for i in mine], texts)) if mine else []
     return [verdict for part in distributed.gather(verdicts) for verdict in part]

@@ -152,11 +152,11 @@ class LfpoLM(LM):
         """work(items), where each rank does its share, a chunk at a time; all ranks return all results in order."""
         mine = distributed.share(len(items))
         done: list[R] = []
-        with progress(what, len(mine), "requests", self.console) as advance:
+        with progress(what, len(mine), "requests", self.console) as state:
             for start in range(0, len(mine), CHUNK):
                 part = [items[i] for i in mine[start : start + CHUNK]]
                 done += work(part)
-                advance(len(part))
+                state.advance(len(part))
         return [result for part in distributed.gather(done) for result in part]
 
     def _generate(self, asked: Sequence[tuple[str, SamplerConfig, tuple[str, ...], int]]) -> list[str]:

@@ -16,7 +16,7 @@ from typing import Any
 from lfpo.base import distributed
 from lfpo.config.build import flattened
 from lfpo.config.errors import UserError
-from lfpo.config.files import json_lines, read_json, replace_file, writing
+from lfpo.config.files import json_lines, json_text, read_json, replace_file, writing
 
 # Beside the weights.
 DECIDING = {"config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "chat_template.jinja"}
@@ -146,4 +146,4 @@ def _content_sha256(file: Path) -> str:
 
 def data_sha256(rows: Sequence[dict[str, Any]]) -> str:
     """SHA-256 of the problems, as the model gets them and with what the grader needs."""
-    return hashlib.sha256(json.dumps(rows, sort_keys=True, default=str).encode()).hexdigest()
+    return hashlib.sha256(json_text(rows, sort_keys=True).encode()).hexdigest()

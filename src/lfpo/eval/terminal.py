@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lfpo.base.progress import Progress
 from lfpo.config.eval import GROUPS
 
 NARROW = 76
@@ -24,11 +25,10 @@ def open_console(quiet: bool) -> Console:
 
 
 @contextmanager
-def progress(title: str, total: int, unit: str, console: Console) -> Iterator[Callable[[int], None]]:
-    """Show a bar in a terminal, a plain line every LINE_SECONDS elsewhere. Yields a function to call with the number
-    of items that are done since the last call. unit: the items' name."""
-    done, started = 0, time.perf_counter()
-    printed = started
+def progress(title: str, total: int, unit: str, console: Console) -> Iterator[Progress]:
+    """Show a bar in a terminal, a plain line every LINE_SECONDS elsewhere, of what the Progress is told that this
+    yields: items that are done, and until then forwards. unit: the items' name."""
+    printed = time.monotonic()
     bar = rich.progress.Progress(
         "{task.description}",
         rich.progress.BarColumn(),
@@ -36,25 +36,27 @@ def progress(title: str, total: int, unit: str, console: Console) -> Iterator[Ca
         rich.progress.TimeElapsedColumn(),
         "left",
         rich.progress.TimeRemainingColumn(),
+        "{task.fields[forwards]}",
         console=console,
         transient=True,
         disable=not console.is_terminal,
     )
-    task = bar.add_task(title, total=total)
+    task = bar.add_task(title, total=total, forwards="")
 
-    def advance(count: int) -> None:
-        nonlocal done, printed
-        done += count
-        bar.advance(task, count)
-        now = time.perf_counter()
-        if not console.is_terminal and now - printed >= LINE_SECONDS:
-            printed = now
-            left = (now - started) * (total - done) / max(1, done)
-            line = f"{title}: {done} of {total} {unit}, {now - started:.0f} s, about {left:.0f} s left"
+    def show() -> None:
+        nonlocal printed
+        forwards = f"{state.forwards} forwards of {state.rows} rows" if state.forwards else ""
+        bar.update(task, completed=state.done, forwards=forwards)
+        if not console.is_terminal and time.monotonic() - printed >= LINE_SECONDS:
+            printed = time.monotonic()
+            left = f", about {state.seconds * (total - state.done) / state.done:.0f} s left" if state.done else ""
+            line = f"{title}: {state.count()}, {state.seconds:.0f} s{left}"
             console.print(line, markup=False, highlight=False)
 
+    state = Progress(show)
+    state.begin(title, total, unit)
     with bar:
-        yield advance
+        yield state
 
 
 def show(results: Sequence[Result], console: Console) -> None:

@@ -6,6 +6,7 @@ where the logits at position i predict token i + 1; and `block_length` where the
 the caller gives the mask.
 """
 
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,10 @@ from lfpo.config.files import read_json, write_json
 from lfpo.config.models import LoraSettings
 from lfpo.models.family import Family, build_backbone
 from lfpo.models.loading import described, load_model, load_tokenizer, save_model, token_ids
-from lfpo.models.lora import inject, load_adapter
+from lfpo.models.lora import added, inject, load_adapter
+from lfpo.models.masked_lm import MaskedDiffusionLM
+from lfpo.models.placement import merged
+from lfpo.models.roles import CURRENT
 from lfpo.models.tensor_files import save_tensors
 from lfpo.models.weights import pieces_of_each, state_shapes, tensor_files
 
@@ -66,7 +70,7 @@ def export_transformers(source: Path, folder: Path, *, consume: bool = False) ->
         "is_causal": False,
         "logit_shift": int(family.shift),
         **({"block_length": blocks} if blocks else {}),
-        "rope_theta": config["rope_theta"],  # also inside rope_parameters; other tools read it here
+        "rope_theta": theirs.rope_parameters["rope_theta"],  # other tools read it here
         "dtype": dtype,
         "bos_token_id": config.get("bos_token_id"),
         # pad_token_id stays null: with it torch would never train the embedding of EOS, which is also the padding.
@@ -88,14 +92,38 @@ def _save_tokenizer(source: Path, folder: Path) -> None:
     write_json(folder / "tokenizer_config.json", settings)
 
 
-def merge_adapter(base: Path, adapter: Path, folder: Path, dtype: Any) -> None:
-    """Write the base model with a saved LoRA adapter added, in the family's own layout."""
+def merge_adapter(base: Path, adapter: Path, folder: Path, held: Any, dtype: Any) -> float:
+    """Write the base model with a saved LoRA adapter added, in the family's own layout. Returns `rounding_loss`.
+
+    held: dtype of the weights in training, to which the base is rounded first. dtype: of the sum."""
+    model = with_saved_adapter(base, adapter, held, dtype)
+    save_model(model, folder)
+    return rounding_loss(model)
+
+
+def with_saved_adapter(base: Path, adapter: Path, held: Any, dtype: Any) -> MaskedDiffusionLM:
+    """The base model with a saved LoRA adapter, in float32, beside its weights. held, dtype: see `merge_adapter`."""
     saved = read_json(adapter / "adapter_config.json")
-    model = load_model(base, dtype=dtype)
+    model = load_model(base, dtype=held).to(dtype)
     experts = bool(saved.get("target_parameters"))
     inject(model, LoraSettings(saved["r"], saved["lora_alpha"], saved["target_modules"], experts))
     load_adapter(model, adapter)
-    save_model(model, folder)
+    return model
+
+
+@torch.no_grad()
+def rounding_loss(model: MaskedDiffusionLM) -> float:
+    """The share of what the adapter adds that its sum with the base loses, rounded to the weights' dtype: the Frobenius
+    norm of the difference, over that of the adapter's products, over all adapted matrices. 0 without any change."""
+    lost = change = 0.0
+    for name, weight in model.weights().items():
+        path, _, kind = name.rpartition(".")
+        delta = added(model.backbone.get_submodule(path), kind, model.adapter or CURRENT)
+        if delta is not None:
+            rounded = merged(model, name).float().sub_(weight)
+            lost += float(rounded.sub_(delta).double().square_().sum())
+            change += float(delta.double().square_().sum())
+    return math.sqrt(lost / change) if change else 0.0
 
 
 def export_adapter(adapter: Path, family: Family, base: str, folder: Path, *, own_names: bool) -> None:

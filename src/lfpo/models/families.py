@@ -11,17 +11,10 @@ from transformers import Glm4MoeConfig, LlamaConfig, Qwen2Config, Qwen3Config, Q
 from transformers import __version__ as VERSION
 
 from lfpo.config.errors import UserError
+from lfpo.models.ar_families import A2D, CONVERTIBLE, EXPORTED, STACKED_EXPERTS
 from lfpo.models.family import Family
 
 ATTENTION = "model.layers.N.self_attn"
-# Names that transformers gives the experts of its models in memory, and what checkpoints call them.
-STACKED_EXPERTS = (
-    (
-        "model.layers.N.mlp.experts.gate_up_proj",
-        ("model.layers.N.mlp.experts.E.gate_proj.weight", "model.layers.N.mlp.experts.E.up_proj.weight"),
-    ),
-    ("model.layers.N.mlp.experts.down_proj", ("model.layers.N.mlp.experts.E.down_proj.weight",)),
-)
 # Fields that config.json and transformers' configurations call by the same names, in every family but LLaDA.
 SHARED = ["hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size"]
 SHARED += ["max_position_embeddings", "rope_theta", "rms_norm_eps"]
@@ -247,19 +240,6 @@ SDAR_MOE = replace(
     stacked=STACKED_EXPERTS,
 )
 
-# Known from dllm's code (its A2DQwen3 class, loader and samplers) and the published names; no checkpoint was seen here.
-DLLM_QWEN3 = replace(
-    SDAR,
-    name="dllm_qwen3",
-    model_types=("a2d-qwen3",),
-    mask_token="<|mask|>",
-    block_default=None,
-    # Both published checkpoints say the same in config.json; dllm trained and sampled this one in blocks of 32.
-    named_block=("Qwen3-0.6B-diffusion-bd3lm", {"block_size": 32}),
-    # dllm's loader calls the template so: the models were trained on answers after an empty thought.
-    template_prefix="{%- set enable_thinking = false -%}",
-)
-
 
 def illada_config(config: dict[str, Any]) -> LlamaConfig:
     """iLLaDA (arXiv 2606.25331). Raises UserError also for what the published class refuses."""
@@ -288,18 +268,31 @@ ILLADA = Family(
     mask_token="<[MASK]>",  # id 5; neither config.json nor the tokenizer's mask_token names it
 )
 
-FAMILIES = {f.name: f for f in (LLADA, LLADA_MOE, LLADA2, DREAM, SDAR, SDAR_MOE, DLLM_QWEN3, ILLADA)}
+_ALL = (LLADA, LLADA_MOE, LLADA2, DREAM, SDAR, SDAR_MOE, *A2D, ILLADA, *EXPORTED)
+FAMILIES = {family.name: family for family in _ALL}
 
 
 def family_of(config: dict[str, Any], where: object) -> Family:
     """The family that a config.json's `model_type` selects; of two families with one model_type that with experts, if
-    there are any. Raises UserError, beginning with `where`, for another."""
+    there are any. Its `shift` is what config.json says. Raises UserError, beginning with `where`, for another."""
     model_type = config.get("model_type")
     found = [family for family in FAMILIES.values() if model_type in family.model_types]
     if len(found) > 1:
         experts = config.get("num_experts") is not None or "moe" in str(config.get("architectures")).lower()
         found = [family for family in found if bool(family.stacked) == experts]
-    if found:
-        return found[0]
-    known = sorted({t for family in FAMILIES.values() for t in family.model_types})
-    raise UserError(f"{where}: model_type {model_type!r} is not a known family; known: {', '.join(known)}")
+    if not found:
+        known = sorted({t for family in FAMILIES.values() for t in family.model_types})
+        raise UserError(f"{where}: model_type {model_type!r} is not a known family; known: {', '.join(known)}")
+    (family,) = found
+    if missing := [name for name in family.marker if name not in config]:
+        can = "make one of it: lfpo convert SOURCE FOLDER" if model_type in CONVERTIBLE else "it cannot be converted"
+        raise UserError(
+            f"{where}: a plain autoregressive model (model_type {model_type!r} without {missing[0]!r}), and lfpo needs "
+            f"a masked diffusion model; {can}"
+        )
+    if family.shift_key is None:
+        return family
+    shift = config.get(family.shift_key, 0)
+    if shift not in (0, 1):
+        raise UserError(f"{where}: {family.shift_key} {shift!r} must be 0 or 1")
+    return replace(family, shift=bool(shift))

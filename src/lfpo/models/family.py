@@ -31,6 +31,9 @@ class Family:
     stacked: (transformers name, checkpoint names) of a parameter that holds a matrix for each expert: in the checkpoint
         expert "E" has tensors of its own, whose rows follow each other in this order.
     shift: True where logits at position i predict token i + 1 (models adapted from an autoregressive one).
+    shift_key: the field of config.json that says so, in families whose checkpoints differ in it (missing: 0).
+    marker: fields that config.json must have besides `model_type`: transformers' own model types are also those of
+        autoregressive models, which are not diffusion models.
     mask_token: the mask token's text, used where neither config nor tokenizer names one.
     tokenizer_class: transformers' class for checkpoints without tokenizer.json, whose own class is remote code.
     turn_end: the token that ends a chat turn, taken as EOS where generation_config.json lists it.
@@ -49,6 +52,8 @@ class Family:
     fused: tuple[tuple[str, tuple[str, ...]], ...] = ()
     stacked: tuple[tuple[str, tuple[str, ...]], ...] = ()
     shift: bool = False
+    shift_key: str | None = None
+    marker: tuple[str, ...] = ()
     mask_token: str = "<|mask|>"
     tokenizer_class: str | None = None
     turn_end: str | None = None

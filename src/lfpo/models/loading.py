@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from lfpo.base import distributed
 from lfpo.config.errors import UserError
 from lfpo.config.files import read_json, write_json
-from lfpo.config.models import SHIPPED_MODELS, check_model_name
+from lfpo.config.models import SHIPPED_MODELS, check_model_folder, check_model_name
 from lfpo.models.families import family_of
 from lfpo.models.family import Family, build_backbone
 from lfpo.models.fsdp import assign, shard, tie
@@ -44,6 +44,7 @@ _COMPANIONS = (
 def name_of(model: str | Path | MaskedDiffusionLM) -> str | None:
     """The name by which `load_model` finds a model again; None for a model object that was not loaded from a folder."""
     if not isinstance(model, MaskedDiffusionLM):
+        check_model_name(model)
         return str(model)
     if model.source is None:
         return None
@@ -53,13 +54,12 @@ def name_of(model: str | Path | MaskedDiffusionLM) -> str | None:
 def resolve(name: str | Path) -> Path:
     """The local folder of a checkpoint: a folder, one of SHIPPED_MODELS, or a hub id (downloaded once). Raises
     UserError where there is no such folder or hub repository, or where it holds the model in `model/`."""
+    check_model_name(name)
     if str(name) in SHIPPED:
         return SHIPPED[str(name)]
-    check_model_name(name)
     path, text = Path(name).expanduser(), str(name)
     if path.is_dir():
-        if not (path / "config.json").exists() and (path / "model/config.json").exists():
-            raise UserError(f"model {text!r}: the folder of a run or a checkpoint; its model is in {path / 'model'}")
+        check_model_folder(path)
         return path
     try:
         return Path(snapshot_download(text, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja", "*.py"]))
@@ -199,8 +199,9 @@ def load_tokenizer(name: str | Path) -> Any:
         raise UserError(f"{source}: the tokenizer files are corrupt ({error})") from error
     named = config.get("mask_token_id")
     token = tokenizer.convert_ids_to_tokens(named) if isinstance(named, int) else None
-    if token is not None and "mask" in token.lower():
-        tokenizer.mask_token = token  # SDAR's tokenizer files give the token of this id two texts
+    # A token that says so is taken before the tokenizer's own: SDAR's files give the token of this id two texts.
+    if token is not None and ("mask" in token.lower() or tokenizer.mask_token is None):
+        tokenizer.mask_token = token
     if tokenizer.mask_token is None:
         if family.mask_token not in tokenizer.get_vocab():
             raise UserError(

@@ -61,6 +61,7 @@ def write_shards(
                     tensor = tensor.detach().contiguous().cpu()
                     # A view of a larger tensor would keep all of it in memory, and safetensors refuses to save it.
                     mine[name] = tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+                tensor = None  # or it would be held while the next file's are made
         path = folder / files[first + rank][0] if first + rank < len(files) else None
         distributed.each_writes(functools.partial(save_tensors, mine, path) if path else list)
     if len(files) > 1:

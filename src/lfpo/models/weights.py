@@ -161,6 +161,8 @@ def tensor_files(backbone: Any, family: Family, source: Path) -> dict[str, Path]
     for file in weight_files(source):
         with reading(file), safe_open(file, framework="pt") as opened:
             for key in opened.keys():  # noqa: SIM118
+                if key.endswith(".rotary_emb.inv_freq"):
+                    continue  # old checkpoints hold it; it follows from config.json
                 files[key], shapes[key] = file, opened.get_slice(key).get_shape()
     if backbone.config.tie_word_embeddings:
         for found in (files, shapes):

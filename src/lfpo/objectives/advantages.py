@@ -18,6 +18,30 @@ def group_sizes(group_R: torch.Tensor) -> torch.Tensor:
     return group_R.bincount()[group_R]
 
 
+def group_ranges(reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
+    """Largest minus smallest reward of each rollout's own group, [R]; infinite where the group agrees.
+
+    A difference of float64 rounding counts as agreement: rewards of one value, summed in another order, differ by it.
+    """
+    count = int(group_R.max()) + 1
+    lowest_G = reward_R.new_zeros(count).scatter_reduce(0, group_R, reward_R, "amin", include_self=False)
+    highest_G = reward_R.new_zeros(count).scatter_reduce(0, group_R, reward_R, "amax", include_self=False)
+    range_G = highest_G - lowest_G
+    rounding_G = 1e-12 * lowest_G.abs().maximum(highest_G.abs())
+    return range_G.masked_fill(range_G <= rounding_G, float("inf"))[group_R]
+
+
+def batch_ranks(reward_R: torch.Tensor) -> torch.Tensor:
+    """The rank of each reward in the batch, from 0 (none is lower) to 1 (none is higher), [R]; 0 where all are equal.
+
+    rank = below / (below + above), with the numbers of rollouts whose reward is lower and higher. Equal rewards count
+    for neither side, so rewards of 0 and 1 are their own ranks, however many there are of each.
+    """
+    below_R = (reward_R < reward_R[:, None]).sum(-1)
+    above_R = (reward_R > reward_R[:, None]).sum(-1)
+    return below_R / (below_R + above_R).clamp(min=1).to(reward_R.dtype)
+
+
 def check_groups(group_R: torch.Tensor) -> None:
     """Raise UserError when a group has a single rollout."""
     if int(group_sizes(group_R).min()) == 1:
@@ -55,17 +79,6 @@ def over_mean(advantage_R: torch.Tensor, reward_R: torch.Tensor, group_R: torch.
     """
     mean_R = group_means(reward_R, group_R)
     return (advantage_R / mean_R).masked_fill(mean_R <= 0, 0.0)
-
-
-def medium_prompts(
-    advantage_R: torch.Tensor, reward_R: torch.Tensor, group_R: torch.Tensor, least: float, most: float
-) -> torch.Tensor:
-    """The advantages, exactly 0 only for rollouts of prompts whose mean reward is outside of least .. most: a rollout
-    at its group's mean keeps its KL term."""
-    mean_R = group_means(reward_R, group_R)
-    slack = 1e-9  # 1/5 of five rewards is not 0.2 in floating point
-    outside_R = (mean_R < least - slack) | (mean_R > most + slack)
-    return advantage_R.masked_fill(advantage_R == 0, 1e-12).masked_fill(outside_R, 0.0)
 
 
 def _per_group_sum(values_B: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:

@@ -27,6 +27,14 @@ class DTM(settings.DTM, Objective):
     Rewards below 0 count as 0. Each state weighs alike, whatever the number of its masked positions.
     """
 
+    compares = False
+    reward_advice = "let the reward function return values from 0 to 1, or lower objective.tilt for larger ones"
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """Rewards below 0 count as 0. Above 10 / tilt one rollout's weight, e^(tilt R), is beyond 22000."""
+        return (0.0, 10 / self.tilt)
+
     def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
         """e^(h R) - 1 of each rollout; groups are not compared."""
         return torch.expm1(self.tilt * reward_R.clamp(min=0))

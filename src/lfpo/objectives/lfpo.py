@@ -7,7 +7,7 @@ import torch
 from lfpo.config import lfpo as settings
 from lfpo.config.errors import UserError
 from lfpo.models.roles import CURRENT, OLD
-from lfpo.objectives.advantages import group_advantages, group_means, over_mean
+from lfpo.objectives.advantages import batch_ranks, group_advantages, group_means, group_ranges
 from lfpo.objectives.measures import Measures, measure_targets
 from lfpo.objectives.objective import Objective
 from lfpo.objectives.ops.fused import rectified_sum
@@ -19,6 +19,18 @@ from lfpo.rollout.trajectory import Trajectory
 
 class LFPO(settings.LFPO, Objective):
     """Pull the denoising logits towards tokens of good rollouts and away from those of bad ones."""
+
+    neutral = 0.5
+    reward_advice = "let the reward function return values of another range, or leave out the setting"
+
+    @property
+    def compares(self) -> bool:
+        return self.reward_transform != "raw"
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """With "raw" r is the reward itself."""
+        return (0.0, 1.0) if self.reward_transform == "raw" else super().reward_range
 
     @property
     def needs(self) -> frozenset[str]:
@@ -32,16 +44,15 @@ class LFPO(settings.LFPO, Objective):
                     f"reward {value:g} is outside [0, 1], which reward_transform 'raw' needs; use 'centered'"
                 )
             return reward_R
-        advantage = group_advantages(reward_R, group_R, "mean")
-        lowest, largest = reward_R.aminmax()
-        advantage = advantage + (1 - self.baseline) * (group_means(reward_R, group_R) - lowest)
-        # The small numbers keep r = 1/2 where all rewards of the batch are equal.
-        if self.deviation == "mean":
-            advantage = over_mean(advantage, reward_R, group_R)
-        elif self.deviation == "range":
-            advantage = advantage / (largest - lowest).clamp(min=1e-9)
+        centred_R = group_advantages(reward_R, group_R, "mean")
+        if self.deviation == "batch":
+            lowered_R = (1 - self.baseline) * (group_means(reward_R, group_R) - reward_R.min())
+            advantage = (centred_R + lowered_R) / (reward_R.std(correction=0) + 1e-4)
         else:
-            advantage = advantage / (reward_R.std(correction=0) + 1e-4)
+            # A group's rewards are measured by their own range, and its level by ranks: no reward of another group, be
+            # it an outlier or of a task on another scale, changes the unit.
+            level_R = group_means(batch_ranks(reward_R), group_R)
+            advantage = centred_R / group_ranges(reward_R, group_R) + (1 - self.baseline) * level_R
         return 0.5 + advantage.clamp(-self.clip, self.clip) / (2 * self.clip)
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int = 0) -> Views:

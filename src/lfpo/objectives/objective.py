@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 
@@ -84,11 +85,30 @@ class Objective:
     advantage: Advantage = "mean"
     """The form of the advantages that `signal` gives (see lfpo.objectives.advantages)."""
 
+    neutral: ClassVar[float] = 0.0
+    """The signal of a rollout from which nothing is learned, also of one that no reward function could judge."""
+
+    @property
+    def compares(self) -> bool:
+        """Whether the signal compares the rollouts of a group, so that one alone has none."""
+        return True
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """The least and the largest reward with which the objective learns; the first scored batch is checked. Nothing
+        is learned, silently, from others: a group whose mean is not above 0 has no advantage over its mean, and so on.
+        """
+        return (0.0, math.inf) if self.advantage == "over_mean" else (-math.inf, math.inf)
+
+    reward_advice: ClassVar[str] = "let the reward function return values of another range, or take another objective"
+    """What to do about rewards outside of `reward_range`."""
+
     def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
         """What the loss takes instead of the reward, one number a rollout: an advantage, or r in [0, 1] for LFPO.
 
-        reward_R: float64 [R], CPU, of all rollouts of an iteration on all ranks. group_R: int64 [R], the index of each
-        rollout's prompt. Returns float64 [R], CPU. Called once an iteration.
+        reward_R: float64 [R], CPU, of all rollouts of an iteration on all ranks that have a reward. group_R: int64 [R],
+        the index of each rollout's prompt; groups may differ in size. Returns float64 [R], CPU. Called once an
+        iteration, unless no rollout has a reward (see lfpo.train.signals).
 
         For objectives that need "predictions", reward_R is [R, M], of each kept prediction in the order of steps. The
         signal may have a number for each state of a rollout; a view's `state` then says which it takes.

@@ -1,5 +1,6 @@
 """Rejection fine-tuning: the standard masked loss on rollouts that were right, the control for every RL claim."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -18,6 +19,13 @@ class Rejection(settings.Rejection, Objective):
 
     normalizer = number_of_units
     reads_old = False
+    compares = False
+    reward_advice = "set objective.min_reward to what a right rollout gets at least"
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """The default min_reward is for rewards of 0 and 1, and for bonuses beside them."""
+        return (0.0, math.inf) if self.min_reward == type(self).min_reward else (-math.inf, math.inf)
 
     def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
         """1 for right rollouts, 0 for the others."""

@@ -8,9 +8,9 @@ import torch
 from lfpo.base.rng import generator
 from lfpo.config import clipped as settings
 from lfpo.models.roles import CURRENT, OLD
-from lfpo.objectives.advantages import group_advantages, medium_prompts
 from lfpo.objectives.measures import Measures, measure_targets
-from lfpo.objectives.objective import Objective, number_of_units
+from lfpo.objectives.medium_prompts import MediumPrompts
+from lfpo.objectives.objective import number_of_units
 from lfpo.objectives.policy_gradient import KL_ESTIMATES, clipped_loss
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import Sequences, blocks_of, gauss_legendre, masked_views
@@ -20,7 +20,7 @@ from lfpo.rollout.trajectory import Trajectory
 LARGEST = 10.0  # bound of a ratio's logarithm, as published
 
 
-class SLIMRL(settings.SLIMRL, Objective):
+class SLIMRL(settings.SLIMRL, MediumPrompts):
     """The mean over rollouts and quadrature nodes q of
 
         w_q [-min(s A, clip(s, 1 - epsilon, 1 + epsilon_high) A) + beta sum of KL / C],
@@ -42,11 +42,6 @@ class SLIMRL(settings.SLIMRL, Objective):
     """
 
     normalizer = number_of_units
-
-    def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
-        """The advantages, 0 for rollouts of prompts that are left out."""
-        advantage_R = group_advantages(reward_R, group_R, self.advantage)
-        return medium_prompts(advantage_R, reward_R, group_R, self.min_accuracy, self.max_accuracy)
 
     def probabilities(self, level: float, blocks: int) -> torch.Tensor:
         """The probability that a token of each block is hidden, float64 [blocks]."""

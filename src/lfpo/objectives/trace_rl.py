@@ -7,9 +7,9 @@ import torch
 
 from lfpo.config import clipped as settings
 from lfpo.models.roles import OLD
-from lfpo.objectives.advantages import group_advantages, medium_prompts
 from lfpo.objectives.measures import Measures, measure_targets
-from lfpo.objectives.objective import Objective, number_of_units
+from lfpo.objectives.medium_prompts import MediumPrompts
+from lfpo.objectives.objective import number_of_units
 from lfpo.objectives.policy_gradient import clipped_loss, k3
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.step_views import step_views
@@ -17,7 +17,7 @@ from lfpo.objectives.views import Views
 from lfpo.rollout.trajectory import Trajectory
 
 
-class TraceRL(settings.TraceRL, Objective):
+class TraceRL(settings.TraceRL, MediumPrompts):
     """PPO's clipped loss on the tokens of every `shrink` consecutive steps, in the state before the first of them. Of a
     position that several of these steps wrote to, the token after the last of them counts.
 
@@ -26,12 +26,8 @@ class TraceRL(settings.TraceRL, Objective):
     """
 
     normalizer = number_of_units
+    advantage = "zscore"
     needs = frozenset({"reveal_step"})
-
-    def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
-        """The advantages, 0 for rollouts of prompts that are left out."""
-        advantage_R = group_advantages(reward_R, group_R, self.advantage)
-        return medium_prompts(advantage_R, reward_R, group_R, self.min_accuracy, self.max_accuracy)
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         distinct, used = trajectory.distinct_steps(), signal_B.nonzero().flatten().tolist()

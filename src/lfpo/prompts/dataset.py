@@ -1,11 +1,13 @@
-"""Rows of one's own data set: from a JSONL file, the hub or Python, with columns renamed and rows mapped."""
+"""Rows of one's own data set: from files, the hub or Python, with columns renamed and rows mapped."""
 
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from lfpo.config.errors import UserError, last_line
 from lfpo.config.plugins import resolve
-from lfpo.prompts.jsonl import check_row, load_jsonl
+from lfpo.prompts.files import load_rows
+from lfpo.prompts.jsonl import check_row
 from lfpo.prompts.tasks import Row
 from lfpo.prompts.tasks.records import HubSplit, Record, load_hub
 
@@ -23,30 +25,39 @@ class Settings(Protocol):
     map_row: str | None
 
 
-def read_rows(settings: Settings, split: str, given: Any = None) -> list[Record]:
+def read_rows(settings: Settings, split: str, given: Any = None, most: int | None = None) -> list[Record]:
     """The rows of the split "train" or "eval"; empty where none is named. given: rows from Python, instead of a file.
+    most: how many are read of those without a length.
 
     Raises UserError, which names the row, for data that cannot be read or has no prompt, and where `map_row` fails.
     """
     file = settings.data_file if split == "train" else settings.eval_file
     part = settings.dataset_train_split if split == "train" else settings.dataset_test_split
     if given is not None:
-        records = _from_python(given, f"{split}_dataset")
+        records = _from_python(given, f"{split}_dataset", most)
     elif file is not None:
-        rows = load_jsonl(file, required=())
-        records = [Record(row, f"{file}:{number}") for number, row in enumerate(rows, start=1)]
+        records = [Record(row, where) for row, where in load_rows(file)]
     elif settings.dataset_name is not None and part is not None:
         source = HubSplit(settings.dataset_name, part, (settings.dataset_config,))
-        records = load_hub(source, "or give data_file with its rows as JSONL")
+        records = load_hub(source, "or give data_file with its rows")
     else:
         records = []
     prepare = resolve(settings.map_row, {}, kind="map_row") if settings.map_row else None
     return [Record(_prepared(record, settings.columns, prepare), record.where) for record in records]
 
 
-def _from_python(given: Any, name: str) -> list[Record]:
+def is_stream(given: Any) -> bool:
+    """Whether rows from Python may have no end: a generator, or an iterable data set."""
+    return given is not None and not hasattr(given, "__len__")
+
+
+def _from_python(given: Any, name: str, most: int | None) -> list[Record]:
     if isinstance(given, Mapping) or not isinstance(given, Iterable):
         raise UserError(f"{name}: expected a list of dicts or a datasets.Dataset, found {given!r}")
+    if is_stream(given):
+        if most is None:
+            raise UserError(f"{name}: has no length, so its epochs cannot be counted; give max_steps, or a list")
+        given = itertools.islice(given, most)
     records = [Record(row, f"{name}[{i}]") for i, row in enumerate(given)]
     for record in records:
         check_row(record.values, record.where, required=())
@@ -68,5 +79,9 @@ def _prepared(record: Record, columns: Mapping[str, str], prepare: Any) -> Row:
             raise UserError(f"{record.where}: map_row failed: {last_line(error)}") from error
         if not isinstance(row, Mapping):
             raise UserError(f"{record.where}: map_row returned {type(row).__name__}, expected a dict")
+    prompt: Any = row.get("prompt")
+    if isinstance(prompt, tuple) or (hasattr(prompt, "__len__") and hasattr(prompt, "tolist")):
+        # pandas holds lists as arrays
+        row = row if isinstance(prompt, str) else {**row, "prompt": list(prompt)}
     check_row(row, record.where)
     return row

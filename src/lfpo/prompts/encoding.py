@@ -1,11 +1,12 @@
 """Encodes prompts as token ids and decodes completions to text."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from lfpo.config.errors import UserError
+from lfpo.config.errors import UserError, last_line
+from lfpo.config.files import plain
 from lfpo.models import MaskedDiffusionLM
 from lfpo.prompts.tasks import Row
 
@@ -24,10 +25,12 @@ def columns_of(rows: Sequence[Row]) -> dict[str, list[Any]]:
     return {n: [row[n] for row in rows] for n in names}
 
 
-def encode_prompt(tokenizer: Any, prompt: str | list[dict[str, str]]) -> list[int]:
-    """Token ids of a prompt. Text is encoded as it is; a list of messages through the tokenizer's chat template.
+def encode_prompt(tokenizer: Any, prompt: str | list[dict[str, Any]], where: str = "") -> list[int]:
+    """Token ids of a prompt. Text is encoded as it is; a list of messages through the tokenizer's chat template. A last
+    message of the assistant's is the beginning of the answer: it is left open, so that a completion continues it.
 
-    Raises UserError for messages if the tokenizer has no chat template.
+    Raises UserError, starting with `where` or else quoting the prompt, for messages without a chat template, and for
+    those that it cannot render.
     """
     if isinstance(prompt, str):
         return tokenizer.encode(prompt, add_special_tokens=False)
@@ -36,8 +39,38 @@ def encode_prompt(tokenizer: Any, prompt: str | list[dict[str, str]]) -> list[in
             "the prompts are message lists, but the tokenizer has no chat template; "
             "use an instruct checkpoint, or give plain text prompts"
         )
-    text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+    try:
+        text = _rendered(tokenizer, [_present(message) for message in prompt])
+    except Exception as error:  # a template may raise anything
+        place, reason = where or f"prompt {str(prompt)[:60]!r}", " ".join(last_line(error).split())
+        raise UserError(
+            f"{place}: the chat template cannot render the prompt ({reason}); change the messages, or the template in "
+            "the model's folder"
+        ) from error
     return tokenizer.encode(text, add_special_tokens=False)
+
+
+def _rendered(tokenizer: Any, messages: list[dict[str, Any]]) -> str:
+    begun = prefill(messages)
+    if begun.strip():
+        return tokenizer.apply_chat_template(messages, tokenize=False, continue_final_message=True)
+    # A blank beginning adds nothing to the turn that the generation prompt opens, and a template may trim it.
+    asked = messages[:-1] if messages[-1]["role"] == "assistant" else messages
+    return tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True) + begun
+
+
+def _present(value: Any) -> Any:
+    """A message as JSON data without the keys that are None: a Dataset adds them where other messages have the key, and
+    templates ask whether a key is there."""
+    if isinstance(value, Mapping):
+        return {key: _present(part) for key, part in value.items() if part is not None}
+    return [_present(part) for part in value] if isinstance(value, list) else plain(value)
+
+
+def prefill(prompt: str | Sequence[Mapping[str, Any]]) -> str:
+    """The beginning of the answer that a prompt of messages ends with; "" for any other prompt."""
+    begun = not isinstance(prompt, str) and len(prompt) > 0 and prompt[-1]["role"] == "assistant"
+    return str(prompt[-1]["content"]) if begun and not isinstance(prompt, str) else ""
 
 
 def encode_rows(rows: Sequence[Row], tokenizer: Any, model: MaskedDiffusionLM, gen_length: int) -> list[list[int]]:
@@ -71,10 +104,16 @@ def misfit(ids: Sequence[int], model: MaskedDiffusionLM, gen_length: int) -> str
     return ""
 
 
+def without_prefill(prompt: Any) -> Any:
+    """A prompt as reward functions get it: without the beginning of the answer, which is in the completion."""
+    return prompt if isinstance(prompt, str) or prompt[-1]["role"] != "assistant" else prompt[:-1]
+
+
 def as_completions(rows: Sequence[Row], texts: Sequence[str]) -> list[Any]:
-    """Texts as reward functions get them. As in TRL, a prompt of messages gets a completion of messages."""
+    """Texts as reward functions get them. As in TRL, a prompt of messages gets a completion of messages, the whole turn
+    of the assistant with the beginning that the prompt has."""
     return [
-        text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": text}]
+        text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": prefill(row["prompt"]) + text}]
         for row, text in zip(rows, texts, strict=True)
     ]
 

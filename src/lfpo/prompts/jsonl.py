@@ -2,12 +2,14 @@
 
 import gzip
 import json
+import math
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lfpo.config.errors import UserError, nearest
+from lfpo.config.files import json_text
 
 ROLES = ("system", "developer", "user", "assistant", "tool")  # of messages
 
@@ -20,14 +22,24 @@ def load_jsonl(path: str | Path, required: tuple[str, ...] = ("prompt",)) -> lis
     """
     file = Path(path)
     try:
-        # Not splitlines(): it also splits at U+2028 and the like, which may occur inside JSON strings.
         data = file.read_bytes()
         text = (gzip.decompress(data) if file.suffix == ".gz" else data).decode("utf-8-sig")
-        lines = text.removesuffix("\n").split("\n") if text else []
     except FileNotFoundError:
         raise UserError(f"{file}: no such file") from None
     except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
         raise UserError(f"{file}: not readable as UTF-8 text ({error})") from error
+    rows = parse_lines(text, file)
+    for row, where in rows:
+        check_row(row, where, required)
+    if not rows:
+        raise UserError(f"{file}: no rows")
+    return [row for row, _ in rows]
+
+
+def parse_lines(text: str, file: Path) -> list[tuple[dict[str, Any], str]]:
+    """The JSON objects of the lines of a file's text, each with its `file:line`. Raises UserError naming the line."""
+    # Not splitlines(): it also splits at U+2028 and the like, which may occur inside JSON strings.
+    lines = text.removesuffix("\n").split("\n") if text else []
     rows = []
     for number, line in enumerate(lines, start=1):
         where = f"{file}:{number}"
@@ -37,10 +49,8 @@ def load_jsonl(path: str | Path, required: tuple[str, ...] = ("prompt",)) -> lis
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise UserError(f"{where}: not valid JSON ({error}); each line must be one JSON object") from error
-        check_row(row, where, required)
-        rows.append(row)
-    if not rows:
-        raise UserError(f"{file}: no rows")
+        check_row(row, where, required=())
+        rows.append((row, where))
     return rows
 
 
@@ -50,8 +60,12 @@ def check_row(row: Any, where: str, required: tuple[str, ...] = ("prompt",)) -> 
         raise UserError(f"{where}: expected a JSON object, found {type(row).__name__}")
     for column in required:
         value = row.get(column)
+        if isinstance(value, float) and math.isnan(value):
+            raise UserError(f"{where}: column {column!r} is empty (NaN)")
         if value is None:
-            problem = "null" if column in row else f"missing (found: {', '.join(map(str, row)) or 'none'})"
+            problem = (
+                "null, or an empty cell" if column in row else f"missing (found: {', '.join(map(str, row)) or 'none'})"
+            )
             raise UserError(f"{where}: column {column!r} is {problem}")
         if column == "prompt" and isinstance(value, list):
             if not value or not all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in value):
@@ -65,7 +79,7 @@ def check_row(row: Any, where: str, required: tuple[str, ...] = ("prompt",)) -> 
         elif column == "prompt" and not value.strip():
             raise UserError(f"{where}: the prompt is empty")
         try:
-            json.dumps(value, ensure_ascii=False, default=str).encode()
+            json_text(value, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:  # JSON can escape a lone surrogate, which no tokenizer accepts
             raise UserError(
                 f"{where}: column {column!r} holds a lone surrogate ({error.object[error.start]!a}), which is not a "

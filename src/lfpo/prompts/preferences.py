@@ -7,7 +7,8 @@ from typing import Any
 
 from lfpo.base.rng import python_rng
 from lfpo.config.errors import UserError
-from lfpo.prompts.jsonl import check_row, load_jsonl
+from lfpo.prompts.files import load_rows
+from lfpo.prompts.jsonl import check_row
 from lfpo.prompts.tasks import Task
 
 Messages = list[dict[str, str]]
@@ -25,8 +26,8 @@ class Preference:
 
 
 def load_preferences(path: str | Path) -> list[Preference]:
-    """The pairs of a JSONL file. Raises UserError naming file and line (see `preference`)."""
-    return [preference(row, f"{path}:{i}") for i, row in enumerate(load_jsonl(path, required=()), start=1)]
+    """The pairs of a file (see `load_rows`). Raises UserError naming file and line (see `preference`)."""
+    return [preference(row, where) for row, where in load_rows(path)]
 
 
 def preference(row: Mapping[str, Any], where: str) -> Preference:

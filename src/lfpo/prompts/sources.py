@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 
 from lfpo.base.rng import generator
-from lfpo.prompts.encoding import as_completions, columns_of
+from lfpo.prompts.encoding import as_completions, columns_of, without_prefill
 from lfpo.prompts.tasks import DataTask, Row, Task
 from lfpo.rewards import RewardFunction
 from lfpo.rewards.scoring import Rewards, score
@@ -45,7 +45,7 @@ class PromptSource:
 
     def score(self, rows: Sequence[Row], texts: Sequence[str], completion_ids: list[list[int]]) -> Rewards:
         """The rewards of b completions of b rows; see `lfpo.rewards.scoring.score`."""
-        prompts, completions = [row["prompt"] for row in rows], as_completions(rows, texts)
+        prompts, completions = [without_prefill(row["prompt"]) for row in rows], as_completions(rows, texts)
         columns = columns_of(rows)
         return score(self.reward_functions, self.weights, prompts, completions, completion_ids, columns, self.timeout)
 

@@ -13,7 +13,7 @@ from lfpo.runs.directory import Run
 
 HERE = Path(__file__).parent
 # page.js starts the page.
-SCRIPTS = ("dom", "charts", "pane", "picture", "gif", "player", "heatmap", "groups", "comparison", "page")
+SCRIPTS = ("dom", "charts", "pane", "picture", "player", "heatmap", "groups", "comparison", "page")
 
 
 def write_report(run: Run) -> Path:

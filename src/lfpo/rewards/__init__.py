@@ -1,6 +1,7 @@
 """Rewards: functions with TRL's signature, `f(prompts, completions, **columns) -> list[float | None]`."""
 
 from lfpo.rewards.child_process import in_child
-from lfpo.rewards.scoring import RewardFunction, Rewards, reward_name, score
+from lfpo.rewards.names import reward_name, reward_names
+from lfpo.rewards.scoring import RewardFunction, Rewards, score
 
-__all__ = ["RewardFunction", "Rewards", "in_child", "reward_name", "score"]
+__all__ = ["RewardFunction", "Rewards", "in_child", "reward_name", "reward_names", "score"]

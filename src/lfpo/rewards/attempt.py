@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from lfpo.base.handlers import handling
 from lfpo.config.errors import ProcessLost, UserError, last_line
 
 
@@ -54,14 +55,13 @@ def time_limit(seconds: float) -> Iterator[None]:
         if active:
             raise RewardTimeout
 
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
+    with handling({signal.SIGALRM: interrupt}):
         try:
-            signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
-            yield
+            try:
+                signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+                yield
+            finally:
+                active = False  # an alarm just before this line raises here, and the outer block still stops the timer
         finally:
-            active = False  # an alarm just before this line raises here, and the outer block still restores the timer
-    finally:
-        active = False
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+            active = False
+            signal.setitimer(signal.ITIMER_REAL, 0)

@@ -19,14 +19,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
+from lfpo.base.handlers import handling
 from lfpo.config.errors import UserError, last_line
 from lfpo.config.plugins import resolve
 from lfpo.rewards.attempt import RewardFailed
-from lfpo.rewards.scoring import RewardFunction, reward_name
+from lfpo.rewards.names import reward_name
+from lfpo.rewards.scoring import RewardFunction
+from lfpo.rewards.values import NotANumber, number
 
 POLL_SECONDS = 0.05  # between two checks of the child's memory
 _PR_SET_PDEATHSIG = 1
@@ -50,6 +53,8 @@ class ChildProcess:
 
     def __init__(self, function: str, seconds: float, memory: int = 0, is_users: bool = False) -> None:
         self.function, self.seconds, self.memory, self.is_users = function, seconds, memory, is_users
+        # "" is the working directory, which a function may change before the child starts.
+        self.folders = [os.path.abspath(folder) for folder in sys.path]
         self.process: subprocess.Popen[bytes] | None = None
         self.pipe: Any = None  # Connection to the process
         self.lock = threading.Lock()
@@ -109,9 +114,8 @@ class ChildProcess:
             self.stop()
         if self.process is None:
             self.pipe, theirs = Pipe()
-            folders = [os.path.abspath(folder) for folder in sys.path]  # "" is the working directory
             # The order of sets is fixed: sympy's verdict on infinities depends on it.
-            env = {**os.environ, "PYTHONPATH": os.pathsep.join(folders), "PYTHONHASHSEED": "0"}
+            env = {**os.environ, "PYTHONPATH": os.pathsep.join(self.folders), "PYTHONHASHSEED": "0"}
             command = [sys.executable, "-P", "-c", _MAIN, self.function, str(theirs.fileno())]
             command += ["ends_with_thread"] * self.is_users
             null = subprocess.DEVNULL
@@ -152,11 +156,13 @@ def main(path: str, descriptor: str, ends_with_thread: str = "") -> None:
     with contextlib.suppress(OSError, AttributeError):  # Linux only
         if ends_with_thread:  # even inside a C call. A parent that is killed cannot stop this process.
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which finishes its iteration
     os.set_inheritable(int(descriptor), False)  # a program that the function starts must not answer for it
     pipe = Connection(int(descriptor))
     module, _, attribute = path.replace(":", ".").rpartition(".")
-    with contextlib.suppress(EOFError):  # the parent has ended
+    # Ctrl-C is for the parent, which finishes its iteration. The signal is handled, not ignored: processes that the
+    # function starts would inherit that.
+    handled = handling({signal.SIGINT: lambda number, frame: None})
+    with handled, contextlib.suppress(EOFError):  # the parent has ended
         while True:
             arguments = pickle.loads(pipe.recv_bytes())
             try:
@@ -170,8 +176,12 @@ def main(path: str, descriptor: str, ends_with_thread: str = "") -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Tensors and arrays as lists; anything else as its repr, which the parent rejects as not a number."""
-    return value.tolist() if hasattr(value, "tolist") else repr(value)
+    """Arrays and what else gives items as lists, numbers of any kind as floats. Anything else as its repr, which the
+    parent rejects as not a number."""
+    with contextlib.suppress(NotANumber):
+        return number(value)
+    listed = hasattr(value, "__iter__") and not isinstance(value, bytes | Set) and getattr(value, "ndim", 1)
+    return list(value) if listed else repr(value)
 
 
 @contextlib.contextmanager
@@ -221,7 +231,7 @@ def in_child(function: RewardFunction | str, *, memory: float = 0.0, seconds: fl
         except ChildFailed as error:
             raise RewardFailed(str(error)) from None
 
-    reward.__name__ = reward_name(found)
+    reward.__name__, reward.__module__ = reward_name(found), found.__module__
     reward.__signature__ = inspect.signature(found)  # type: ignore[attr-defined]
     reward.child = child  # type: ignore[attr-defined]
     return reward

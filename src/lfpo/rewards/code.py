@@ -15,7 +15,7 @@ from lfpo.rewards.answers import completion_text
 from lfpo.rewards.each import each
 from lfpo.rewards.sandbox import Job, Limits, Sandbox, Verdict, installed_libraries
 from lfpo.rewards.sandbox.launch import Unsafe
-from lfpo.rewards.sandbox.run_job import failed
+from lfpo.rewards.sandbox.run_job import decided, failed
 from lfpo.rewards.sandbox.suite import names_in_solution
 from lfpo.rewards.syntax import syntax_tree
 
@@ -169,7 +169,8 @@ class Grader:
     the tests take from the program; by default it is read from the row's solution (`solution`, `code` or
     `canonical_solution`), and what only helps the tests comes from that solution. A row with text in `needs`, or whose
     tests cannot be judged (docs/sandbox.md), has no reward: None. With `check_solutions` that includes rows whose
-    solution passes its tests in one process, but not with the tests in another process.
+    solution passes its tests in one process, but not with the tests in another process. A completion whose result only
+    the completion itself could compare has no reward either, unless the row has a solution that can be judged: then 0.
 
     together: judge rows that need one process for program and tests (a column `together`, or tests that only work so).
     A program can decide such a verdict, so use it for evaluation, not for training.
@@ -217,26 +218,31 @@ class Grader:
             if job and self._together and job.needs and not job.needs.startswith("tests that are Python"):
                 job = replace(job, together=True)
             jobs.append(job)
-            solution = _solution(row) if self._check_solutions and job and not (job.together or job.needs) else ""
+            solution = _solution(row) if job and not (job.together or job.needs) else ""
             solutions.append(code_job(solution, row, prompts[i]) if solution else None)
-        needs = self._lost_in_two(solutions)
+        references = self._judged(solutions) if self._check_solutions else [None] * len(jobs)
+        needs = self._lost_in_two(solutions, references)
         if self._together:
             jobs = [replace(job, together=True) if job and why else job for job, why in zip(jobs, needs, strict=True)]
             needs = [""] * len(jobs)
         else:
             needs = [_TOGETHER if job and job.together else why for job, why in zip(jobs, needs, strict=True)]
         judged = self._judged([None if why else job for job, why in zip(jobs, needs, strict=True)])
+        known = [
+            solution is not None and not (reference and (reference.needs or reference.late))
+            for solution, reference in zip(solutions, references, strict=True)
+        ]
         return [
-            failed(job, f"not judged: needs {why}", why) if job and why else verdict
-            for job, verdict, why in zip(jobs, judged, needs, strict=True)
+            failed(job, f"not judged: needs {why}", why) if job and why else decided(v) if v and judgeable else v
+            for job, v, why, judgeable in zip(jobs, judged, needs, known, strict=True)
         ]
 
-    def _lost_in_two(self, solutions: Sequence[Job | None]) -> list[str]:
+    def _lost_in_two(self, solutions: Sequence[Job | None], two: Sequence[Verdict | None]) -> list[str]:
         """Why each row must be judged in one process, "" if its solution passes as many tests in two.
 
-        A solution that fails in both is wrong about its tests, and says nothing.
+        two: the solutions' verdicts with two processes, None if not known. A solution that fails in both is wrong about
+        its tests, and says nothing.
         """
-        two = self._judged(solutions)
         doubtful = [job if v and not v.passed else None for job, v in zip(solutions, two, strict=True)]
         one = self._judged([job and replace(job, together=True) for job in doubtful])
         return [

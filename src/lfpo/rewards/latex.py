@@ -21,10 +21,15 @@ _SPOKEN = (
 _INTRODUCTION = re.compile(rf"{_FONT}\{{\s*{_SPOKEN}\}}|{_SPOKEN}", re.IGNORECASE)
 
 
+def _without_stop(text: str) -> str:
+    """The text without one full stop at its end. Several mean that digits were left out: `13...` is no number."""
+    return text if text.endswith("..") else text.removesuffix(".").strip()
+
+
 def unwrapped(text: str) -> str:
     """The text without what encloses all of it, ten layers deep, and without `the answer is` and the like."""
     for _ in range(10):
-        before, text = text, text.strip().removesuffix(".").strip()
+        before, text = text, _without_stop(text.strip())
         for opening, closing in _MARKS:
             marks = 2 if opening == closing else 1
             if text.startswith(opening) and text.count(opening) == text.count(closing) == marks:
@@ -77,7 +82,7 @@ _TABLE: tuple[tuple[str, Any], ...] = (
     (r"\\varnothing", r"\\emptyset"),
     (r"\{\s*\\(bf|it|rm|sf|tt)(?![A-Za-z])", r"\\text\1{"),
     (_SPACING, " "),
-    (r"\\?%", r"\\text{percent}"),
+    (r"(?<![%\\])\\?%(?!\s*\\?%)", r"\\text{percent}"),
     (r"\^\s*\{?\s*\\circ\s*\}?", r"\\text{degrees}"),
     (r"(?<=\\text\{degrees)\}\s*([CF])(?![A-Za-z])", lambda found: {"C": " celsius}", "F": " fahrenheit}"}[found[1]]),
     (r"([)\]\[])\s*U\s*([(\[\]])", r"\1\\cup \2"),
@@ -103,14 +108,14 @@ def plain_latex(text: str) -> str:
     text = unwrapped(text).translate(_SIGNS)
     for pattern, spelling in _TABLE:
         text = re.sub(pattern, spelling, text)
-    return text.strip().removesuffix(".").strip()
+    return _without_stop(text.strip())
 
 
 def canonical(text: str) -> str:
     """Plain LaTeX that is equal for answers which differ only in typography. Keeps a space between two digits."""
     text = re.sub(r"_\{(\w+)\}", r"_\1", TEXT.sub(r"\1", text))
     joined = re.sub(r"(?<![\d.])(?!(?<=\d,) \d{3}(?!\d)) | (?![\d.])", "", " ".join(text.split()))  # `1, 234` is a list
-    text = joined.removesuffix(".")
+    text = _without_stop(joined)
     return text.casefold() if re.fullmatch("[A-Za-z]{2,}", text) else text
 
 

@@ -13,6 +13,7 @@ import re
 from fractions import Fraction
 from itertools import accumulate
 from math import prod
+from typing import Any
 
 from lfpo.rewards.answers import closing_brace, last_boxed, marked_answer
 from lfpo.rewards.arithmetic import evaluate, parse, python_source
@@ -24,6 +25,7 @@ from lfpo.rewards.numbers import to_number
 MAX_CHARS = 400  # the longest answer of MATH has 159
 
 _COMMAS = re.compile(r",(?!(?<=\d,)\d{3}(?!\d))")  # not those that group thousands
+_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _EQUALS = re.compile(r"(?<![<>!:\\])=")
 _ASSIGNS = re.compile(rf"{_EQUALS.pattern}|\\(?:in|approx)(?![A-Za-z])")
 _RELATION = re.compile(r"(\\[lg]e(?![A-Za-z])|[<>])")
@@ -162,7 +164,8 @@ def _same(answer: str, gold: str) -> bool:
         return len(sides) > 1 and all(_computed(side) == expected is not None or _same(side, gold) for side in sides)
     (kind, ours), (their_kind, theirs) = _parts(answer), _parts(gold)
     if (ours, theirs) == ([answer.strip()], [gold.strip()]):
-        return by_algebra(answer, gold)
+        known, expected = _computed(answer), _computed(gold)
+        return known == expected if None not in (known, expected) else by_algebra(ungrouped(answer), ungrouped(gold))
     if kind != their_kind or len(ours) != len(theirs):
         return False
     if kind not in (",", "\\cup"):
@@ -208,6 +211,13 @@ def _computed(text: str) -> Fraction | None:
         return None
 
 
+def ungrouped(text: str) -> str:
+    """The text without the commas that group thousands and with `1e9` as a power: math-verify would read lists and
+    e."""
+    text = _THOUSANDS.sub(lambda found: found[0].replace(",", ""), text)
+    return re.sub(r"(?<=\d)e([-+]?\d{1,3})(?!\d)", r"\\cdot 10^{\1}", text)
+
+
 def readable(text: str) -> bool:
     """Whether math-verify reads all of an expression, and may finish: no tower of powers, no huge exponent."""
     rest = re.sub(r"([A-Za-z|])\s*_\s*(?:\{\s*\w+\s*\}|\w)", r"\1", _COMMAND.sub("|", text))
@@ -220,9 +230,10 @@ def readable(text: str) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def by_algebra(answer: str, gold: str, decimals: int = 12) -> bool:
-    """Whether two LaTeX expressions are equal by value, rounded to `decimals`: with twelve, an approximation of pi is
-    wrong. False on Windows (where a process cannot be limited), and when the child is killed."""
+def by_algebra(answer: str, gold: str, decimals: int | None = None) -> bool:
+    """Whether two LaTeX expressions are equal by value (`same_value`), or when rounded to `decimals` places.
+
+    False on Windows (where a process cannot be limited), and when the child is killed."""
     if os.name != "posix" or not (readable(answer) and readable(gold)):
         return False
     try:
@@ -231,7 +242,7 @@ def by_algebra(answer: str, gold: str, decimals: int = 12) -> bool:
         return False
 
 
-def verified(gold: str, answer: str, decimals: int) -> bool:
+def verified(gold: str, answer: str, decimals: int | None) -> bool:
     """math-verify's verdict. Only for the child: limits the memory of this process, and its limits end it."""
     import resource  # POSIX only
 
@@ -241,9 +252,36 @@ def verified(gold: str, answer: str, decimals: int) -> bool:
     # Its units include single letters: with them, `13t` is 13.
     normal = dataclasses.replace(math_verify.LatexExtractionConfig().normalization_config, units=False)
     config = [math_verify.LatexExtractionConfig(normalization_config=normal)]
+    grader = math_verify.grader
+    rounded = vars(grader).setdefault("rounded_eq", grader.sympy_numeric_eq)
+    # Its own comparison is absolute: 10^{-20} would be 10^{-21}. Rounding to places is for a decimal beside its value.
+    grader.sympy_numeric_eq = rounded if decimals is not None else same_value
     with cpu_limit(seconds=2):
         parsed = [math_verify.parse(f"\\boxed{{{text}}}", config, parsing_timeout=None) for text in (gold, answer)]
-        return bool(math_verify.verify(*parsed, float_rounding=decimals, timeout_seconds=None))
+        return bool(math_verify.verify(*parsed, float_rounding=decimals or 0, timeout_seconds=None))
+
+
+def same_value(a: Any, b: Any, *_: int) -> bool:
+    """Whether two expressions or matrices of sympy are one value: to twelve significant digits if one is a decimal,
+    else
+    to 40, where no algebra decides."""
+    import sympy  # type: ignore[import-untyped]
+
+    if getattr(a, "shape", None) != getattr(b, "shape", None):
+        return False
+    if isinstance(a, sympy.MatrixBase):
+        return all(map(same_value, a.doit().flat(), b.doit().flat()))
+    units = {name: sympy.I for name in (*a.free_symbols, *b.free_symbols) if name.name == "i"}
+    a, b = (sympy.expand(side.doit().subs(units)) if units else side.doit() for side in (a, b))
+    if a == b:
+        return True
+    if a.free_symbols or b.free_symbols or not (a.is_number and b.is_number):
+        return bool(sympy.expand(a - b) == 0)
+    digits = 12 if a.has(sympy.Float) or b.has(sympy.Float) else 40
+    values = [side.evalf(digits + 20) for side in (a, b)]
+    if not all(value.is_finite for value in values):
+        return False
+    return bool(abs(values[0] - values[1]) <= sympy.Float(10, digits + 20) ** -digits * max(map(abs, values)))
 
 
 _CHILD = ChildProcess(f"{__name__}:verified", seconds=60)  # a busy machine may take long to give it two of CPU time

@@ -6,7 +6,9 @@ import itertools
 from typing import Any
 
 from lfpo.config.errors import UserError
-from lfpo.rewards.scoring import RewardFunction, accepted, reward_name
+from lfpo.rewards.names import reward_name
+from lfpo.rewards.scoring import RewardFunction, accepted
+from lfpo.rewards.values import checked
 
 
 def overlong_penalty(max_length: int, buffer: int) -> RewardFunction:
@@ -61,7 +63,8 @@ def weighted(function: RewardFunction, column: str) -> RewardFunction:
 
     def reward(prompts: Any, completions: Any, **columns: Any) -> list[float | None]:
         weights = _column(columns, column, "weighted")
-        values = function(prompts=prompts, completions=completions, **accepted(function, columns))
+        returned = function(prompts=prompts, completions=completions, **accepted(function, columns))
+        values = checked(returned, reward_name(function), len(completions))
         return [None if v is None else v * weight for v, weight in zip(values, weights, strict=True)]
 
     reward.__name__ = reward_name(function)

@@ -34,6 +34,7 @@ DEFAULT_LENGTH = 128  # completion length in tokens if the sampler gives none
 LOOK_EVERY = {"cpu": 1, "cuda": 4}
 
 Finished = Callable[[list[int], Trajectory], None]
+Forwarded = Callable[[int], None]
 
 
 @torch.no_grad()
@@ -46,6 +47,7 @@ def rollout(
     rollout_tokens: int = 16384,
     hook: Hook | None = None,
     finished: Finished | None = None,
+    forwarded: Forwarded | None = None,
     compiled: bool = False,
     keep_steps: Sequence[int] = (),
     store_blocks: bool = True,
@@ -59,6 +61,7 @@ def rollout(
         and never changes a result beyond rounding.
     hook: called after each forward, before the rows change (see lfpo.rollout.rows.Hook).
     finished: called with rows as they are finished: their indices, ascending, and their trajectory.
+    forwarded: called after each forward with the number of its rows, long before the first of them is finished.
     compiled: run forwards through torch.compile, padded to few shapes. Worth it on a GPU and in long runs.
     store_blocks: a model that attends block by block computes a block against the stored keys and values of the blocks
         before it, which is exact. False computes whole rows, for measuring what that saves.
@@ -117,6 +120,8 @@ def rollout(
         denoiser.step(active, hidden, pace.masked(row_ids))
         pace.advance(row_ids)
         step += 1
+        if forwarded is not None:
+            forwarded(len(row_ids))
         ended: list[bool] = []
         if not asks:
             ended = pace.ended(row_ids)

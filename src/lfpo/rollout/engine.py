@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from lfpo.config.sampler import SamplerConfig
 from lfpo.models import MaskedDiffusionLM
-from lfpo.rollout.denoise import Finished, rollout
+from lfpo.rollout.denoise import Finished, Forwarded, rollout
 from lfpo.rollout.trajectory import Trajectory, join
 
 # What trajectories may hold beside tokens, and how an error calls it. Objectives name these in `needs`. The first three
@@ -54,10 +54,12 @@ class Engine(Protocol):
     """Samples rollouts; docs/engines.md says what an engine must keep to. All methods but the last two are collectives.
 
     gives: what its trajectories hold beside tokens, names of GIVES. version: of the weights that it samples with.
+    forwarded: set by who waits for rows; called after each forward with its rows, by an engine that runs them itself.
     """
 
     gives: Collection[str]
     version: Version
+    forwarded: Forwarded | None
 
     def update(self, version: Version, policy: MaskedDiffusionLM) -> None:
         """From here on sample from `policy`, whose weights are called `version`."""
@@ -112,6 +114,7 @@ class LocalEngine:
     """
 
     gives: Collection[str] = GIVES
+    forwarded: Forwarded | None = None
 
     def __init__(
         self,
@@ -141,6 +144,7 @@ class LocalEngine:
 
         how: dict[str, Any] = {"rollout_tokens": self.rollout_tokens, "compiled": self.compiled}
         how["finished"] = None if finished is None else told  # rows that nobody asks about are not put together
+        how["forwarded"] = self.forwarded
         with self.prepared(self.policy) as model:
             for unit in request.units(self.rows_per_unit):
                 parts.append(self.run(model, unit, **how))

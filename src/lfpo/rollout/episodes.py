@@ -17,10 +17,12 @@ from lfpo.base import distributed
 from lfpo.base.rng import key
 from lfpo.config.errors import UserError
 from lfpo.models import MaskedDiffusionLM
-from lfpo.prompts.encoding import decode_completions, encode_prompt, misfit
+from lfpo.prompts.encoding import decode_completions, encode_prompt, misfit, prefill, without_prefill
 from lfpo.prompts.tasks import Row
+from lfpo.rewards import values
 from lfpo.rewards.attempt import attempt
-from lfpo.rewards.scoring import Rewards, reward_name
+from lfpo.rewards.names import reward_name
+from lfpo.rewards.scoring import Rewards, copied
 from lfpo.rollout.denoise import Finished
 from lfpo.rollout.engine import Engine, Request
 from lfpo.rollout.trajectory import Trajectory, join
@@ -43,14 +45,15 @@ class Environment:
 @dataclass
 class Episode:
     """number: among the rank's. row: the data row, its prompt being the conversation so far. own: its environment, from
-    the first step on. open: whether that goes on. ids, cut: the conversation's tokens, and whether they are too many
+    the first step on. reward: the sum of its steps' so far; None while all of them were None. open: whether that goes
+    on. ids, cut: the conversation's tokens, and whether they are too many
     for another turn."""
 
     number: int
     row: Row
     seed: int
     own: Any = None
-    reward: float = 0.0
+    reward: float | None = None
     open: bool = True
     ids: Sequence[int] = ()
     cut: bool = False
@@ -60,25 +63,31 @@ class Episode:
         name = f"environment {environment.name!r}"
         if self.own is None:
             self.own = environment.make()
-            returned = self.own.reset(dict(self.row), key(self.seed, "environment"))
+            returned = self.own.reset(*copied([dict(self.row)]), key(self.seed, "environment"))
             if returned is not None:
                 raise UserError(
                     f"{name}: reset returned {returned!r:.60}, expected None; an episode begins with the row's prompt"
                 )
         returned = self.own.step(text)
-        values = returned if isinstance(returned, tuple | list) else []
-        match [value.item() if hasattr(value, "item") else value for value in values]:  # numpy and torch scalars
-            case [str(reply), int() | float() as reward, bool(done)] if math.isfinite(reward):
-                self.reward, self.open = self.reward + reward, not done
-            case _:
-                raise UserError(
-                    f"{name}: step returned {returned!r:.60}, expected (reply, reward, done): text, a finite "
-                    "number, and True or False"
-                )
+        try:
+            reply, earned, done = returned
+            reward, done = values.number(earned), done.item() if hasattr(done, "item") else done
+            if not (isinstance(reply, str) and isinstance(done, bool)):
+                raise TypeError
+        except (TypeError, ValueError):  # values.NotANumber is a ValueError
+            raise UserError(
+                f"{name}: step returned {returned!r:.60}, expected (reply, reward, done): text, a finite "
+                "number, and True or False"
+            ) from None
+        if reward is not None:
+            self.reward = (self.reward or 0.0) + reward
+        self.open = not done
+        before = without_prefill(self.row["prompt"])
         said: Any = text + reply
-        if not isinstance(self.row["prompt"], str):
-            said = [{"role": "assistant", "content": text}, {"role": "user", "content": reply}]
-        self.row = {**self.row, "prompt": self.row["prompt"] + said}
+        if not isinstance(before, str):
+            turn = prefill(self.row["prompt"]) + text
+            said = [{"role": "assistant", "content": turn}, {"role": "user", "content": reply}]
+        self.row = {**self.row, "prompt": before + said}
         return reply
 
 
@@ -149,7 +158,7 @@ def play(
         turns = [turns[b] for b in order]
         trajectory = trajectory.rows(torch.tensor(order, device=trajectory.tokens.device))
     earned = [None if failed else e.reward for e in episodes]
-    reward_N = torch.tensor([x or 0.0 for x in earned], dtype=torch.float64)
+    reward_N = torch.tensor([math.nan if x is None else x for x in earned], dtype=torch.float64)
     n, cut = len(episodes), sum(e.cut for e in episodes)
     sums = {"turns/mean": (float(len(turns)), n), "turns/cut": (float(cut), n)}
     return turns, trajectory, Rewards(reward_N, {environment.name: earned}, failed), sums

@@ -1,24 +1,26 @@
-"""What a trainer gets from the run that it is part of. SIGTERM and SIGINT (pre-emption, Ctrl-C) are requests to stop:
-training saves a checkpoint, then ends with an exit code that says why."""
+"""What a trainer gets from the run that it is part of. A signal that would end the process (pre-emption, Ctrl-C, a
+closed terminal, a limit on CPU time) is a request to stop: training saves a checkpoint, then ends with an exit code
+that says why."""
 
 from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from lfpo.base import distributed
+from lfpo.base.handlers import handling
 from lfpo.base.progress import Progress
-from lfpo.config.errors import UserError
 from lfpo.runs.directory import Run
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# What closed terminals and schedulers end a process with, unless something else handles it; nohup ignores SIGHUP.
+_ALSO = ("SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
+ALSO = tuple(getattr(signal, name) for name in _ALSO if hasattr(signal, name))
 
 
 class Stopped(KeyboardInterrupt):
@@ -38,17 +40,15 @@ class StopRequests:
     def __init__(self) -> None:
         self.received: int | None = None
         self._now = False
-        self._before: dict[int, Any] = {}
+        self._handled = ExitStack()
 
     def __enter__(self) -> StopRequests:
-        # Python delivers signals to the main thread only; in other threads nothing is changed.
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        handled = [*SIGNALS, *(number for number in ALSO if signal.getsignal(number) is signal.SIG_DFL)]
+        self._handled.enter_context(handling(dict.fromkeys(handled, self._handle)))
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._handled.close()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
@@ -85,14 +85,11 @@ class Context:
     """Without a run, as these defaults are, nothing is written and nobody can ask to stop.
 
     folder: the run directory, silent on all ranks but 0. stop: requests to stop. progress: where the iteration stands.
-    note(text): shows a line to the user.
+    note(text): shows a line to the user. event(name): tells callbacks, see lfpo.train.callbacks.Callbacks.within.
     """
 
     folder: Run = field(default_factory=lambda: Run(Path(), silent=True))
     stop: StopRequests = field(default_factory=StopRequests)
     progress: Progress = field(default_factory=Progress)
     note: Callable[[str], None] = print
-
-
-class CannotGoOn(UserError):
-    """An iteration cannot be finished. The run saves what was learned before, and adds how to go on."""
+    event: Callable[[str], None] = lambda name: None

@@ -15,7 +15,6 @@ from lfpo.base.environment import describe_environment, versions
 from lfpo.config.build import flattened, load_yaml, to_dict, yaml_text
 from lfpo.config.errors import UserError
 from lfpo.config.files import json_lines, read_json, replace_file, writing
-from lfpo.config.lfpo import LFPO
 
 RESUME = "; saved checkpoints are intact: free disk space or check permissions, then run the same command with --resume"
 
@@ -125,13 +124,6 @@ def check_folder(path: Path, config: Any, *, resume: bool, kind: str) -> None:
                 f"{path}: holds a run with {key} {old}, not {new}; give another output_dir, or continue that run with "
                 f"`lfpo {kind} {marker} --resume`"
             )
-    began, goes_on = before.get("objective", {}), now.get("objective", {})
-    earlier = {key: value for key, value in LFPO.EARLIER.items() if key not in began}
-    if began.get("name") == "lfpo" and earlier and all(goes_on.get(key) == getattr(LFPO, key) for key in earlier):
-        raise UserError(
-            f"{path}: the run began when lfpo had other defaults; to continue it add --objective "
-            f"'{{name: lfpo, {', '.join(f'{key}: {value}' for key, value in earlier.items())}}}'"
-        )
 
 
 def data_of(config: dict[str, Any]) -> str:

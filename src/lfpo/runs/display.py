@@ -155,8 +155,10 @@ class Display:
         run = ProgressBar(self.total, self.step, width=size)
         bars.add_row("training" if width >= 60 else "", run, f"{self.step}/{self.total}  {times}")
         if phase.phase:
-            bar = ProgressBar(phase.total or 1, phase.done, width=size, pulse=not phase.total)
-            words = phase.count() if width >= 60 else f"{phase.done}/{phase.total}"
+            waits = not phase.total or (phase.forwards > 0 and not phase.done)
+            bar = ProgressBar(phase.total or 1, phase.done, width=size, pulse=waits)
+            short = f"{phase.done}/{phase.total}" + (f", {phase.forwards} forwards" if phase.forwards else "")
+            words = phase.count() if width >= 60 else short
             words += f", {duration(phase.seconds)}" if width >= 100 else ""
             bars.add_row(Text(phase.phase if width >= 60 else "", style="dim"), bar, Text(words, style="dim"))
         return bars

@@ -19,6 +19,7 @@ FALL, ERRORS = 0.1, 4.0  # of the mean reward: relative, and in standard errors
 KL_OLD, KL_BASE = 0.5, 2.0  # nats a token. Healthy runs of the recipes stay below 0.3 and 0.2
 LOW, HIGH = 0.1, 2.0  # entropy relative to its start
 SLIDE = 0.05  # accuracy
+SAME, GROWN = 0.5, 1.5  # share of completions with the most frequent ending, and relative to the start
 
 
 class Health:
@@ -66,6 +67,23 @@ def groups_agree(history: Sequence[Metrics]) -> str:
     return (
         f"in the last {RECENT} iterations {statistics.fmean(alike):.0%} of the prompts got the same reward for all of "
         f"their rollouts (mean {reward:.3f}), so there is little to learn from; {advice}"
+    )
+
+
+def no_signal(history: Sequence[Metrics]) -> str:
+    """Rewards differ within groups, and yet nothing is learned: no rollout has a signal, or the gradient is 0."""
+    recent = [m for m in history if _finite(m.get("frac_reward_zero_std"))][-RECENT:]
+    if len(recent) < RECENT or any(m["frac_reward_zero_std"] == 1 for m in recent):
+        return ""
+    if all(m.get("frac_signal") == 0 for m in recent):
+        what = "no rollout has a signal"
+    elif all(m.get("grad_norm") == 0 for m in recent):
+        what = "the gradient is 0"
+    else:
+        return ""
+    return (
+        f"in the last {RECENT} iterations rewards differ within groups and {what}, so nothing is learned; compare the "
+        "rewards with what the objective needs of them, and its knobs that leave rollouts out"
     )
 
 
@@ -132,7 +150,37 @@ def threshold_slides(history: Sequence[Metrics]) -> str:
     )
 
 
-_ALL = (no_reward, groups_agree, reward_falls, kl_runs_away, entropy_runs_away, threshold_slides)
+def answers_alike(history: Sequence[Metrics]) -> str:
+    """Completions of different prompts have come to end in the same line, and the reward has not gained by it.
+
+    Where one answer is right for most prompts, the reward grows with the share. A task of two answers begins with a
+    share of a half, and keeps it when it learns.
+    """
+    shares, rewards = _values(history, "completions/frac_same_ending"), _values(history, "reward")
+    if len(shares) < 2 * RECENT or len(rewards) < 2 * RECENT:
+        return ""
+    start, now = statistics.fmean(shares[:RECENT]), statistics.fmean(shares[-RECENT:])
+    gained = statistics.fmean(rewards[-RECENT:]) - statistics.fmean(rewards[:RECENT])
+    largest = max(map(abs, rewards)) or 1.0  # the unit of the reward is not known; its own size is
+    if now < SAME or now < GROWN * start or gained > (now - start) * max(largest, 1.0):
+        return ""
+    return (
+        f"{now:.0%} of the completions now end in the same line, whatever the prompt ({start:.0%} at the start), and "
+        "the reward has not gained as much: the policy drifts to one answer; begin with a model that is right more "
+        "often (lfpo sft), take easier or more prompts, lower learning_rate, or set the objective's baseline to 1"
+    )
+
+
+_ALL = (
+    no_reward,
+    groups_agree,
+    no_signal,
+    answers_alike,
+    reward_falls,
+    kl_runs_away,
+    entropy_runs_away,
+    threshold_slides,
+)
 RULES: dict[str, Rule] = {rule.__name__: rule for rule in _ALL}  # by name, as in stop_on
 
 

@@ -59,7 +59,10 @@ def reporting(names: list[str], run: Run, config: Mapping[str, Any], *, done: in
 
 def _log_table(tracker: Any, rows: list[dict[str, Any]], step: int) -> None:
     """Log an iteration's rollouts as the table `completions`; TensorBoard, which has none, gets TEXT_ROWS as text."""
-    columns = ["step", "prompt", "completion", *rows[0]["rewards"], "reward", "r"] if rows else []
+    own = ["step", "prompt", "completion", "reward", "r"]
+    # A function may have the name of a column: W&B and pandas would mix them up.
+    rewards = [f"rewards/{name}" if name in own else name for name in (rows[0]["rewards"] if rows else [])]
+    columns = [*own[:3], *rewards, *own[3:]] if rows else []
     values = [
         [step, prompt_text(r["prompt"]), r["completion"], *r["rewards"].values(), r["reward"], r["r"]] for r in rows
     ]
@@ -84,7 +87,7 @@ def _start(name: str, run: Run, config: Mapping[str, Any], done: int) -> Any:
     project = os.environ.get(f"{name.upper()}_PROJECT", "lfpo")
     tracker: Any
     if name == "tensorboard":
-        tracker = tracking.TensorBoardTracker("tensorboard", run.dir, purge_step=done + 1)
+        tracker = tracking.TensorBoardTracker("tensorboard", run.dir, purge_step=done + 1 if done else 0)
     elif name == "wandb":
         tracker = tracking.WandBTracker(project, name=title, id=number, resume="allow", dir=run.dir)
     else:

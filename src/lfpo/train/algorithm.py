@@ -32,6 +32,7 @@ from lfpo.train.collect import Batch
 from lfpo.train.flops import Meter, rollout_flops, update_flops
 from lfpo.train.optim import set_lr, step_if_finite
 from lfpo.train.passes import equal_passes, logp_at_targets
+from lfpo.train.signals import share_with_signal, signal_of
 
 if TYPE_CHECKING:
     from lfpo.config.train import LFPOConfig
@@ -64,7 +65,8 @@ def iterate(trainer: LFPOTrainer, iteration: int, context: Context) -> dict[str,
     with context.stop.at_once():
         batch = trainer.sample_and_score(iteration, context)  # tokens, reveal_step [B, C]; of all ranks: reward_R
     # What the loss takes instead of the reward: r in [0, 1] for LFPO, an advantage for others.
-    signal_R = objective.signal(batch.reward_R if batch.predicted_RM is None else batch.predicted_RM, batch.group_R)
+    # Rollouts without a reward are neutral.
+    signal_R = signal_of(objective, batch.reward_R if batch.predicted_RM is None else batch.predicted_RM, batch.group_R)
     signal_B = batch.of_rank(signal_R)
 
     # Phase 2: an optimiser step after each block of rollouts; some objectives go through all blocks several times.
@@ -93,6 +95,7 @@ def iterate(trainer: LFPOTrainer, iteration: int, context: Context) -> dict[str,
         "step": iteration + 1,
         **batch.metrics,
         "r": float(signal_R.mean()),
+        "frac_signal": share_with_signal(objective, signal_R),
         **means,
         **means_over_ranks(measures),
         "skipped_updates": state["skipped"],
@@ -151,10 +154,13 @@ def optimizer_step(
     # The step.
     number, total = (step.iteration * inners + step.inner) * of + step.number, args.max_steps * inners * of
     lr = set_lr(trainer.optimizer, args, number, total)
-    loss, norm, stepped = step_if_finite(trainer.optimizer, policies[CURRENT], loss, args.max_grad_norm)
+    end = (policies[CURRENT], loss, args.max_grad_norm, context.event)
+    loss, norm, stepped = step_if_finite(trainer.optimizer, *end)
     trainer.count(step.iteration, stepped=stepped)
     if stepped and trainer.average is not None:
         trainer.average.update()
+    if step.inner * of + step.number < of * inners - 1:
+        context.event("on_substep_end")
     return {"loss": loss, "grad_norm": norm, "learning_rate": lr}
 
 

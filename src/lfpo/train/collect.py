@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from lfpo.train.rl import LFPOTrainer
 
 AGREE = 1e-9  # rewards of a group with a smaller standard deviation are equal
+LEAST_PROMPTS = 4  # with fewer prompts in an iteration, completions may end alike because the prompts are alike
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,8 @@ class Batch:
 
     turns [B]: what a row is. trajectory [B rows]: on the policy's device. rewards: of this rank's rollouts, on the CPU.
     first: the number of this rank's first rollout among all R.
-    reward_R, group_R [R]: reward (float64) and prompt number (int64) of every rollout on every rank, on the CPU.
+    reward_R, group_R [R]: reward (float64) and prompt number (int64) of every rollout on every rank, on the CPU. A NaN
+        is neutral: nothing is learned from that rollout (see lfpo.train.signals).
     predicted_RM: float64 [R, M], rewards of the predictions kept at M steps, of all ranks; None if none were.
     failed: reward function -> why it failed, on any rank. metrics: of all R rollouts, under TRL's names.
     version: of the weights that sampled them: the number of iterations that these had been trained for.
@@ -68,8 +72,8 @@ class Batch:
 
     @property
     def unscored(self) -> bool:
-        """Whether every reward function failed, on some rank each: there is nothing to learn from."""
-        return bool(self.rewards.parts) and self.failed.keys() == self.rewards.parts.keys()
+        """Whether no rollout of any rank has a reward: there is nothing to learn from. The same on all ranks."""
+        return bool(self.reward_R.isnan().all())
 
 
 def collect(trainer: LFPOTrainer, iteration: int, progress: Progress) -> Batch:
@@ -85,7 +89,8 @@ def collect(trainer: LFPOTrainer, iteration: int, progress: Progress) -> Batch:
 
     def asked(iteration: int) -> tuple[list[Row], Request]:
         """The data row of each of this rank's rollouts, and what is asked of the engine."""
-        rows = [source.train_row(iteration * n_prompts + i) for i in mine]
+        skipped = trainer.state["rows_skipped"]  # a callback may have ended epochs early
+        rows = [source.train_row(iteration * n_prompts + skipped + i) for i in mine]
         seeds = [key(args.seed, iteration, i * n + j, "rollout") for i in mine for j in range(n)]
         encoded = encode_rows(rows, tokenizer, policy, trainer.sampler.gen_length or 0)
         prompts = [ids for ids in encoded for _ in range(n)]
@@ -112,7 +117,8 @@ def collect(trainer: LFPOTrainer, iteration: int, progress: Progress) -> Batch:
         sampled = time.perf_counter()
         progress.begin("verdicts", len(rows), "completions")
         texts = decode_completions(tokenizer, trajectory.tokens, policy.eos_id)
-        rewards, sums = source.score(rows, texts, trajectory.completion_ids()), {}
+        rewards = distributed.alone(partial(source.score, rows, texts, trajectory.completion_ids()))
+        sums = {}
         progress.advance(len(rows))
         turns = [Turn(b, row, request.seeds[b], texts[b]) for b, row in enumerate(rows)]
     times |= {"time/rollout": sampled - started, "time/reward": time.perf_counter() - sampled}
@@ -122,20 +128,24 @@ def collect(trainer: LFPOTrainer, iteration: int, progress: Progress) -> Batch:
     metrics, predicted_RM = group_metrics(reward_R, group_R), None
     if trajectory.predicted_tokens is not None:
         started = time.perf_counter()
-        predicted_BM, scored = score_predictions(trajectory, rows, tokenizer, source.score, rewards.failed)
+        predicted_BM, scored = distributed.alone(
+            partial(score_predictions, trajectory, rows, tokenizer, source.score, rewards.failed)
+        )
         times["time/reward_predictions"] = time.perf_counter() - started
         predicted_RM = distributed.all_gather_tensor(predicted_BM)
         metrics["predictions/scored"] = distributed.sum_number(float(scored))
-        metrics["predictions/reward"] = float(predicted_RM.mean())
+        metrics["predictions/reward"] = float(predicted_RM.nanmean())
     version = iteration
     if queue is not None:
         version = queue.version(iteration)
         metrics |= {"engine/staleness": float(iteration - version), "engine/queue": float(len(queue) - 1)}
     metrics |= distributed.means_over_ranks(reward_sums(rewards) | trajectory_sums(trajectory) | sums)
     metrics["num_tokens"] = distributed.sum_number(float(trajectory.lengths.sum()))
+    if n_prompts >= LEAST_PROMPTS:
+        metrics["completions/frac_same_ending"] = share_of_commonest_ending([turn.text for turn in turns])
     ranks = distributed.gather((rewards.failed, times))
     failed = {name: why for part, _ in ranks for name, why in part.items()}
-    metrics |= {f"rewards/{name}/failed": 1.0 for name in failed}
+    metrics |= {f"rewards/{name}/failed": sum(name in part for part, _ in ranks) / len(ranks) for name in failed}
     metrics |= {name: max(part[name] for _, part in ranks) for name in times}  # the slowest rank's
     metrics |= measured(source.reward_functions) | engine.metrics()
     first = mine[0] * n
@@ -143,13 +153,30 @@ def collect(trainer: LFPOTrainer, iteration: int, progress: Progress) -> Batch:
 
 
 def group_metrics(reward_R: torch.Tensor, group_R: torch.Tensor) -> dict[str, float]:
-    """Mean reward, mean standard deviation within a prompt's group, and the share of groups without any."""
-    std_G = reward_R.view(int(group_R.max()) + 1, -1).std(dim=1, correction=0)
+    """Mean reward, mean standard deviation within a prompt's group, and the share of groups without any. Over what has
+    a reward; NaN where nothing has."""
+    # In units of the largest reward, so that no square or sum leaves the range of float64.
+    unit = float(reward_R.abs().nan_to_num(0.0).max()) or 1.0
+    groups = (reward_R / unit).view(int(group_R.max()) + 1, -1)
+    mean_G = groups.nanmean(dim=1, keepdim=True)
+    std_G = (groups - mean_G).square().nanmean(dim=1).sqrt()
+    std_G = std_G[~std_G.isnan()] * unit  # groups with a reward
     return {
-        "reward": float(reward_R.mean()),
-        "reward_std": float(std_G.mean()),
+        "reward": float((reward_R / unit).nanmean()) * unit,
+        "reward_std": float((std_G / unit).mean()) * unit,
         "frac_reward_zero_std": float((std_G < AGREE).double().mean()),
     }
+
+
+def share_of_commonest_ending(texts: Sequence[str]) -> float:
+    """The share of all ranks' completions that end in the most frequent last line. A collective.
+
+    texts: this rank's completions. Blank lines do not count; an empty completion has the last line "".
+    """
+    endings = Counter(text.rstrip().rpartition("\n")[2].strip() for text in texts)
+    # Endings travel as hashes: a line may be long, and only equality matters.
+    counts = sum(distributed.gather(Counter({key(ending): n for ending, n in endings.items()})), Counter[int]())
+    return max(counts.values()) / counts.total()
 
 
 def reward_sums(rewards: Rewards) -> dict[str, tuple[float, int]]:

@@ -15,6 +15,7 @@ from lfpo.base.rng import key, python_rng
 from lfpo.config.dpo import DPOConfig
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
+from lfpo.config.training import examples_length
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.roles import BASE, CURRENT
 from lfpo.models.structure import Structure
@@ -49,12 +50,14 @@ class DPOTrainer(Trainer):
     kind = "dpo"
 
     def __init__(self, config: DPOConfig):
-        self.args, self.total_steps = config, config.max_steps
         check_ranks(config, "dpo", "batch_size")
         self.policies, self.tokenizer = load_policies(config, None, None, needs_old=False, needs_base=True)
         self.model = self.policies[CURRENT].train()
         self.objective = VRPO(mc_samples=config.mc_samples, beta=config.beta, after_eos=config.after_eos)
-        self.draw, self.held_out = _pairs(config, self.tokenizer, self.model)
+        self.draw, self.held_out, rows = _pairs(config, self.tokenizer, self.model)
+        self.length = examples_length(config, config.max_steps, rows)
+        self.total_steps = self.length.iterations
+        self.args = replace(config, max_steps=self.total_steps)
         self.state: dict[str, Any] = {"skipped": 0, "seconds": 0.0, "flops": 0.0}
         self.optimizer, self.about = build_adamw(self.model, config), about(self.model)
 
@@ -75,7 +78,7 @@ class DPOTrainer(Trainer):
         self.state["seconds"] += time.perf_counter() - started
         self.state["flops"] += distributed.sum_number(meter.flops)
         means, done = means_over_ranks(measures), step + 1
-        if done % config.logging_steps and done < config.max_steps:
+        if done % config.logging_steps and done < self.total_steps:
             return {}
         metrics = {"step": done, "loss": loss, "grad_norm": norm, "learning_rate": lr, **means}
         spent = {"time/total": self.state["seconds"], "flops": self.state["flops"]}
@@ -83,7 +86,7 @@ class DPOTrainer(Trainer):
 
     def evaluates_after(self, step: int) -> bool:
         every = self.args.eval_steps
-        return bool(every and self.held_out) and (step % every == 0 or step == self.args.max_steps)
+        return bool(every and self.held_out) and (step % every == 0 or step == self.total_steps)
 
     @torch.no_grad()
     def evaluate(self, step: int, context: Context) -> dict[str, float]:
@@ -149,8 +152,11 @@ def as_trajectory(pairs: Sequence[Pair], model: MaskedDiffusionLM) -> Trajectory
     return trajectory.to(model.device)
 
 
-def _pairs(config: DPOConfig, tokenizer: Any, model: MaskedDiffusionLM) -> tuple[Callable[[int], Pair], list[Pair]]:
-    """A function that returns the training pair of a number, the same before and after a resume; held-out pairs."""
+def _pairs(
+    config: DPOConfig, tokenizer: Any, model: MaskedDiffusionLM
+) -> tuple[Callable[[int], Pair], list[Pair], int]:
+    """A function that returns the training pair of a number, the same before and after a resume; held-out pairs; and
+    the number of distinct training pairs, 0 for those of tasks."""
 
     def encode(pair: Preference, length: int) -> Pair:
         prompt, chosen = encode_example(tokenizer, model, pair.prompt, pair.chosen, length, pair.where)
@@ -159,7 +165,7 @@ def _pairs(config: DPOConfig, tokenizer: Any, model: MaskedDiffusionLM) -> tuple
     if config.data_file is not None:
         rows = [encode(pair, config.gen_length) for pair in load_preferences(config.data_file)]
         held_out = load_preferences(config.eval_file)[: config.eval_size] if config.eval_file else []
-        return in_epochs(rows, config.seed), [encode(pair, config.gen_length) for pair in held_out]
+        return in_epochs(rows, config.seed), [encode(pair, config.gen_length) for pair in held_out], len(rows)
 
     tasks: dict[str, Task] = {}
     for name in config.tasks:
@@ -174,4 +180,4 @@ def _pairs(config: DPOConfig, tokenizer: Any, model: MaskedDiffusionLM) -> tuple
         name = rng.choices(list(tasks), weights=list(config.tasks.values()))[0]
         return encode(task_pair(tasks[name], split, index, config.seed), length)
 
-    return from_tasks, [from_tasks(i, "test") for i in range(config.eval_size)]
+    return from_tasks, [from_tasks(i, "test") for i in range(config.eval_size)], 0

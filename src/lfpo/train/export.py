@@ -21,7 +21,14 @@ from lfpo.config.build import load_yaml, yaml_text
 from lfpo.config.errors import UserError
 from lfpo.config.export import ExportConfig, PushConfig, located, output_folder
 from lfpo.config.files import read_json
-from lfpo.models.export import ADAPTER, export_adapter, export_transformers, merge_adapter
+from lfpo.models.export import (
+    ADAPTER,
+    export_adapter,
+    export_transformers,
+    merge_adapter,
+    rounding_loss,
+    with_saved_adapter,
+)
 from lfpo.models.loading import described, resolve
 from lfpo.models.tensor_files import FILE_BYTES, check_disk, weight_bytes
 from lfpo.models.weights import reading, weight_files
@@ -67,11 +74,23 @@ def find_source(settings: ExportConfig | PushConfig) -> Source:
     if checkpoint and (damage := verify(checkpoint)):
         raise UserError(f"checkpoint {checkpoint} is damaged ({damage}); give another one, or the run's folder")
     if not (folder / "config.yaml").exists():
+        if settings.dtype is not None:
+            raise UserError(f"{settings.run}: holds no run; --dtype needs the folder of a run with lora")
         if settings.adapter:
             raise UserError(f"{settings.run}: holds no run; --adapter needs the folder of a run with lora")
         return Source(resolve(settings.run))
     run, config = Run(folder), load_yaml(folder / "config.yaml")
-    if checkpoint is None and not settings.adapter and (folder / "model" / "config.json").exists():
+    if settings.dtype is not None and (settings.adapter or config.get("lora") is None or config.get("average_decay")):
+        raise UserError(
+            f"{settings.run}: --dtype is that of the sum of base and LoRA adapter, and here nothing is added; leave it "
+            "out (an adapter is float32, other weights keep their dtype)"
+        )
+    if (
+        checkpoint is None
+        and not settings.adapter
+        and settings.dtype is None
+        and (folder / "model" / "config.json").exists()
+    ):
         return Source(folder / "model", run, config)
     checkpoint = checkpoint or latest_checkpoint(folder, print)
     if checkpoint is None:
@@ -115,10 +134,13 @@ def write_export(source: Source, settings: ExportConfig | PushConfig, folder: Pa
         made = f"`{base}`" if own_names else f"what `lfpo export {base} --layout transformers` writes"
         use = ADAPTER_USE.format(base=made)
     else:
-        dtype = getattr(torch, source.config.get("dtype", "float32"))
+        held = getattr(torch, source.config.get("dtype", "float32"))
+        dtype = getattr(torch, settings.dtype) if settings.dtype else held
         needed = weight_bytes(resolve(source.base), dtype) if adapted else 0
         needed = needed or sum(path.stat().st_size for path in source.weights.glob("*.safetensors"))
         check_disk(folder, needed + (min(needed, FILE_BYTES) if adapted and not own_names else 0))
+        if not adapted and (adapter := last_adapter(source)) and dtype == torch.bfloat16:
+            tell_loss(rounding_loss(with_saved_adapter(resolve(source.base), adapter, held, dtype)), dtype)
         if not adapted and own_names:
             for file in weight_files(source.weights):
                 with reading(file), safe_open(file, framework="pt"):
@@ -127,10 +149,10 @@ def write_export(source: Source, settings: ExportConfig | PushConfig, folder: Pa
         elif not adapted:
             export_transformers(source.weights, folder)
         elif own_names:
-            merge_adapter(resolve(source.base), source.weights, folder, dtype)
+            tell_loss(merge_adapter(resolve(source.base), source.weights, folder, held, dtype), dtype)
         else:  # the merged copy goes as it is read, so that the disk holds one model and one file
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
-                merge_adapter(resolve(source.base), source.weights, Path(scratch), dtype)
+                tell_loss(merge_adapter(resolve(source.base), source.weights, Path(scratch), held, dtype), dtype)
                 export_transformers(Path(scratch), folder, consume=True)
     library = "peft" if settings.adapter else "lfpo" if own_names else settings.layout
     if source.run is None:
@@ -139,6 +161,23 @@ def write_export(source: Source, settings: ExportConfig | PushConfig, folder: Pa
         kind = read_json(source.run.dir / "run.json")["kind"]
         card = model_card(source.run, source.config, kind, use, step=source.step, library=library)
     (folder / CARD).write_text(card, encoding="utf-8")
+
+
+def last_adapter(source: Source) -> Path | None:
+    """The adapter whose sum with the base a run's final model holds, in its last checkpoint; None without one."""
+    if source.run is None or source.config.get("lora") is None or source.config.get("average_decay"):
+        return None
+    checkpoint = latest_checkpoint(source.run.dir)
+    return checkpoint / "model" if checkpoint and (checkpoint / "model" / ADAPTER).exists() else None
+
+
+def tell_loss(loss: float, dtype: torch.dtype) -> None:
+    """Print what rounding the sum of base and adapter to bfloat16 changed."""
+    if dtype == torch.bfloat16:
+        print(
+            f"rounded to bfloat16, base plus adapter loses {loss:.0%} of the adapter's change (relative norm); "
+            "--dtype float32 keeps it, and --adapter true writes the adapter itself"
+        )
 
 
 def run_push(config: PushConfig, api: HfApi | None = None) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from lfpo.base import distributed
-from lfpo.base.progress import Progress
 from lfpo.base.rng import key
 from lfpo.config.sampler import SamplerConfig
 from lfpo.eval.evaluate import Answer, EvalResult, evaluate
 from lfpo.prompts.encoding import encode_rows
+from lfpo.rewards import Rewards
 from lfpo.rollout.engine import Request
 from lfpo.rollout.episodes import Environment, play
 from lfpo.runs.context import Context
@@ -37,6 +40,8 @@ def held_out(trainer: LFPOTrainer, step: int, context: Context) -> dict[str, flo
 
     def count(answers: list[Answer]) -> None:
         progress.advance(len(answers), sum(answer.length for answer in answers))
+        for _ in answers:
+            context.event("on_prediction_step")
 
     started, metrics, records = time.perf_counter(), dict[str, float](), list[dict[str, Any]]()
     trainer.engine.update(f"theta after {step}", trainer.model)
@@ -44,7 +49,7 @@ def held_out(trainer: LFPOTrainer, step: int, context: Context) -> dict[str, flo
     how: dict[str, Any] = {"seed": trainer.args.seed, "finished": count}
     for name, sampler in trainer.eval_samplers.items():
         if environment is not None:
-            found, played = _played(trainer, environment, name, sampler, progress)
+            found, played = _played(trainer, environment, name, sampler, context)
             metrics |= {f"eval/{name}/{key}": value for key, value in found.items()}
             records += [{"sampler": name, **record} for record in played]
             continue
@@ -52,7 +57,7 @@ def held_out(trainer: LFPOTrainer, step: int, context: Context) -> dict[str, flo
         result = evaluate(trainer.engine, trainer.model, trainer.tokenizer, rows, correct_all, sampler, **how)
         found = {"steps": result.mean_steps, "nfe": result.mean_nfe}
         if source.correct_all is None:
-            found["reward"] = _mean_reward(trainer, result)
+            found["reward"] = _mean_reward(trainer, result, context)
         elif result.accuracy is not None and result.interval is not None:
             found |= {"accuracy": result.accuracy, "low": result.interval[0], "high": result.interval[1]}
         metrics |= {f"eval/{name}/{key}": value for key, value in found.items()}
@@ -64,23 +69,28 @@ def held_out(trainer: LFPOTrainer, step: int, context: Context) -> dict[str, flo
             # Every verdict, so that two evaluations can be compared problem by problem.
             records.append(record | ({"correct": result.correct[b]} if source.correct_all else {}))
     if trainer.args.log_completions:
-        context.folder.write_rows(f"eval/step-{step}.jsonl", records)
+        distributed.alone(lambda: context.folder.write_rows(f"eval/step-{step}.jsonl", records))
     return metrics | {"time/eval": time.perf_counter() - started}
 
 
 def _played(
-    trainer: LFPOTrainer, environment: Environment, name: str, sampler: SamplerConfig, progress: Progress
+    trainer: LFPOTrainer, environment: Environment, name: str, sampler: SamplerConfig, context: Context
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """Metrics and records of episodes; a record is a turn. The mean reward is NaN if an environment failed."""
     model, tokenizer, mine = trainer.model, trainer.tokenizer, distributed.share(len(trainer.source.eval_rows))
     rows = [trainer.source.eval_rows[i] for i in mine]
     encoded = encode_rows(rows, tokenizer, model, sampler.gen_length or 0)
     request = Request(encoded, [key(trainer.args.seed, "eval", i, 0) for i in mine], sampler)
-    progress.begin(f"evaluation, {name}", environment.max_turns * len(rows), "turns")
-    turns, t, rewards, sums = play(
-        environment, trainer.engine, model, tokenizer, request, rows, lambda index, _: progress.advance(len(index))
-    )
-    sums["reward"] = (math.nan if rewards.failed else float(rewards.reward_B.sum()), len(rows))
+    context.progress.begin(f"evaluation, {name}", environment.max_turns * len(rows), "turns")
+
+    def count(index: Sequence[int], _: object) -> None:
+        context.progress.advance(len(index))
+        for _row in index:
+            context.event("on_prediction_step")
+
+    turns, t, rewards, sums = play(environment, trainer.engine, model, tokenizer, request, rows, count)
+    sums["reward"] = _sum_and_count(rewards)
+    _say_why(trainer, rewards, context)
     records = []
     if t is not None:
         sums |= {"steps": (float(t.scheduled_steps.sum()), len(t)), "nfe": (float(t.nfe.sum()), len(t))}
@@ -92,12 +102,32 @@ def _played(
     return distributed.means_over_ranks(sums), [r for part in distributed.gather(records) for r in part]
 
 
-def _mean_reward(trainer: LFPOTrainer, result: EvalResult) -> float:
-    """The mean total reward over all rows; each rank scores its share. NaN if a reward function failed."""
-    rows, total = trainer.source.eval_rows, 0.0
-    if mine := distributed.share(len(rows)):
-        texts, all_ids = result.completions, result.trajectory.completion_ids()
-        own, ids = [rows[i] for i in mine], [all_ids[i] for i in mine]
-        scored = trainer.source.score(own, [texts[i] for i in mine], ids)
-        total = math.nan if scored.failed else float(scored.reward_B.sum())
-    return distributed.sum_number(total) / len(rows)
+def _mean_reward(trainer: LFPOTrainer, result: EvalResult, context: Context) -> float:
+    """The mean total reward over the rows that have one; each rank scores its share. NaN if a function failed."""
+    rows, texts, all_ids = trainer.source.eval_rows, result.completions, result.trajectory.completion_ids()
+    mine = distributed.share(len(rows))
+
+    def score() -> Rewards:
+        if not mine:
+            return Rewards(torch.zeros(0, dtype=torch.float64), {})
+        return trainer.source.score([rows[i] for i in mine], [texts[i] for i in mine], [all_ids[i] for i in mine])
+
+    scored = distributed.alone(score)
+    _say_why(trainer, scored, context)
+    total, count = (distributed.sum_number(float(number)) for number in _sum_and_count(scored))
+    return total / count if count else math.nan
+
+
+def _sum_and_count(rewards: Rewards) -> tuple[float, int]:
+    """Of the rewards that are not neutral. NaN if a function failed: means over other rows or functions would look like
+    a better or worse model."""
+    number_N = rewards.reward_B[~rewards.reward_B.isnan()]
+    return (math.nan, 1) if rewards.failed else (float(number_N.sum()), len(number_N))
+
+
+def _say_why(trainer: LFPOTrainer, rewards: Rewards, context: Context) -> None:
+    """Say once in a run why a function failed in an evaluation, on whichever rank. A collective."""
+    failed = {name: why for part in distributed.gather(rewards.failed) for name, why in part.items()}
+    for name in sorted(failed.keys() - trainer.failed_in_evaluation):
+        trainer.failed_in_evaluation.add(name)
+        context.note(f"{name!r} failed on held-out rows, so their reward is null: {failed[name]}")

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from lfpo.config.errors import UserError
-from lfpo.config.models import check_model_name
+from lfpo.config.models import check_model_folder, check_model_name
 from lfpo.config.plugins import resolve
 from lfpo.config.sampler import check_length
 from lfpo.config.train import LFPOConfig
 from lfpo.prompts.dataset import read_rows
-from lfpo.prompts.jsonl import load_jsonl
+from lfpo.prompts.files import load_rows
 from lfpo.prompts.preferences import load_preferences
 from lfpo.prompts.tasks import get_task
 from lfpo.rewards import RewardFunction
@@ -32,6 +32,8 @@ def check_run(args: Any, kind: str, *, resume: bool = False) -> None:
     trackers.check_installed(args.report_to)
     if args.model is not None:
         check_model_name(args.model)
+        if (folder := Path(args.model).expanduser()).is_dir():
+            check_model_folder(folder)
     if kind == "train":
         _check_prompts(args)
         return
@@ -39,7 +41,7 @@ def check_run(args: Any, kind: str, *, resume: bool = False) -> None:
         get_task(task)
     files = [args.data_file, args.eval_file] if kind == "dpo" else [args.data_file]
     for file in (file for file in files if file is not None):
-        load_preferences(file) if kind == "dpo" else load_jsonl(file, required=("prompt", "completion"))
+        load_preferences(file) if kind == "dpo" else load_rows(file, required=("prompt", "completion"))
 
 
 def _check_prompts(args: LFPOConfig) -> None:

@@ -6,6 +6,7 @@ Functions raise UserError where bitsandbytes is missing or cannot serve.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -54,11 +55,16 @@ def moment_bytes(optim: Optim) -> float:
 
 
 def step_if_finite(
-    optimizer: torch.optim.Optimizer, model: nn.Module, loss: float, max_grad_norm: float
+    optimizer: torch.optim.Optimizer,
+    model: nn.Module,
+    loss: float,
+    max_grad_norm: float,
+    event: Callable[[str], None] = lambda name: None,
 ) -> tuple[float, float, bool]:
     """End an optimiser step: sum loss and gradients over ranks, clip, step where both are finite, drop the gradients.
 
-    loss: this rank's part. max_grad_norm: 0 does not clip.
+    loss: this rank's part. max_grad_norm: 0 does not clip. event: told on_pre_optimizer_step and on_optimizer_step of a
+    step that is taken, while its gradients are there.
     Returns the summed loss, the gradients' norm before clipping, and whether the step was taken.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -67,7 +73,9 @@ def step_if_finite(
     norm = distributed.clip_gradients(parameters, max_grad_norm)
     finite = math.isfinite(norm) and math.isfinite(loss)
     if finite:
+        event("on_pre_optimizer_step")
         optimizer.step()
+        event("on_optimizer_step")
     optimizer.zero_grad()
     return loss, norm, finite
 

@@ -24,7 +24,7 @@ from lfpo.models.tensor_files import GIB
 from lfpo.prompts.encoding import encode_prompt, misfit
 from lfpo.prompts.sources import PromptSource
 from lfpo.prompts.tasks import Row
-from lfpo.rewards import reward_name
+from lfpo.rewards import reward_names
 from lfpo.rollout.episodes import Episode, step_all
 from lfpo.train.algorithm import own_parameters
 from lfpo.train.optim import moment_bytes
@@ -47,15 +47,15 @@ def preflight(trainer: LFPOTrainer) -> tuple[PromptSource, str]:
     failed = distributed.together(lambda: check_rewards(trainer, source) if not distributed.rank() else [])[0]
     saved = [model, reference] + [model] * bool(args.average_decay)
     saved += [reference] * (args.engine.max_staleness * (args.old_policy == "sampler"))
-    needed, free = distributed.together(
-        lambda: check_disk(Path(args.output_dir), saved, args.optim, args.save_total_limit)
-    )[0]
+    needed, free = distributed.together(lambda: check_disk(trainer.run.dir, saved, args.optim, args.save_total_limit))[
+        0
+    ]
     parameters, trained = sum(p.numel() for p in model.parameters()), _trained(model)
     share = f", {trained:,} of them trained" if trained < parameters else ""
     ranks = f", {distributed.world()} ranks" if distributed.world() > 1 else ""
     left_out = f"; {len(out)} too long and left out" if out else ""
     rewarding = source.reward_functions if trainer.environment is None else [trainer.environment.make]
-    names, plan = ", ".join(map(reward_name, rewarding)), ""
+    names, plan = ", ".join(reward_names(rewarding)), ""
     if (device := distributed.device()).type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory
         rate = EFFICIENCY * matmul_peak(device, torch.bfloat16 if args.bf16 else getattr(torch, args.dtype))
@@ -95,7 +95,7 @@ def check_prompts(trainer: LFPOTrainer) -> tuple[int, int, tuple[int, ...]]:
                     f"{where}: the columns are {mine}, and those of {source.place(split, 0)} are {first}; give every "
                     "row the same"
                 )
-            ids = encode_prompt(trainer.tokenizer, prompt)
+            ids = encode_prompt(trainer.tokenizer, prompt, where)
             too_long = len(ids) + length > model.max_length
             reason = misfit(ids, model, length)
             if reason and not (too_long and may_leave_out):
@@ -134,19 +134,27 @@ def without(source: PromptSource, indices: Sequence[int]) -> PromptSource:
 
 def check_rewards(trainer: LFPOTrainer, source: PromptSource) -> list[str]:
     """Call each reward function once, with two stand-in completions of each of the first two prompts, or play a turn of
-    the environment.
+    the environment. The same with held-out rows, where evaluations call the functions too.
 
     Raises UserError for a function that raised or ran too long, and for a result that no batch could use: not a list,
     of another length, or with a value that is neither a finite number nor None. With args.keep_going a function may
     raise; returns a sentence for each that did.
     """
-    args, rows = trainer.args, [source.train_row(i) for i in (0, 0, 1, 1)]
-    ids = trainer.tokenizer.encode(STAND_IN, add_special_tokens=False)
-    scored = source.score(rows, [STAND_IN] * len(rows), [list(ids) for _ in rows])
-    failed = [f"reward function {name!r} failed on its first call: {why}" for name, why in scored.failed.items()]
-    if trainer.environment is not None:
-        _, why = step_all(trainer.environment, [Episode(0, rows[0], 0)], [STAND_IN])
-        failed = [] if why is None else [f"environment {trainer.environment.name!r} failed on its first call: {why}"]
+    args, environment = trainer.args, trainer.environment
+    splits = {"train": [source.train_row(i) for i in (0, 0, 1, 1)]}
+    if source.correct_all is None or environment is not None:  # else a verifier judges held-out rows
+        splits["eval"] = [row for row in source.eval_rows[:2] for _ in range(2)]
+    ids, failed = trainer.tokenizer.encode(STAND_IN, add_special_tokens=False), list[str]()
+    for split, rows in ((split, rows) for split, rows in splits.items() if rows):
+        where = (
+            "its first call" if split == "train" else f"its first call with held-out rows ({source.place(split, 0)})"
+        )
+        if environment is not None:
+            _, why = step_all(environment, [Episode(0, rows[0], 0)], [STAND_IN])
+            failed += [] if why is None else [f"environment {environment.name!r} failed on {where}: {why}"]
+            continue
+        scored = source.score(rows, [STAND_IN] * len(rows), [list(ids) for _ in rows])
+        failed += [f"reward function {name!r} failed on {where}: {why}" for name, why in scored.failed.items()]
     if failed and not args.keep_going:
         raise UserError(f"{'; '.join(failed)}; fix it, or set keep_going to train with None for its rewards")
     return failed

@@ -27,7 +27,7 @@ from lfpo.models import MaskedDiffusionLM
 from lfpo.models.lora import factors
 from lfpo.models.placement import narrow_matrices
 from lfpo.models.roles import CURRENT, OLD
-from lfpo.rollout.denoise import Finished
+from lfpo.rollout.denoise import Finished, Forwarded
 from lfpo.rollout.engine import GIVES, Request, Ticket, Version, run_unit
 from lfpo.rollout.trajectory import Trajectory, join
 from lfpo.train.ray_cluster import LOOK, START, cause, check_head, connect, first_line, import_ray, wait_for_start
@@ -210,6 +210,7 @@ class RayEngine:
     Raises UserError where Ray is missing, or its cluster has too few cores or GPUs, or another version of lfpo."""
 
     gives: Collection[str] = GIVES
+    forwarded: Forwarded | None = None  # workers run them; what comes back is whole units
 
     def __init__(self, args: LFPOConfig):
         self.args, self.settings = args, args.engine

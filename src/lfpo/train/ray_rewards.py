@@ -15,7 +15,7 @@ from lfpo.config.engine import EngineSettings
 from lfpo.config.errors import UserError, last_line
 from lfpo.rewards import RewardFunction, reward_name
 from lfpo.rewards.attempt import RewardFailed, RewardTimeout
-from lfpo.rewards.scoring import checked
+from lfpo.rewards.values import checked
 from lfpo.train.ray_cluster import LOOK, check_head, connect, first_line, import_ray, wait_for_start
 
 RETRIES = 2  # times that Ray calls a function again whose process died

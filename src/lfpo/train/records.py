@@ -1,5 +1,6 @@
 """Rollouts as JSON data, one object a completion: rollouts/step-N.jsonl and the completions of an evaluation."""
 
+import math
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ def rollout_records(batch: Batch, signal_B: torch.Tensor, tokenizer: Any) -> lis
             **completion_record(batch.trajectory, b, turn.row["prompt"], turn.text, tokenizer),
             **turn.note,
             "rewards": {name: values[turn.rollout] for name, values in rewards.parts.items()},
-            "reward": float(rewards.reward_B[turn.rollout]),
+            "reward": None if math.isnan(reward := float(rewards.reward_B[turn.rollout])) else reward,
             "r": float(signal_B[b].mean()),
         }
         for b, turn in enumerate(batch.turns)

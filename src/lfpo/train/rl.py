@@ -1,6 +1,7 @@
 """The RL trainer: what Algorithm 1 works on (lfpo.train.algorithm), and what a run of it asks for (lfpo.train.run)."""
 
 import contextlib
+import inspect
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -11,8 +12,11 @@ import torch
 
 from lfpo.base import distributed
 from lfpo.base.environment import use_threads
-from lfpo.config.errors import UserError
+from lfpo.config.build import refusal
+from lfpo.config.errors import CannotGoOn, UserError
 from lfpo.config.export import PushConfig
+from lfpo.config.length import described
+from lfpo.config.other_names import ARGUMENTS
 from lfpo.config.train import LFPOConfig
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.loading import trained_block_length
@@ -22,10 +26,11 @@ from lfpo.objectives import make_objective
 from lfpo.objectives.objective import check_rollouts, kept_steps
 from lfpo.rewards import RewardFunction
 from lfpo.rollout.episodes import Environment
-from lfpo.runs.context import CannotGoOn, Context
+from lfpo.runs.context import Context
 from lfpo.runs.directory import Run
 from lfpo.runs.display import Display
 from lfpo.train.algorithm import iterate, own_parameters
+from lfpo.train.callbacks import Callbacks
 from lfpo.train.collect import Batch, collect
 from lfpo.train.copies import Average, Versions
 from lfpo.train.export import make_repository, run_push
@@ -37,7 +42,6 @@ from lfpo.train.queue import RolloutQueue
 from lfpo.train.records import rollout_records
 from lfpo.train.run import Trainer, run_trainer
 from lfpo.train.setup import (
-    by_epochs,
     check_ranks,
     load_policies,
     make_engine,
@@ -45,6 +49,7 @@ from lfpo.train.setup import (
     samplers,
     with_name,
 )
+from lfpo.train.signals import check_range
 
 MAX_SKIPPED = 5  # updates in a row with a non-finite loss or gradient, after which training stops
 MAX_FAILED = 5  # batches in a row for which a reward function fails, after which training stops
@@ -58,7 +63,7 @@ class LFPOTrainer(Trainer):
         or the task's own.
     args: LFPOConfig. train_dataset, eval_dataset: rows (mappings) with a "prompt"; a list or a datasets.Dataset.
         train_dataset may also be a data set's name, as args.dataset_name. None uses what args names.
-    callbacks: objects or classes with methods of transformers' TrainerCallback (see lfpo.train.run.Callbacks).
+    callbacks: objects or classes with methods of transformers' TrainerCallback (see lfpo.train.callbacks.Callbacks).
     peft_config: a peft LoraConfig; the same as args.lora.
     Raises UserError for arguments that do not fit together.
     """
@@ -75,8 +80,12 @@ class LFPOTrainer(Trainer):
         eval_dataset: Sequence[dict[str, Any]] | None = None,
         tokenizer: Any = None,
         peft_config: Any = None,
-        callbacks: Sequence[Any] = (),
+        callbacks: Any = (),
+        **others: Any,
     ):
+        for name, value in others.items():
+            arguments = list(inspect.signature(LFPOTrainer).parameters)[:-1]
+            raise UserError(f"LFPOTrainer: {refusal(name, value, ARGUMENTS | LFPOConfig.REFUSED, arguments)}")
         if not isinstance(args, LFPOConfig | None):
             raise UserError(f"args: expected an LFPOConfig, found {type(args).__name__}; write LFPOConfig(KEY=VALUE)")
         args = args or LFPOConfig(output_dir="runs/lfpo")
@@ -86,7 +95,11 @@ class LFPOTrainer(Trainer):
             args = with_name(args, model)
         if isinstance(train_dataset, str):
             args, train_dataset = replace(args, dataset_name=train_dataset), None
-        self.args, self.stop_on, self.callbacks = args, {"no_reward", *args.stop_on}, callbacks
+        self.args, self.stop_on = args, {"no_reward", *args.stop_on}
+        # The run directory, to read from; what is written goes through the run's context. From now on absolute: a
+        # reward function may change the working directory.
+        self.run = Run(Path(args.output_dir).expanduser().absolute())
+        self.callbacks = callbacks if isinstance(callbacks, list | tuple) else [] if callbacks is None else [callbacks]
         distributed.start()
         check_ranks(args, "train", "prompts_per_iteration")
         use_threads(args.threads)
@@ -94,7 +107,8 @@ class LFPOTrainer(Trainer):
         make = environment_class(args.environment)
         self.environment = Environment(make, args.max_turns, args.reward_timeout) if make else None
         self.source = make_source(args, reward_funcs, train_dataset, eval_dataset)
-        self.args = args = by_epochs(args, self.source)
+        as_given, self.length = args, args.length(len(self.source.rows))
+        self.args = args = replace(args, max_steps=self.length.iterations)
         block_length = trained_block_length(model or args.model)
         self.sampler, self.eval_samplers = samplers(args, self.source.gen_length, self.objective, block_length)
         self.keep_steps = kept_steps(self.objective, self.sampler)
@@ -103,8 +117,10 @@ class LFPOTrainer(Trainer):
         self.optimizer = build_adamw(self.model, args)
         self.average = Average(own_parameters(self.model), args.average_decay) if args.average_decay else None
         self.source, self.about = preflight(self)
-        self.args = args = by_epochs(args, self.source)  # again, now without prompts that are left out
-        self.total_steps, self.epoch_steps = args.max_steps, len(self.source.rows) / args.prompts_per_iteration
+        self.length = as_given.length(len(self.source.rows))  # again, now without prompts that are left out
+        self.args = args = replace(args, max_steps=self.length.iterations)
+        self.about += f"\n{'length':<8} {described(self.length, as_given)}"
+        self.total_steps, self.epoch_steps = self.length.iterations, self.length.per_epoch
         self.closing = contextlib.ExitStack()  # what is given back when training ends
         self.engine = make_engine(args)
         self.closing.callback(self.engine.close)
@@ -122,19 +138,28 @@ class LFPOTrainer(Trainer):
         self.parts = {name: part for name, part in parts.items() if part is not None}
         # Training time and FLOPs without evaluation; skipped updates; reward function -> batches in a row it failed.
         self.state: dict[str, Any] = {"skipped": 0, "skipped_in_a_row": 0, "failing": {}, "seconds": 0.0, "flops": 0.0}
-        # The run directory, to read from; what is written goes through the run's context.
-        self.run = Run(Path(args.output_dir).expanduser(), silent=distributed.rank() != 0)
+        self.run = replace(self.run, silent=distributed.rank() != 0)
+        self.failed_in_evaluation: set[str] = set()  # reward functions of which this was said
+        self.checked_range = False  # whether a scored batch was compared with what the objective needs of rewards
+        self.state["rows_skipped"] = 0  # of the data set, where a callback ended an epoch early
+        self.events = Callbacks(self)
+        self.events.call("on_init_end", 0)
 
-    def train(self, *, resume: bool = False, display: Display | None = None) -> Path:
-        """Run Algorithm 1 and return the folder of the trained model. `resume` continues output_dir's run. SIGTERM or
-        SIGINT leaves a checkpoint of all finished iterations and raises Stopped, a KeyboardInterrupt."""
-        args = self.args
+    def train(
+        self, resume_from_checkpoint: bool | None = None, *, resume: bool = False, display: Display | None = None
+    ) -> Path:
+        """Run Algorithm 1 and return the folder of the trained model. `resume` (or TRL's name for it) continues
+        output_dir's run from its newest checkpoint; another value, such as a folder, is a UserError. SIGTERM or SIGINT
+        leaves a checkpoint of all finished iterations and raises Stopped, a KeyboardInterrupt."""
+        args, resume = self.args, resume if resume_from_checkpoint is None else resume_from_checkpoint
         if args.push_to_hub and distributed.rank() == 0:
             make_repository(str(args.hub_model_id), private=args.hub_private_repo)
         with self.closing:
             folder = run_trainer(self, resume=resume, display=display)
+        if args.push_to_hub and (events := self.events) is not None:
+            events.call("on_push_begin", events.step)
         if args.push_to_hub and distributed.rank() == 0:
-            run_push(PushConfig(args.output_dir, str(args.hub_model_id), private=args.hub_private_repo))
+            run_push(PushConfig(str(self.run.dir), str(args.hub_model_id), private=args.hub_private_repo))
         return folder
 
     def iterate(self, iteration: int, context: Context | None = None) -> dict[str, Any]:
@@ -151,18 +176,27 @@ class LFPOTrainer(Trainer):
         iteration's prompts."""
         if self.queue is None or self.queue.missing(iteration):
             self.engine.update(iteration, self.reference)
+        self.engine.forwarded = context.progress.forward
         batch = collect(self, iteration, context.progress)
-        self._count_failures(batch.failed, iteration, context)
+        self._count_failures(batch, iteration, context)
+        if not self.checked_range and not batch.unscored:
+            check_range(self.objective, batch.reward_R)
+            self.checked_range = True
         return batch
 
-    def _count_failures(self, failed: dict[str, str], iteration: int, context: Context) -> None:
-        """Report a reward function the first time it fails; after MAX_FAILED batches in a row stop."""
+    def _count_failures(self, batch: Batch, iteration: int, context: Context) -> None:
+        """Report a reward function when it begins to fail; after MAX_FAILED batches in a row without any of its rewards
+        stop. A failure on some of the ranks costs only their rewards."""
         kind = "reward function" if self.environment is None else "environment"
-        failing = self.state["failing"] = {name: self.state["failing"].get(name, 0) + 1 for name in failed}
+        before, failed = self.state["failing"], batch.failed
+        lost = {name: batch.metrics[f"rewards/{name}/failed"] for name in failed}
+        failing = {name: (before.get(name, 0) + 1) * (lost[name] == 1) for name in failed}
+        self.state["failing"] = failing
         for name, times in failing.items():
-            if times == 1:
+            if name not in before:
+                where = "" if lost[name] == 1 else f" on {lost[name]:.0%} of the ranks"
                 context.note(
-                    f"{kind} {name!r} failed in iteration {iteration + 1}: {failed[name]}; "
+                    f"{kind} {name!r} failed in iteration {iteration + 1}{where}: {failed[name]}; "
                     "its rewards of that batch count as None"
                 )
             if times >= MAX_FAILED:
@@ -179,23 +213,35 @@ class LFPOTrainer(Trainer):
         self.state["skipped"] += not stepped
         self.state["skipped_in_a_row"] = 0 if stepped else self.state["skipped_in_a_row"] + 1
         if self.state["skipped_in_a_row"] >= MAX_SKIPPED:
-            raise UserError(
-                f"{self.args.output_dir}: loss or gradient was not finite {MAX_SKIPPED} times in a row (iteration "
-                f"{iteration + 1}); lower learning_rate, then --resume goes on from the last checkpoint"
+            raise CannotGoOn(
+                f"{self.run.dir}: loss or gradient was not finite {MAX_SKIPPED} times in a row (iteration "
+                f"{iteration + 1}); lower learning_rate"
             )
 
     def log_rollouts(self, iteration: int, batch: Batch, signal_B: torch.Tensor, context: Context) -> None:
         """Collect the records of all ranks on rank 0 and write them."""
         if self.args.log_completions:
             records = distributed.gather_to_first(rollout_records(batch, signal_B, self.tokenizer))
-            context.folder.write_rows(f"rollouts/step-{iteration + 1}.jsonl", [row for part in records for row in part])
+            rows = [row for part in records for row in part]
+            distributed.alone(lambda: context.folder.write_rows(f"rollouts/step-{iteration + 1}.jsonl", rows))
 
     def evaluates_after(self, step: int) -> bool:
         return self.args.evaluates_after(step)
 
     def evaluate(self, step: int, context: Context) -> dict[str, float]:
+        self.engine.forwarded = context.progress.forward
         with self.average.in_place() if self.average is not None else contextlib.nullcontext():
             return held_out(self, step, context)
+
+    def skip_epoch(self, step: int) -> None:
+        """See Trainer. The next iteration takes the first rows of the next epoch."""
+        if self.queue is not None:
+            raise CannotGoOn(
+                "a callback set should_epoch_stop, and with engine.max_staleness the next rows are sampled already; "
+                "set max_staleness to 0, or should_training_stop"
+            )
+        rows, passed = self.length.rows, step * self.length.batch + self.state["rows_skipped"]
+        self.state["rows_skipped"] += -passed % rows if rows else 0
 
     def export(self) -> MaskedDiffusionLM:
         """The trained model; from now on its weights are the average, if one is kept."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 
@@ -15,16 +16,18 @@ from lfpo.base import distributed
 from lfpo.base.environment import use_threads
 from lfpo.base.progress import Progress
 from lfpo.config.build import to_dict
-from lfpo.config.errors import UserError, last_line
+from lfpo.config.errors import CannotGoOn, UserError, last_line
 from lfpo.config.files import read_json
+from lfpo.config.length import Length
 from lfpo.models import MaskedDiffusionLM
 from lfpo.report import write_report
 from lfpo.runs.card import model_card
-from lfpo.runs.context import CannotGoOn, Context, Stopped, StopRequests
+from lfpo.runs.context import Context, Stopped, StopRequests
 from lfpo.runs.directory import Run, open_run, opened_by_this_launcher, removed_if_unused
 from lfpo.runs.display import Display
 from lfpo.runs.health import Health
 from lfpo.runs.trackers import reporting
+from lfpo.train.callbacks import Callbacks
 from lfpo.train.checkpoint import Part, export_model, latest_checkpoint, load_optimizer, load_weights, save_checkpoint
 
 
@@ -32,18 +35,19 @@ class Trainer(Protocol):
     """What a run runs: `lfpo train`, `sft` and `dpo` each have one.
 
     args: its configuration; output_dir, save_steps, save_total_limit, report_to, rank_timeout and progress_timeout are
-        read here. kind: "train", "sft" or "dpo". total_steps: iterations.
+        read here. kind: "train", "sft" or "dpo". total_steps: iterations, those of `length`.
     model, reference, tokenizer, optimizer: what checkpoints hold; reference is None where there is none.
     parts: what else checkpoints hold, by the name of its folder.
     state: JSON data that checkpoints hold too (counters); restored in place.
     stop_on: rules of lfpo.runs.health that end the run when they begin to hold.
-    callbacks: see Callbacks. epoch_steps: iterations of an epoch, 0 where there are no epochs.
+    callbacks: see lfpo.train.callbacks. events: what calls them, where the trainer has made it itself.
     about: what to show before it starts.
     """
 
     args: Any
     kind: str
     total_steps: int
+    length: Length
     model: MaskedDiffusionLM
     reference: MaskedDiffusionLM | None = None
     tokenizer: Any
@@ -52,7 +56,7 @@ class Trainer(Protocol):
     state: dict[str, Any]
     stop_on: Collection[str] = ()
     callbacks: Sequence[Any] = ()
-    epoch_steps: float = 0.0
+    events: Callbacks | None = None
     about: str
 
     def iterate(self, step: int, context: Context) -> dict[str, Any]:
@@ -65,6 +69,12 @@ class Trainer(Protocol):
     def evaluate(self, step: int, context: Context) -> dict[str, float]:
         """Results on held-out data after `step` iterations, as metrics."""
         return {}
+
+    def skip_epoch(self, step: int) -> None:
+        """Leave out what is left of the epoch after `step` iterations, counting it in state["rows_skipped"]."""
+        raise CannotGoOn(
+            "a callback set should_epoch_stop, which runs of this kind do not take; let it set should_training_stop"
+        )
 
     def export(self) -> MaskedDiffusionLM:
         """The trained model as it is to be exported."""
@@ -93,95 +103,30 @@ class Lines:
         self.note(f"step {step}/{self.total}{text}{rate}")
 
 
-class Callbacks:
-    """Calls the trainer's callbacks, in their order, on every rank: objects with methods of transformers'
-    TrainerCallback (on_train_begin, on_step_end, on_evaluate, on_log, on_save, on_train_end).
-
-    A method is called as by transformers' Trainer: f(args, state, control, **kwargs). args is the run's configuration.
-    state is a transformers.TrainerState whose steps are iterations; epoch is None where prompts are generated. kwargs
-    are model, processing_class (the tokenizer) and optimizer, with `logs` in on_log and `metrics` in on_evaluate.
-    After each iteration should_evaluate, should_save and should_training_stop of `control` are heeded, where any rank
-    has set them.
-    """
-
-    def __init__(self, trainer: Trainer):
-        self.trainer = trainer
-        self.callbacks = [callback() if isinstance(callback, type) else callback for callback in trainer.callbacks]
-        if self.callbacks:
-            from transformers import TrainerControl, TrainerState
-
-            first = distributed.rank() == 0
-            self.control = TrainerControl()
-            self.state = TrainerState(
-                max_steps=trainer.total_steps, is_local_process_zero=first, is_world_process_zero=first
-            )
-
-    def restore(self, step: int, history: Sequence[dict[str, Any]]) -> None:
-        """Begin after `step` iterations, with the metrics that were logged."""
-        if self.callbacks:
-            self.state.log_history = [*history]
-            self._at(step)
-
-    def call(self, event: str, step: int, **kwargs: Any) -> None:
-        """Call the event's methods after `step` iterations. Raises CannotGoOn where one raises."""
-        if not self.callbacks:
-            return
-        self._at(step)
-        trainer = self.trainer
-        given = {"model": trainer.model, "processing_class": trainer.tokenizer, "optimizer": trainer.optimizer}
-        if "logs" in kwargs:
-            self.state.log_history.append(kwargs["logs"])
-
-        def call_all() -> None:
-            for callback in self.callbacks:
-                try:
-                    if method := getattr(callback, event, None):
-                        method(trainer.args, self.state, self.control, **given, **kwargs)
-                except Exception as error:  # user code may raise anything
-                    name = f"{type(callback).__name__}.{event}"
-                    raise UserError(f"callback {name} failed after iteration {step}: {last_line(error)}") from error
-
-        try:
-            distributed.together(call_all)  # all ranks stop where one rank's callback fails
-        except UserError as error:
-            raise CannotGoOn(str(error)) from error
-
-    def asks(self, what: str) -> bool:
-        """Whether a callback of any rank has set this flag of `control`; only should_training_stop stays set. A
-        collective where there are callbacks."""
-        if not self.callbacks:
-            return False
-        asked = any(distributed.gather(getattr(self.control, what)))
-        if what != "should_training_stop":
-            setattr(self.control, what, False)
-        return asked
-
-    def _at(self, step: int) -> None:
-        self.state.global_step = step
-        self.state.epoch = step / self.trainer.epoch_steps if self.trainer.epoch_steps else None
-
-
 class TrainingRun:
     """The run of one trainer: its folder, log, checkpoints and end. context: what it gives to the trainer."""
 
     def __init__(self, trainer: Trainer, *, resume: bool, display: Display | Lines | None):
         self.trainer, self.args = trainer, trainer.args
-        path, progress, total = Path(self.args.output_dir), Progress(), trainer.total_steps
+        # Absolute, from before any function of the user's was called: such a function may change the working directory.
+        path = trainer.run.dir if hasattr(trainer, "run") else Path(self.args.output_dir).expanduser().absolute()
+        progress, total = Progress(), trainer.total_steps
         # Rank 0 decides for all: a launcher on another machine may have started the others. torchrun's own count of
         # restarts does not tell: it counts the failures of one machine, and a failure restarts the ranks of all.
         restarted = distributed.gather("TORCHELASTIC_RUN_ID" in os.environ and opened_by_this_launcher(path))[0]
         self.resume = resume or restarted
-        self.folder = Run(path.expanduser(), silent=True)
+        self.folder = Run(path, silent=True)
         self.display: Display | Lines = Lines(total, lambda text: None)
         if distributed.rank() == 0:
             self.folder = open_run(path, self.args, resume=self.resume, kind=trainer.kind)
             self.display = display or Display(total, progress=progress, evaluates_after=trainer.evaluates_after)
         distributed.barrier()
         self.note = self.display.note
-        self.context = Context(self.folder, StopRequests(), progress, self.note)
+        self.callbacks = trainer.events or Callbacks(trainer)
+        self.context = Context(self.folder, StopRequests(), progress, self.note, self.callbacks.within)
         self.health = Health()
-        self.callbacks = Callbacks(trainer)
         self.done = self.saved = 0  # iterations in the weights, and in the newest checkpoint
+        self.saving = False  # whether a checkpoint is being written, or could not be
         # Metrics of a finished iteration that were not logged yet, because its evaluation was stopped.
         self.unlogged: dict[str, Any] | None = None
         self.note(trainer.about)
@@ -196,96 +141,147 @@ class TrainingRun:
             tracked = reporting(self.args.report_to, self.folder, to_dict(self.args), done=self.done)
             with self.display, tracked, self.context.stop:
                 try:
-                    self.callbacks.call("on_train_begin", self.done)
+                    began, began_at = time.monotonic(), self.done
+                    self.callbacks.begin_training(self.done)
                     if self.done == 0 and trainer.evaluates_after(0):
                         self.log({"step": 0, **self.evaluated()})
-                    elif self.unlogged is not None:
-                        self.finish(self.unlogged)
-                    for step in range(self.done, trainer.total_steps):
-                        self.unlogged = trainer.iterate(step, self.context)
-                        self.done = step + 1
-                        self.finish(self.unlogged)
+                    elif self.unlogged is not None:  # its evaluation was stopped, after on_step_end
+                        self.finish(self.unlogged, (False, True, self.saves_after(self.done)))
+                    while not self.over():
+                        self.callbacks.begin_iteration(self.done)
+                        self.unlogged = trainer.iterate(self.done, self.context)
+                        self.done += 1
+                        self.finish(self.unlogged, self.due())
+                        self.end_epoch()
                         self.context.stop.check()
                         if self.callbacks.asks("should_training_stop"):
-                            self.note(f"a callback ended the training after iteration {self.done}")
                             break
+                    if self.done < trainer.total_steps:
+                        self.note(f"a callback ended the training after iteration {self.done}")
                     if self.saved < self.done:
                         self.save()
-                    self.callbacks.call("on_train_end", self.done)
+                    self.callbacks.end_training(self.done, began_at=began_at, seconds=time.monotonic() - began)
                 except Stopped as stopped:
                     raise Stopped(stopped.number, f"{stopped}: {self.keep()}") from None
-                except CannotGoOn as error:
-                    raise UserError(f"{error}; {self.keep()}") from None
+                except (Exception, SystemExit) as error:
+                    self.end_with(error)
             self.context.progress.end()
             card = model_card(self.folder, to_dict(self.args), trainer.kind)
             return export_model(self.folder.dir, trainer.export(), trainer.tokenizer, card=card)
 
-    def finish(self, metrics: dict[str, Any]) -> None:
-        """What follows an iteration: evaluation, log, checkpoint."""
-        self.callbacks.call("on_step_end", self.done)
-        asked = self.callbacks.asks("should_evaluate")
-        if asked or self.trainer.evaluates_after(self.done):
+    def due(self) -> tuple[bool, bool, bool]:
+        """Whether to call on_log, to evaluate and to save after the iteration, as the run's keys and callbacks say."""
+        evaluate, save = self.trainer.evaluates_after(self.done), self.saves_after(self.done)
+        return self.callbacks.end_iteration(self.done, log=bool(self.unlogged), evaluate=evaluate, save=save)
+
+    def saves_after(self, step: int) -> bool:
+        return bool(step % self.args.save_steps == 0 or step == self.trainer.total_steps)
+
+    def finish(self, metrics: dict[str, Any], due: tuple[bool, bool, bool]) -> None:
+        """What follows an iteration: evaluation, log, checkpoint. due: see `due`; every line of metrics is written."""
+        log, evaluate, save = due
+        if log and metrics:
+            self.callbacks.log(self.done, metrics)
+        if evaluate:
             metrics = {"step": self.done, **metrics, **self.evaluated()}
         self.log(metrics)
         self.unlogged = None
         said = self.health.update(metrics) if metrics else {}
         for rule, text in said.items():
-            self.folder.add_note(self.done, rule, text)
+            distributed.together(partial(self.folder.add_note, self.done, rule, text))
             self.note(f"note: {text}")
         ends = [rule for rule in said if rule in self.trainer.stop_on]
-        asked = self.callbacks.asks("should_save")
-        if asked or self.done % self.args.save_steps == 0 or self.done == self.trainer.total_steps:
+        if save:
             self.save()
-            self.callbacks.call("on_save", self.done)
         if ends:
             raise CannotGoOn(f"stopped after iteration {self.done} by {ends[0]}: {said[ends[0]]}")
+
+    def over(self) -> bool:
+        """Whether all iterations are done, or the rows of all epochs, of which a callback may have left out some."""
+        trainer, skipped = self.trainer, self.trainer.state.get("rows_skipped", 0)
+        return self.done >= trainer.total_steps or trainer.length.passed(self.done, skipped) >= trainer.length.epochs
+
+    def end_epoch(self) -> None:
+        """Where an epoch ends, or a callback ends it: on_epoch_end and what it asks for."""
+        ends_early = self.callbacks.asks("should_epoch_stop")
+        if not self.callbacks.ends_epoch(self.done):
+            return
+        _, evaluate, save = self.callbacks.flags()  # the iteration is logged already
+        if evaluate:
+            self.log({"step": self.done, **self.evaluated()})
+        if ends_early:
+            self.trainer.skip_epoch(self.done)
+        if save or (ends_early and self.saved == self.done):  # a resume must know which rows were left out
+            self.save()
 
     def evaluated(self) -> dict[str, float]:
         """The metrics of an evaluation, which a request to stop ends at once."""
         with self.context.stop.at_once():
             metrics = self.trainer.evaluate(self.done, self.context)
-        self.callbacks.call("on_evaluate", self.done, metrics=metrics)
+        if metrics:
+            self.callbacks.evaluated(self.done, metrics)
         return metrics
 
     def log(self, metrics: dict[str, Any]) -> None:
         """Write one line of metrics and show it; after an evaluation the report is written too."""
         if metrics:
-            self.folder.log(metrics)
+            distributed.together(lambda: self.folder.log(metrics))  # rank 0 writes; all stop where it cannot
             self.display.update(metrics)
             if "time/eval" in metrics and distributed.rank() == 0:
                 try:
                     write_report(self.folder)
                 except UserError as error:
                     self.note(f"no report this time: {error}")  # training goes on without one
-            self.callbacks.call("on_log", self.done, logs=metrics)
 
     def save(self) -> None:
         """Write a checkpoint of the iterations done."""
         self.context.progress.begin("checkpoint")
-        trainer = self.trainer
+        trainer, self.saving = self.trainer, True
         save_checkpoint(
             self.folder.dir,
             self.done,
             trainer,
-            state={**trainer.state, "unlogged": self.unlogged},
+            state={**trainer.state, "unlogged": self.unlogged, "callbacks": self.callbacks.kept()},
             card=model_card(self.folder, to_dict(self.args), trainer.kind),
             keep=self.args.save_total_limit,
         )
-        self.saved = self.done
+        self.saved, self.saving = self.done, False
         self.context.progress.end()
+        self.callbacks.saved(self.done, self.folder.dir / "checkpoints")
 
     def keep(self) -> str:
         """Save what was learned since the last checkpoint; returns a sentence that says how to go on."""
         if self.done == 0:
             return f"no iteration was finished; --resume starts {self.folder.dir} from the beginning"
         if self.saved < self.done:
-            self.save()
+            try:
+                self.save()
+            except UserError as error:  # for example a full disk
+                return f"what was learned since iteration {self.saved} could not be saved: {error}"
         return f"{self.folder.dir}/checkpoints/step-{self.done} holds everything learned; --resume continues"
+
+    def end_with(self, error: Exception | SystemExit) -> NoReturn:
+        """Save what was learned, whatever ends the run, and raise the error with how to go on.
+
+        An error in the middle of an update leaves weights between two iterations. They are saved as those of the
+        iteration before: what is resumed then has learned a part of one iteration twice, and has lost nothing.
+        """
+        # An error of one rank among several reaches the others in different collectives, and saving is one, too.
+        shared = isinstance(error, CannotGoOn) or distributed.world() == 1
+        if self.saving or not shared:
+            raise error
+        kept = self.keep()
+        if isinstance(error, UserError | OSError):  # OSError: a full disk, a lost connection
+            text = str(error) if isinstance(error, UserError) else last_line(error)
+            raise UserError(f"{text}; {kept}") from (None if isinstance(error, UserError) else error)
+        self.note(kept)
+        raise error
 
     def restore(self) -> None:
         """On a resume, load the newest intact checkpoint and drop what was logged after it."""
         if not self.resume:
             return
+        kept = None
         trainer, first = self.trainer, distributed.rank() == 0
         checkpoint = distributed.gather(latest_checkpoint(self.folder.dir, self.note) if first else None)[0]
         if checkpoint is None:
@@ -300,17 +296,23 @@ class TrainingRun:
             state = read_json(checkpoint / "state.json")
             trainer.state.update({name: state.get(name, value) for name, value in trainer.state.items()})
             self.done = self.saved = self.context.progress.resumed_at = state["step"]
-            self.unlogged = state.get("unlogged")
+            self.unlogged, kept = state.get("unlogged"), state.get("callbacks")
             self.note(f"resumed from {checkpoint}")
         self.folder.truncate_metrics(self.done if checkpoint is not None else -1)
         before = distributed.gather(self.folder.read_metrics() if first else [])[0]
         self.health = Health(before)
-        self.callbacks.restore(self.done, before)
+        self.callbacks.restore(self.done, before, kept)
 
 
 def run_trainer(trainer: Trainer, *, resume: bool = False, display: Display | Lines | None = None) -> Path:
     """Open or resume the run of `trainer.args.output_dir` and train to its end; returns the exported model's folder. A
     rank that is lost ends the others (see lfpo.base.distributed.watched)."""
+    if not isinstance(resume, bool):
+        folder = Path(trainer.args.output_dir).expanduser() / "checkpoints"
+        raise UserError(
+            f"resume {str(resume)!r}: expected True or False. True goes on from the newest intact checkpoint in "
+            f"{folder}; to go on from an older one, move the newer step-N folders away first"
+        )
     with distributed.watched(trainer.args.rank_timeout, trainer.args.progress_timeout):
         return TrainingRun(trainer, resume=resume, display=display).train()
 

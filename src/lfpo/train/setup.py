@@ -1,8 +1,8 @@
 """What a trainer is made of, from its configuration: policies, prompts, rewards, samplers, engine and queue."""
 
 import contextlib
-import math
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +27,7 @@ from lfpo.models.lora import attach, inject
 from lfpo.models.placement import frozen_copy_on_cpu, sampling
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives.objective import Objective, check_old_policy, check_rollouts, kept_steps
-from lfpo.prompts.dataset import read_rows
+from lfpo.prompts.dataset import is_stream, read_rows
 from lfpo.prompts.sources import PromptSource, in_epochs, task_source
 from lfpo.prompts.tasks import get_task
 from lfpo.rewards import RewardFunction, in_child
@@ -107,6 +107,7 @@ def make_source(
     if functions and args.environment is not None:
         raise UserError("an environment gives the rewards itself; leave out reward_funcs")
     check_source(args, functions, train_dataset)
+    train_dataset = needed_rows(args, train_dataset)
     if args.task is not None:
         if eval_dataset is not None:
             raise UserError("eval_dataset goes with train_dataset; a task brings its own test split")
@@ -116,14 +117,16 @@ def make_source(
         elif functions:
             source = replace(source, reward_functions=functions)
     else:
-        found = {"train": read_rows(args, "train", train_dataset)}
+        needed = None if args.num_train_epochs else args.max_steps * args.prompts_per_iteration
+        found = {"train": read_rows(args, "train", train_dataset, needed)}
         if not found["train"]:
             raise UserError("train_dataset: no rows")
-        found["eval"] = read_rows(args, "eval", eval_dataset) if n_eval else []
+        found["eval"] = read_rows(args, "eval", eval_dataset, n_eval) if n_eval else []
         rows = [record.values for record in found["train"]]
         source = PromptSource(
             name="dataset",
-            train_row=in_epochs(rows, args.seed),
+            # A stream keeps its order, so that a longer run, which reads more of it, begins with the same rows.
+            train_row=(lambda i: rows[i % len(rows)]) if is_stream(train_dataset) else in_epochs(rows, args.seed),
             eval_rows=[record.values for record in found["eval"][:n_eval]],
             place=lambda split, i: found[split][i].where,
             reward_functions=functions,
@@ -134,6 +137,18 @@ def make_source(
     if len(weights) != count:
         raise UserError(f"reward_weights: {len(weights)} weights for {count} functions")
     return replace(source, weights=weights, timeout=args.reward_timeout)
+
+
+def needed_rows(args: LFPOConfig, dataset: Any) -> Any:
+    """A data set that says its length, as it is; of another iterable, which may be endless, the rows of the run. Raises
+    UserError where the epochs of such a data set would count."""
+    if not isinstance(dataset, Iterable) or isinstance(dataset, Sized):
+        return dataset
+    try:
+        count = args.length(0).iterations * args.prompts_per_iteration
+    except UserError as error:
+        raise UserError("num_train_epochs: train_dataset has no length to count epochs by; give max_steps") from error
+    return list(itertools.islice(dataset, count))
 
 
 def _functions(
@@ -148,18 +163,6 @@ def _functions(
             raise UserError("reward_memory limits the functions of reward_funcs, and none is given; leave it out")
         return [in_child(f, memory=args.reward_memory, seconds=args.reward_timeout) for f in given]
     return [reward_function(f) for f in given]
-
-
-def by_epochs(args: LFPOConfig, source: PromptSource) -> LFPOConfig:
-    """`args` with the iterations that num_train_epochs takes as max_steps. Raises UserError for generated prompts."""
-    if not args.num_train_epochs:
-        return args
-    if not source.rows:
-        raise UserError(
-            f"num_train_epochs: task {args.task!r} makes new prompts without end, which has no epochs; give max_steps"
-        )
-    epochs = len(source.rows) / args.prompts_per_iteration
-    return replace(args, max_steps=math.ceil(args.num_train_epochs * epochs))
 
 
 def check_ranks(args: TrainingConfig, command: str, shared: str = "") -> None:

@@ -9,6 +9,7 @@ of the block with their first EOS, which is where rollouts end.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,14 @@ from lfpo.base.batching import left_pad, pack_by_tokens
 from lfpo.base.rng import generator, python_rng
 from lfpo.config.errors import UserError
 from lfpo.config.sft import SFTConfig
+from lfpo.config.training import examples_length
 from lfpo.models import MaskedDiffusionLM, init_model
 from lfpo.models.fsdp import one_pass
 from lfpo.models.lora import factors
 from lfpo.models.roles import CURRENT
 from lfpo.objectives.ops.fused import rectified_sum
 from lfpo.prompts.encoding import encode_prompt, misfit
-from lfpo.prompts.jsonl import load_jsonl
+from lfpo.prompts.files import load_rows
 from lfpo.prompts.sources import in_epochs
 from lfpo.prompts.tasks import DataTask, get_task
 from lfpo.prompts.tokenizer import train_tokenizer
@@ -53,13 +55,15 @@ class SFTTrainer(Trainer):
     kind = "sft"
 
     def __init__(self, config: SFTConfig):
-        self.args, self.total_steps = config, config.steps
         check_ranks(config, "sft")
         policies, self.tokenizer = load_policies(config, *_fresh(config), needs_base=False, needs_old=False)
         self.model = policies[CURRENT].train()
         if config.block_length is not None:
             set_block_length(self.model, config.block_length)
-        self.draw = _example_source(config, self.tokenizer, self.model)
+        self.draw, rows = _example_source(config, self.tokenizer, self.model)
+        self.length = examples_length(config, config.steps, rows)
+        self.total_steps = self.length.iterations
+        self.args = replace(config, steps=self.total_steps)
         self.state: dict[str, Any] = {"losses": []}  # since the last logged line
         self.optimizer, self.about = build_adamw(self.model, config), about(self.model)
 
@@ -77,7 +81,7 @@ class SFTTrainer(Trainer):
         if not stepped:
             context.note(f"step {step + 1}: loss is {loss}, gradient norm {norm}; update skipped")
         done = step + 1
-        if done % config.logging_steps and done < config.steps:
+        if done % config.logging_steps and done < self.total_steps:
             return {}
         mean = sum(losses) / len(losses)
         losses.clear()
@@ -154,7 +158,7 @@ def encode_example(
 ) -> tuple[list[int], list[int]]:
     """Token ids of a prompt, and of its completion padded with EOS to gen_length. Raises UserError, starting with
     `where`, if the prompt has no tokens or either does not fit."""
-    prompt_ids = encode_prompt(tokenizer, prompt)
+    prompt_ids = encode_prompt(tokenizer, prompt, where)
     ids = tokenizer.encode(completion, add_special_tokens=False)
     if reason := misfit(prompt_ids, model, gen_length):
         raise UserError(f"{where}: the prompt cannot be used: {reason}")
@@ -209,8 +213,11 @@ def _tokenizer_corpus(config: SFTConfig) -> list[str]:
     return texts
 
 
-def _example_source(config: SFTConfig, tokenizer: Any, model: MaskedDiffusionLM) -> Callable[[int], Example]:
-    """A function that returns the example of a number, the same before and after a resume."""
+def _example_source(
+    config: SFTConfig, tokenizer: Any, model: MaskedDiffusionLM
+) -> tuple[Callable[[int], Example], int]:
+    """A function that returns the example of a number, the same before and after a resume; and the number of distinct
+    examples, 0 for those of tasks."""
 
     def encode(prompt: str | list[dict[str, str]], completion: str, gen_length: int, where: str) -> Example:
         ids, answer = encode_example(tokenizer, model, prompt, completion, gen_length, where)
@@ -218,12 +225,9 @@ def _example_source(config: SFTConfig, tokenizer: Any, model: MaskedDiffusionLM)
         return ids, (answer + [model.eos_id] * length)[:length]
 
     if config.data_file is not None:
-        rows = load_jsonl(config.data_file, required=("prompt", "completion"))
-        examples = [
-            encode(r["prompt"], r["completion"], config.gen_length, f"{config.data_file}:{i + 1}")
-            for i, r in enumerate(rows)
-        ]
-        return in_epochs(examples, config.seed)
+        rows = load_rows(config.data_file, required=("prompt", "completion"))
+        examples = [encode(row["prompt"], row["completion"], config.gen_length, where) for row, where in rows]
+        return in_epochs(examples, config.seed), len(examples)
 
     tasks = {name: get_task(name) for name in config.tasks}
 
@@ -234,4 +238,4 @@ def _example_source(config: SFTConfig, tokenizer: Any, model: MaskedDiffusionLM)
         share = task.right_share if config.right_share is None else config.right_share
         return encode(row["prompt"], task.demonstrate(row, rng, share), task.gen_length, f"task {task.name}")
 
-    return from_tasks
+    return from_tasks, 0

@@ -1,8 +1,5 @@
-"""Reads the records of data sets, from local files (JSONL, JSON, CSV, Parquet) or the Hugging Face hub."""
+"""Reads the records of data sets, from local files (see lfpo.prompts.files) or the Hugging Face hub."""
 
-import csv
-import importlib
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lfpo.config.errors import UserError
-from lfpo.prompts.jsonl import load_jsonl
-
-SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".csv", ".parquet")
+from lfpo.prompts.files import SUFFIXES, load_rows, suffix_of
 
 
 @dataclass(frozen=True)
@@ -91,69 +86,25 @@ def has_split(folder: Path, stems: Sequence[str]) -> bool:
 
 def _candidates(folder: Path, stem: str) -> tuple[list[Path], bool]:
     """The files that a stem names in a folder, and whether they are shards of one."""
-    files = {path: path.name.removesuffix(_suffix(path)) for path in sorted(folder.iterdir()) if _suffix(path)}
+    files = {path: _stem(path) for path in sorted(folder.iterdir()) if suffix_of(path)}
     exact = [path for path, name in files.items() if name == stem]
     shards = [path for path, name in files.items() if re.fullmatch(rf"{re.escape(stem)}-\d+-of-\d+", name)]
     found = exact or shards or [path for path, name in files.items() if name.startswith(f"{stem}_")]
     return found, found == shards
 
 
+def _stem(path: Path) -> str:
+    """A file's name without what tells its format and compression."""
+    return path.name[: path.name.lower().rindex(suffix_of(path))]
+
+
 def read_records(path: Path) -> list[Record]:
     """All records of a file. Raises UserError naming the file, and the line if known, if it cannot be read."""
-    readers = {".json": _read_json, ".csv": _read_csv, ".parquet": _read_parquet}
-    suffix = _suffix(path)
-    if not suffix:
+    if not suffix_of(path):
         raise UserError(f"{path}: expected a file that ends in {', '.join(SUFFIXES)}")
     if not path.is_file():
         raise UserError(f"{path}: no such file")
-    try:
-        if suffix in readers:
-            records = readers[suffix](path)
-        else:
-            records = [Record(row, f"{path}:{i}") for i, row in enumerate(load_jsonl(path, required=()), start=1)]
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not readable ({' '.join(str(error).split())})") from error
-    if not records:
-        raise UserError(f"{path}: no rows")
-    return records
-
-
-def _suffix(path: Path) -> str:
-    """The file's suffix, one of SUFFIXES, or an empty string."""
-    return next((suffix for suffix in SUFFIXES if path.name.endswith(suffix)), "")
-
-
-def _read_json(path: Path) -> list[Record]:
-    """A list of objects."""
-    try:
-        rows = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise UserError(f"{path}: not valid JSON ({error})") from error
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise UserError(f"{path}: expected a list of JSON objects")
-    return [Record(row, f"{path}: row {number}") for number, row in enumerate(rows, start=1)]
-
-
-def _read_csv(path: Path) -> list[Record]:
-    """A header line, then rows. All values are text; an empty cell counts as a missing field."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file)
-        try:
-            return [Record({k: v for k, v in row.items() if k and v}, f"{path}:{reader.line_num}") for row in reader]
-        except csv.Error as error:
-            raise UserError(f"{path}:{reader.line_num}: not readable as CSV ({error})") from error
-
-
-def _read_parquet(path: Path) -> list[Record]:
-    try:
-        pyarrow, parquet = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.parquet"))
-    except ImportError:
-        raise UserError(f"{path}: reading Parquet needs pyarrow (pip install pyarrow)") from None
-    try:
-        rows = parquet.read_table(path).to_pylist()
-    except pyarrow.ArrowException as error:
-        raise UserError(f"{path}: not readable as Parquet ({' '.join(str(error).split())})") from error
-    return [Record(row, f"{path}: row {number}") for number, row in enumerate(rows, start=1)]
+    return [Record(row, where) for row, where in load_rows(path, typed=False)]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ function picture(root, scale) {
   const pad = 16;
   const area = root.getBoundingClientRect();
   const canvas = el("canvas", { width: Math.ceil((area.width + 2 * pad) * scale), height: Math.ceil((area.height + 2 * pad) * scale) });
-  const pen = canvas.getContext("2d", { willReadFrequently: true });
+  const pen = canvas.getContext("2d");
   pen.scale(scale, scale);
   pen.fillStyle = getComputedStyle(root.closest(".panel")).backgroundColor;
   pen.fillRect(0, 0, canvas.width, canvas.height);

@@ -1,8 +1,6 @@
 "use strict";
 // The denoising player: a completion before and after training, at the same step.
 
-const FRAMES = 120; // most frames of an animation
-
 function player() {
   const state = { sampler: null, problem: 0, colouring: "order", speed: 1, clock: 0, timer: null, own: null };
   let data = { problems: {}, maps: [] };
@@ -24,11 +22,10 @@ function player() {
   const speed = chooser([[0.25, "¼×"], [0.5, "½×"], [1, "1×"], [2, "2×"], [4, "4×"]], 1, (v) => { state.speed = Number(v); if (state.timer) { pause(); play(); } });
   const colouring = chooser([["order", "reveal step"], ["confidence", "confidence"]], "order", (v) => { state.colouring = v; paint(); legend(); });
   const png = el("button", { type: "button", title: "Save what is shown as a picture", onclick: () => picture(scene, 2).toBlob((blob) => download(blob, `${fileName()}-step-${state.clock}.png`)) }, "PNG");
-  const animation = el("button", { type: "button", title: "Save the whole denoising as an animation", onclick: save }, "GIF");
   const scene = el("div", { class: "shot" }, prompt, stage);
   const root = el("div", { class: "player", tabindex: 0, role: "group", "aria-label": "Denoising player", onkeydown: keys },
     el("div", { class: "bar" }, pick, back, labelled("Colour by", colouring), scale),
-    el("div", { class: "bar controls" }, button, slider, labelled("Speed", speed), png, animation),
+    el("div", { class: "bar controls" }, button, slider, labelled("Speed", speed), png),
     el("div", { class: "scene" }, scene, progress),
     el("p", { class: "dim keys" }, "Keys: space plays and pauses, ← → step, Home and End, N and P the next and previous problem."),
     status);
@@ -96,30 +93,6 @@ function player() {
   }
 
   const fileName = () => `lfpo-${state.own ? "rollout" : `${state.sampler}-${state.problem + 1}`}`;
-
-  // Draws every state, at most FRAMES of them, and saves them as a GIF.
-  async function save() {
-    pause();
-    const at = state.clock;
-    const stride = Math.max(1, Math.ceil(last / FRAMES));
-    let made = null;
-    root.classList.add("still");
-    animation.disabled = true;
-    for (let clock = 0; ; clock = Math.min(last, clock + stride)) {
-      go(clock);
-      const canvas = picture(scene, scene.clientWidth < 700 ? 1.5 : 1);
-      made ??= gif(canvas.width, canvas.height);
-      made.add(canvas, clock >= last ? 2500 : Math.max(60, Math.min(400, (9000 * stride) / last)));
-      animation.textContent = `${Math.round((100 * clock) / Math.max(1, last))} %`;
-      await new Promise((done) => setTimeout(done)); // the page stays responsive
-      if (clock >= last) break;
-    }
-    root.classList.remove("still");
-    animation.disabled = false;
-    animation.textContent = "GIF";
-    go(at);
-    download(made.file(), `${fileName()}.gif`);
-  }
 
   function load(rewind) {
     if (state.timer) pause();

@@ -28,6 +28,7 @@ RUNGS = BUBBLEWRAP, NAMESPACES, LIMITS = "bubblewrap", "namespaces", "limits"  #
 Unsafe = bool | Literal["root"]
 _SAFE = (BUBBLEWRAP, NAMESPACES)
 _PROBE_SECONDS = 30
+_PAGE = os.sysconf("SC_PAGE_SIZE") if os.name == "posix" else 4096
 _CONFINES = ("only resources are limited, so only with unsafe=True", "own processes, network and read-only files")
 INSIDE = Path(__file__).parent / "inside"
 _SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime")
@@ -40,7 +41,9 @@ _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from inside.start import m
 class Limits:
     """Resource limits of one job. Sizes are in bytes. Raises ValueError unless all are positive.
 
-    seconds: wall time of the whole job. cpu_seconds: CPU time of one process. memory: address space of one process.
+    seconds: wall time of the whole job. cpu_seconds: CPU time of one process. memory: address space of one process,
+    and memory
+    of the program with its children.
     disk: all files in /tmp, and as much in /dev/shm. files: number of files and folders in each of them. file_size: one
     file. processes: at any one time. open_files: of one process.
     program_chars: a longer program fails without being run.
@@ -209,6 +212,43 @@ def is_full(folder: str, limits: Limits, process: int) -> bool:
             if path != opened:  # else the process has ended
                 return True
     return False
+
+
+def memory_of(process: int, limit: int) -> int:
+    """Bytes of memory of a process and all its descendants (Linux; elsewhere 0). Pages that several share count once,
+    which takes longer and is only done where the simple sum is above the limit."""
+    if sys.platform != "linux":
+        return 0
+    tree = [process]
+    if os.path.exists(f"/proc/{process}/task/{process}/children"):
+        for pid in tree:  # grows
+            with contextlib.suppress(OSError):  # it has ended
+                for thread in os.listdir(f"/proc/{pid}/task"):
+                    tree += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
+    else:  # an optional file of the kernel
+        import psutil  # type: ignore[import-untyped]  # takes long to import
+
+        with contextlib.suppress(psutil.Error):
+            tree += [child.pid for child in psutil.Process(process).children(recursive=True)]
+    simple = 0
+    for pid in tree:
+        with contextlib.suppress(OSError, IndexError):
+            simple += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
+    return simple if simple <= limit else sum(map(_share, tree))
+
+
+def _share(process: int) -> int:
+    """Bytes of a process, with its share of common pages; without them where the kernel does not say."""
+    try:
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    except (OSError, StopIteration):
+        pass
+    try:
+        pages = Path(f"/proc/{process}/statm").read_text().split()
+        return (int(pages[1]) - int(pages[2])) * _PAGE
+    except (OSError, IndexError):  # it has ended
+        return 0
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lfpo.config.errors import UserError
 from lfpo.rewards.attempt import RewardFailed
@@ -29,7 +29,7 @@ _SCARCE = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
 _WAITS = (0.1, 0.3, 1.0, 3.0)  # seconds
 _MAX_REPORT = 16 * 2**20
 _INTERVAL = 0.1
-"""Seconds between two looks at the disk on the rung `limits`."""
+"""Seconds between two looks at memory, and at the disk on the rung `limits`."""
 _NAMESPACES = "the rung bubblewrap or namespaces, because correct programs start processes or change metadata of files"
 _UNITTEST = "together=True, because the tests are classes of unittest"
 
@@ -84,7 +84,8 @@ class Verdict:
     """passed: whether every test passed. reason: the first failure, "" if passed. seconds: wall time of the job.
 
     tests: for each test or test method in order, whether it passed. needs: what is missing to judge the job, or "". A
-    job with needs was not run, whatever its program. late: the time limit ended it.
+    job with needs was not run, or is undecided. undecided: numbers of the tests that only the program could decide.
+    late: the time limit ended it.
     """
 
     passed: bool
@@ -93,11 +94,18 @@ class Verdict:
     tests: tuple[bool, ...]
     needs: str = ""
     late: bool = False
+    undecided: tuple[int, ...] = ()
 
     @property
     def pass_rate(self) -> float:
         """The share of the tests that passed."""
         return sum(self.tests) / len(self.tests) if self.tests else 0.0
+
+
+def decided(verdict: Verdict) -> Verdict:
+    """The verdict where the row has a reference solution that could be judged: a program that returns what only it
+    could compare then fails by its own choice."""
+    return replace(verdict, needs="", undecided=()) if verdict.undecided else verdict
 
 
 def failed(job: Job, reason: str, needs: str = "") -> Verdict:
@@ -209,7 +217,7 @@ class Sandbox:
                     streams = {"stdin": stdin, "stdout": stdout, "stderr": subprocess.DEVNULL}
                     started = launch.start(self.rung, role, self.limits, self.libraries, others, cores, **streams)
                     process, scratch = stack.enter_context(started)
-                    watched += [(scratch, process.pid)] if scratch else []
+                    watched += [(scratch, process.pid)]
             with contextlib.suppress(BrokenPipeError):  # the process has died, which _messages notices
                 values.send(to_judge, content)
             messages = list(_messages(report, begin + self.limits.seconds, nonce, watched, self.limits))
@@ -220,13 +228,17 @@ def _messages(
     fd: int, deadline: float, nonce: bytes, watched: list[tuple[str, int]], limits: Limits
 ) -> Iterator[tuple[str, str]]:
     """Letter and text of the reports (judge.serve), until the last, the judge's end (""), the deadline ("late"), a full
-    folder of those watched ("full"), or a report without the nonce of a job that runs in one process ("forged")."""
-    poll, data, look = select.poll(), b"", time.monotonic() + (_INTERVAL if watched else 1e9)
+    folder of those watched ("full"), too much memory ("memory"), or a report without the nonce of a job that runs in
+    one process ("forged")."""
+    poll, data, look = select.poll(), b"", time.monotonic() + _INTERVAL
     poll.register(fd, select.POLLIN)
     while (now := time.monotonic()) < deadline:
         if now >= look:
-            if any(launch.is_full(folder, limits, process) for folder, process in watched):
+            if any(folder and launch.is_full(folder, limits, process) for folder, process in watched):
                 yield "full", ""
+                return
+            if any(launch.memory_of(process, limits.memory) > limits.memory for _, process in watched):
+                yield "memory", ""
                 return
             look = time.monotonic() + _INTERVAL
         if not poll.poll(1000 * (min(deadline, look) - now)):
@@ -238,21 +250,25 @@ def _messages(
         while len(data) >= 4 and len(data) >= (end := 4 + int.from_bytes(data[:4], "big")):
             message, data = data[4:end], data[end:]
             text = message.removeprefix(nonce).decode("utf-8", "replace")
-            if not message.startswith(nonce) or text[:1] not in set("+-ud"):
+            if not message.startswith(nonce) or text[:1] not in set("+-?uxd"):
                 yield "forged", ""
                 return
             yield text[:1], text[1:]
-            if text[0] in "ud":
+            if text[0] in "uxd":
                 return
     yield "late", ""
 
 
 def _verdict(messages: list[tuple[str, str]], expected: int, limits: Limits, begin: float) -> Verdict:
     """The verdict from the messages. expected: how many tests must report."""
-    tests = [(kind == "+", text) for kind, text in messages if kind in {"+", "-"}]
+    tests = [(kind == "+", text) for kind, text in messages if kind in {"+", "-", "?"}]
+    undecided = tuple(number for number, (kind, _) in enumerate(messages) if kind == "?")
+    unjudged = messages[undecided[0]][1] if undecided else ""
     passes = [passed for passed, _ in tests] + [False] * (expected - len(tests))
     reasons = [f"test {number}: {text}" for number, (passed, text) in enumerate(tests) if not passed]
     last, text = messages[-1] if messages else ("", "")
+    if last == "x":  # the whole job fails, also the tests before
+        return Verdict(False, text, time.monotonic() - begin, (False,) * expected)
     if last == "d" and not passes:
         reasons.append("the tests define no test method that runs")
     elif last == "d" and len(tests) < expected:
@@ -261,5 +277,8 @@ def _verdict(messages: list[tuple[str, str]], expected: int, limits: Limits, beg
         reasons = [text or "the program wrote a report of its own"]
     elif last != "d":
         ends = {"late": f"not done after {limits.seconds:g} s", "full": "the program uses more disk than it may"}
+        ends["memory"] = "the program and its children use more memory than they may"
         reasons.append(ends.get(last, "the judging process died"))
-    return Verdict(not reasons, "".join(reasons[:1]), time.monotonic() - begin, tuple(passes), late=last == "late")
+    needs = f"plain values instead of objects of the program, or together=True: {unjudged}" if unjudged else ""
+    seconds = time.monotonic() - begin
+    return Verdict(not reasons, "".join(reasons[:1]), seconds, tuple(passes), needs, last == "late", undecided)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -58,7 +58,7 @@ class Step:
     counts: torch.Tensor
     seed: torch.Tensor
     nfe: torch.Tensor
-    sampler: SamplerConfig
+    sampler: Any  # a SamplerConfig; the rule's `check` has seen to keys that may be None elsewhere
     revealed: Revealed | None = None
 
     def next_scheduled(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -18,6 +18,7 @@ from lfpo.base.measure import matmul_peak
 from lfpo.config.build import flattened, flow_text, merge
 from lfpo.config.errors import UserError
 from lfpo.config.files import replace_file, writing
+from lfpo.config.length import UNSET, described
 from lfpo.config.models import LoraSettings
 from lfpo.config.plan import PlanConfig
 from lfpo.config.train import LFPOConfig
@@ -26,8 +27,10 @@ from lfpo.models.narrow_products import matmul
 from lfpo.models.tensor_files import GIB
 from lfpo.prompts.dataset import read_rows
 from lfpo.prompts.encoding import encode_prompt
+from lfpo.prompts.sources import PromptSource
+from lfpo.prompts.tasks import get_task
 from lfpo.train.plan.estimate import PHASES, Estimate
-from lfpo.train.plan.model import model_config
+from lfpo.train.plan.model import model_config, model_shape
 
 ASSUMED_PROMPT = 256  # tokens
 ASSUMED_MEMORY, ASSUMED_TFLOPS, ASSUMED_TFLOPS_FLOAT32 = 80.0, 400.0, 30.0  # an H100 at about half of its peaks
@@ -187,6 +190,7 @@ def run_plan(config: PlanConfig, args: LFPOConfig, *, recipe: str | None, given:
     taken = seconds(found, rate(found))
     _print_memory(found, plan, memory, source, console)
     _print_time(found, taken, assumption, console)
+    console.print(f"A run: {described(found.run_length, args)}.", soft_wrap=True)
     rows = []
     for way in ways(plan, args, config.gpus, memory):
         line = command(recipe, given, way.changes, way.found.gpus, config.gpus_per_machine)
@@ -247,20 +251,44 @@ def out_of_memory(error: BaseException, args: Any, gpus: int) -> UserError | Non
 
 def _planner(config: PlanConfig, args: LFPOConfig) -> Plan:
     length = config.prompt_length or longest_prompt(args) or ASSUMED_PROMPT
-    return functools.partial(Estimate, config=model_config(args.model), prompt_length=length, device=config.device)
+    by_epochs = args.max_steps == UNSET and args.num_train_epochs
+    rows = training_rows(args) if by_epochs else 0
+    return functools.partial(
+        Estimate, config=model_config(args.model), prompt_length=length, device=config.device, rows=rows
+    )
+
+
+def training_rows(args: LFPOConfig) -> int:
+    """Distinct training rows of a recipe, 0 where a task makes them without end. With filter_overlong_prompts those
+    that fit, if the model is a folder with its tokenizer."""
+    task = None if args.task is None else get_task(args.task)
+    rows = [record.values for record in read_rows(args, "train")] if task is None else task.train_rows()
+    tokenizer = _tokenizer(args) if args.filter_overlong_prompts else None
+    if tokenizer is None:
+        return len(rows)
+    length = args.sampler.gen_length or (PromptSource if task is None else task).gen_length
+    room = model_shape(model_config(args.model))[1].max_length - length
+    return sum(len(encode_prompt(tokenizer, row["prompt"])) <= room for row in rows)
 
 
 def longest_prompt(args: LFPOConfig) -> int | None:
     """Tokens of the longest prompt in `data_file`; None without one, and where the model is not a folder (weights are
     not downloaded for a plan) or has no tokenizer."""
+    tokenizer = None if args.data_file is None else _tokenizer(args)
+    if tokenizer is None:
+        return None
+    return max(len(encode_prompt(tokenizer, record["prompt"], record.where)) for record in read_rows(args, "train"))
+
+
+def _tokenizer(args: LFPOConfig) -> Any:
+    """The tokenizer of the model's folder; None without one: a folder with config.json only is enough for a plan."""
     folder = SHIPPED.get(args.model, Path(args.model).expanduser())
-    if args.data_file is None or not any(folder.glob("*.json")):
+    if not any(folder.glob("*.json")):
         return None
     try:
-        tokenizer = load_tokenizer(folder)
-    except UserError:  # a folder with config.json only is enough for a plan
+        return load_tokenizer(folder)
+    except UserError:
         return None
-    return max(len(encode_prompt(tokenizer, record["prompt"])) for record in read_rows(args, "train"))
 
 
 def _memory(config: PlanConfig) -> tuple[float, str]:

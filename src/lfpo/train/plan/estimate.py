@@ -1,6 +1,7 @@
 """Memory of one GPU in each phase of a run, and FLOPs of an iteration, from a recipe and a model's config.json."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -35,6 +36,9 @@ class Estimate:
     """The estimate of a recipe for a model with this config.json.
 
     gpus: ranks, one for each GPU. prompt_length: tokens. device: "cuda" or "cpu", whose chunk sizes differ.
+    rows: of the data set, where num_train_epochs counts them.
+
+    args: the recipe, with the run's number of iterations as max_steps.
 
     parts: name -> bytes of one GPU in each of PHASES. totals: their sums. peak: the largest of these.
     host: name -> bytes of CPU memory of each rank. trained: number of trained weights.
@@ -49,8 +53,17 @@ class Estimate:
     """
 
     def __init__(
-        self, args: LFPOConfig, config: dict[str, Any], *, gpus: int = 1, prompt_length: int = 256, device: str = "cuda"
+        self,
+        args: LFPOConfig,
+        config: dict[str, Any],
+        *,
+        gpus: int = 1,
+        prompt_length: int = 256,
+        device: str = "cuda",
+        rows: int = 0,
     ):
+        self.run_length = args.length(rows)
+        args = replace(args, max_steps=self.run_length.iterations)
         self.args, self.config, self.gpus, self.device = args, config, gpus, device
         self.sizes, model = model_shape(config)
         self.hf, self.shift, self.trained_block = model.backbone.config, model.family.shift, model.block_length

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 TOGETHER = "__test__"
 """Name of the module that holds program and tests, as in BigCodeBench's own runner."""
 _PLAIN = {int, float, str, bool, list, dict, tuple, set, type(None)}
+_RUNS = {"pickle.find_class", "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork"}
 _ARRAYS = {"numpy", "pandas", "_pytest", "scipy"}
 
 
@@ -29,7 +30,9 @@ def serve(inbox: int, outbox: int, settings: dict[str, Any]) -> None:
     """Judge one job, marshalled by the host (run_job.encode_job), and report each test as it ends, so that a later hang
     does not lose earlier passes.
 
-    A report is a letter and a text: + passed, - failed, u the program does not load, d done. With `together` a nonce is
+    A report is a letter and a text: + passed, - failed, ? not judged, u the program does not load, x the program forged
+    an answer, d done. With
+    `together` a nonce is
     before each report, so that output by accident is not one; nothing defends such a verdict from a cheat.
     """
     data = values.receive(inbox)
@@ -56,11 +59,17 @@ def describe(error: BaseException) -> str:
 
 def _execute(code: types.CodeType, module: types.ModuleType) -> str:
     """Run code of the suite. Why it failed, or ""."""
+    error = _error_of(code, module)
+    return "" if error is None else describe(error) or "failed"
+
+
+def _error_of(code: types.CodeType, module: types.ModuleType) -> BaseException | None:
+    """Run code of the suite. The failed assertion, or whatever else ended it."""
     try:
         exec(code, vars(module))
-    except BaseException as error:  # a failed assertion, or what the program raised
-        return describe(error) or "failed"
-    return ""
+    except BaseException as error:
+        return error
+    return None
 
 
 def _judge_together(job: dict[str, Any], report: Callable[..., None]) -> None:
@@ -132,12 +141,47 @@ def _judge(job: dict[str, Any], report: Callable[..., None], pipes: list[int]) -
             vars(module)[name] = link.ask("define", name)
     except BaseException as error:  # the program does not define the name
         problem = problem or describe(error)
+    sys.addaudithook(lambda event, arguments: _refuse_text(link, event, arguments))
     for code in job["tests"]:
-        link.failed = ""
-        found = problem or _execute(code, module)
-        found = link.gone or link.failed or found
-        report("-" if found else "+", found)
+        link.begin()
+        error = None if problem else _error_of(code, module)
+        if error is not None:
+            link.blame(error)
+        text = link.gone or link.failed or problem or ("" if error is None else describe(error) or "failed")
+        if link.forged:
+            return report("x", link.gone)
+        report("?" if link.unjudged and not link.gone else "-" if text else "+", link.unjudged or text)
     return report("d")
+
+
+def _is_harmless(frame: Any) -> bool:
+    """Whether a module is being imported, or `ast.literal_eval` parses."""
+    while frame:
+        path, name = frame.f_code.co_filename, frame.f_code.co_name
+        if path.startswith("<frozen importlib") or (
+            name == "literal_eval" and path == getattr(sys.modules.get("ast"), "__file__", "")
+        ):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _refuse_text(link: Any, event: str, arguments: Any) -> None:
+    """Leave a test without a verdict before it runs a text, unpickles, or starts a process, once the program has
+    answered:
+    the text may be the program's. Imports of modules, and `ast.literal_eval`, which runs nothing, are allowed."""
+    if not link.answers:
+        return
+    if event == "compile":
+        source = str(arguments[1])
+    elif event == "exec":
+        source = str(getattr(arguments[0], "co_filename", "<string>"))
+    else:
+        if event in _RUNS:
+            raise link.leave(f"the test may run what the program returned ({event})")
+        return
+    if source.startswith("<") and not source.startswith("<frozen") and not _is_harmless(sys._getframe(2)):
+        raise link.leave(f"the test may run a text that the program returned ({event})")
 
 
 def _operate(fail: Callable[[str], BaseException], name: str, left: Any, right: Any) -> Any:

@@ -11,8 +11,8 @@ import builtins
 import sys
 import types
 
-from . import values
-from .values import Abandoned
+from . import objects, values
+from .values import Abandoned, Undecided
 
 TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:
@@ -20,8 +20,16 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+PROTOCOLS = {"send", "throw", "cache_info", "cache_clear", "cache_parameters", "__name__", "__qualname__", "__doc__"}
+"""Attributes of generators and functions. No plain value has a method of such a name."""
+
+
+_CALLED = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+"""What a Remote does all of."""
+
+
 class Remote:
-    """An object of the other process. It can be called and iterated, and passed back. It has no other attributes."""
+    """An object of the other process. It can be called and iterated, and passed back."""
 
     __slots__ = ("_link", "_number")
 
@@ -41,9 +49,10 @@ class Remote:
 
 
 class Handle(Remote):
-    """An object of the program. It equals nothing else and has no truth value: only the program could answer.
+    """An object of the program. What only the program could answer makes the test one that is not judged.
 
-    By its attributes' names a program would choose what the suite takes for a method of plain data.
+    Of its attributes it has those of PROTOCOLS. By others a program would choose what the suite takes for a method of
+    plain data.
     """
 
     __slots__ = ()
@@ -51,20 +60,42 @@ class Handle(Remote):
     def __eq__(self, other: object) -> bool:
         if other is self or other is None:
             return other is self
-        raise self._link.fail("only the program could say what its object equals")
+        raise self._link.cannot("equals")
 
     __hash__ = object.__hash__
 
-    def __bool__(self) -> bool:
-        raise self._link.fail("only the program could say whether its object is true")
+    def __getattr__(self, name: str) -> Any:
+        if name in PROTOCOLS:
+            return self._link.ask("attribute", self, name)
+        raise self._link.cannot(f"has as {name}")
+
+    @property
+    def __class__(self) -> Any:  # `isinstance` looks here, after the real type
+        raise self._link.cannot("is an instance of")
+
+    def __len__(self) -> int:  # `list` asks for it, and goes on without
+        raise Undecided("only the program could say how long its object is")
+
+    def __enter__(self) -> Any:
+        return self._link.ask("attribute", self, "__enter__")()
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> Any:
+        return self._link.ask("attribute", self, "__exit__")(None, error, None)
+
+
+objects.refuse(Handle, lambda handle: handle._link.cannot)
 
 
 class Link:
     """Sends requests, and answers those of the other process while it waits. A message is the name of an operation and
     its operands; the operations `value` and `raised` are answers.
 
-    judges: whether this is the judge's end. gone: why the other process answers no more, else "". failed: why the
-    current test fails, whatever it catches, else "".
+    judges: whether this is the judge's end. gone: why the other process answers no more, else "". forged: whether it
+    sent what no honest program sends. failed: why the
+    current test fails, whatever it catches, else "". unjudged: why nobody can say whether it passes, else "".
+    answers: how many results the program has given to the current test. reduced: those results, and parts of them,
+    that have lost attributes of their class. raised: exceptions of the program. stand_ins: whether the program got an
+    argument that can do less than the object it stands for.
     """
 
     def __init__(self, pipes: Sequence[int], judges: bool) -> None:
@@ -73,12 +104,44 @@ class Link:
             "call": lambda target, args, kwargs: target(*args, **kwargs),
             "iterate": iter,
             "next": _next,
+            "attribute": _attribute,
         }
-        self.gone = self.failed = ""
+        self.gone = ""
+        self.forged = False
+        self.begin()
         self._objects: list[Any] = []  # what the other process knows by number
         self._numbers: dict[int, int] = {}
         self._remotes: dict[int, Remote] = {}
+        self._generators: dict[int, tuple[bytes, Any]] = {}
+        self._objects_travel = True
         self._lock = _thread.RLock()  # both sides may have threads
+
+    def begin(self) -> None:
+        """A new test begins."""
+        self.failed = self.unjudged = ""
+        self.answers, self.stand_ins = 0, False
+        self.reduced: list[Any] = []
+        self.raised: list[BaseException] = []
+
+    def cannot(self, what: str) -> Abandoned:
+        """Leaves the current test without a verdict. Returns what to raise."""
+        return self.leave(f"only the program could say what its object {what}")
+
+    def blame(self, error: BaseException) -> None:
+        """Leave the current test without a verdict if a stand-in is the reason of the error that ended it. What counts
+        is where the error was raised; its text is the program's."""
+        if any(error is other for other in self.raised):
+            if self.stand_ins and isinstance(error, AttributeError | TypeError):
+                self.leave(f"the program got a stand-in for an argument: {error}")
+        elif isinstance(error, Undecided) or (
+            isinstance(error, AttributeError) and any(error.obj is part for part in self.reduced)
+        ):
+            self.leave(f"only the program could answer: {error}")
+
+    def leave(self, reason: str) -> Abandoned:
+        """Like `cannot`, for any reason."""
+        self.unjudged = self.unjudged or reason
+        return Abandoned(reason)
 
     def ask(self, *request: Any) -> Any:
         """The result of an operation in the other process. Raises the exception that it raised there.
@@ -94,14 +157,16 @@ class Link:
                 if kind in ("value", "raised") and len(operands) == 1:
                     break
                 self.answer(kind, operands)
+        self.answers += 1
         if kind == "value":
             return operands[0]
         error = operands[0]
         if not isinstance(error, BaseException):
-            raise self._lost("sent an invalid answer")
+            raise self._invalid("")
         ends = not isinstance(error, Exception | SystemExit) or isinstance(error, StopIteration | StopAsyncIteration)
         if ends and self._judges:
             raise self.fail(f"the program raised {type(error).__name__}: {error}"[:300])
+        self.raised.append(error)
         raise error
 
     def fail(self, reason: str) -> Abandoned:
@@ -112,6 +177,10 @@ class Link:
     def _lost(self, what: str) -> Abandoned:
         self.gone = self.gone or f"the program's process {what}"
         return Abandoned(self.gone)
+
+    def _invalid(self, why: str) -> Abandoned:
+        self.forged = True
+        return self._lost(f"sent an invalid answer{why}")
 
     def answer(self, kind: str, operands: Any) -> None:
         """Do what the other process asks for."""
@@ -128,13 +197,24 @@ class Link:
         limit = sys.getrecursionlimit()  # the program's own
         sys.setrecursionlimit(max(limit, 20_000))  # for what is nested deeply
         try:
-            data = values.encode(message, self._refer)
+            data = self._encoded(message)
         finally:
             sys.setrecursionlimit(limit)
         try:
             values.send(self.outbox, data)
         except BrokenPipeError:
             raise self._lost("ended before it answered") from None
+
+    def _encoded(self, message: Any) -> bytes:
+        """Objects that contain each other stay on their side."""
+        try:
+            return values.encode(message, self._refer)
+        except values.NotAValue:
+            self._objects_travel = False
+            try:
+                return values.encode(message, self._refer)
+            finally:
+                self._objects_travel = True
 
     def receive(self) -> tuple[Any, ...]:
         """The next message."""
@@ -144,30 +224,57 @@ class Link:
         try:
             found = values.decode(data, self._resolve)
         except values.BadBytes as error:
-            raise self._lost(f"sent an invalid answer: {error}") from None
+            raise self._invalid(f": {error}") from None
         if type(found) is not tuple or not found or type(found[0]) is not str:
-            raise self._lost("sent an invalid answer")
+            raise self._invalid("")
         return found
 
     def _refer(self, value: Any) -> tuple[str, Any]:
         """Kind and content of what is not plain data."""
+        if type(value) is objects.Instance or isinstance(value, Remote):
+            return "yours", value._number
         if isinstance(value, BaseException):
             return "error", taken_apart(value)
-        if isinstance(value, Remote):
-            return "yours", value._number
-        if id(value) not in self._numbers:  # an object has one number only
+        plain = objects.taken_apart(value, self._number) if self._objects_travel else None
+        if plain := plain or values.base_of(value):
+            return plain
+        number = self._number(value)
+        if state := objects.state_of(value):
+            return "random", (number, *state)
+        if self._judges and not isinstance(value, _CALLED) and not hasattr(type(value), "__next__"):
+            self.stand_ins = True
+        return "mine", number
+
+    def _number(self, value: Any) -> int:
+        """The number of an object, always the same."""
+        if id(value) not in self._numbers:
             self._numbers[id(value)] = len(self._objects)
             self._objects.append(value)
-        return "mine", self._numbers[id(value)]
+        return self._numbers[id(value)]
+
+    def _generator(self, number: int, kind: str, state: Any) -> Any:
+        """A random generator of the other process: the same as before if nothing was drawn from it there."""
+        data = values.encode(state)
+        if number not in self._generators or self._generators[number][0] != data:
+            self._generators[number] = data, objects.generator(kind, state)
+        return self._generators[number][1]
 
     def _resolve(self, kind: str, content: Any) -> Any:
         """The object of a kind and content."""
+        if kind == "base":
+            self.reduced.append(content)
+            return content
         if kind == "error":
             return rebuilt(*content)
         if kind == "yours":
             return self._objects[content]
-        if kind != "mine" or type(content) is not int:
-            raise ValueError(f"unknown kind {kind!r}")
+        if kind == "random":
+            return self._generator(*content)
+        if kind != "mine":
+            cannot = self.cannot if self._judges else AttributeError
+            return objects.made(kind, content, cannot, self.reduced)
+        if type(content) is not int:
+            raise ValueError("not a number of an object")
         return self._remotes.setdefault(content, (Handle if self._judges else Remote)(self, content))
 
 
@@ -175,6 +282,12 @@ def _next(iterator: Any) -> tuple[Any, ...]:
     for item in iterator:
         return (item,)
     return ()
+
+
+def _attribute(value: Any, name: str) -> Any:
+    if name not in PROTOCOLS and name not in ("__enter__", "__exit__"):
+        raise AttributeError(name)
+    return getattr(value, name)
 
 
 def taken_apart(error: BaseException) -> tuple[str, Any]:
@@ -204,7 +317,7 @@ def rebuilt(name: str, arguments: Any) -> BaseException:
 
 def serve(inbox: int, outbox: int, settings: dict[str, Any]) -> None:
     """In the program's process: load the program and answer requests until the judge closes the pipe."""
-    module = types.ModuleType("program")
+    module = types.ModuleType(objects.PROGRAM)
     link = Link((inbox, outbox), judges=False)
 
     def load(source: str) -> None:

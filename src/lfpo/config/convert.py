@@ -1,0 +1,93 @@
+"""The configuration of `lfpo convert`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from lfpo.config.checks import Count, check_ranges
+from lfpo.config.errors import UserError
+from lfpo.config.files import read_json
+from lfpo.config.models import check_model_name
+
+KINDS = ("llama", "qwen2", "qwen3")
+MARKER = "logit_shift"  # in what lfpo writes under these model types
+
+
+@dataclass
+class ConvertConfig:
+    """Configuration of `lfpo convert SOURCE FOLDER`: make a masked diffusion model of an autoregressive one."""
+
+    source: str
+    """A plain Llama, Qwen2 or Qwen3 (SmolLM2, TinyLlama and Qwen2.5 are such): a folder, a hub id or a .gguf file."""
+
+    folder: str
+    """Where to write the model, new or empty."""
+
+    block_length: Count | None = None
+    """Attend in blocks of this many tokens, to the own block and those before it (None: to all tokens)."""
+
+    shift: bool = True
+    """Logits at position i predict token i + 1, as in the source; false: token i."""
+
+    mask_token: str | None = None
+    """A token of the tokenizer to take as mask, or the text of a new one (None: the tokenizer's own mask token, an
+    unused row of the embeddings, an unused special token, or a new row, whichever comes first)."""
+
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Of the weights written (None: the source's; of a .gguf file float32)."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.mask_token is not None and not self.mask_token.strip():
+            raise ValueError("mask_token '' is empty")
+
+    @property
+    def is_gguf(self) -> bool:
+        return self.source.endswith(".gguf")
+
+
+def check_paths(config: ConvertConfig) -> None:
+    """Raise UserError where the source is missing or not of a kind that can be converted, or the folder is taken. The
+    config.json of a source on the hub is looked at once it is downloaded."""
+    folder, source = Path(config.folder).expanduser(), Path(config.source).expanduser()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder}: exists already and is not empty; remove it, or name another folder")
+    if config.is_gguf:
+        if not source.is_file():
+            raise UserError(f"{source}: no such file; give a .gguf file, a folder with config.json, or a hub id")
+        return
+    check_model_name(config.source)
+    if source.is_dir():
+        check_kind(read_json(source / "config.json"), source / "config.json")
+
+
+def check_kind(config: dict[str, Any], where: object) -> None:
+    """Raise UserError, beginning with `where`, unless a config.json is that of a model that can be converted."""
+    kind, classes = str(config.get("model_type")), " ".join(config.get("architectures") or [])
+    takes = "lfpo convert takes plain Llama, Qwen2 and Qwen3 language models"
+    names = " ".join(config)
+    if MARKER in config or kind.startswith("a2d-"):
+        raise UserError(
+            f"{where}: is a masked diffusion model already (model_type {kind!r}), which lfpo loads as it is"
+        )
+    if "vision" in names or "image_token" in names or "_vl" in kind:
+        why = "a model with images"
+    elif "moe" in kind or config.get("num_experts") or config.get("num_local_experts"):
+        why = "a mixture of experts"
+    elif config.get("is_encoder_decoder") or "bert" in kind or "ForMaskedLM" in classes:
+        why = "a model with an encoder"
+    elif kind not in KINDS:
+        why = "of another architecture"
+    elif classes and "ForCausalLM" not in classes:
+        why = f"a model without a language model's head ({classes})"
+    elif quantization := config.get("quantization_config"):
+        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
+        raise UserError(
+            f"{where}: the weights are quantised ({method}), which cannot be trained; take the checkpoint before "
+            "quantisation, or a .gguf file"
+        )
+    elif config.get("use_sliding_window"):
+        why = "a model whose layers attend in sliding windows"
+    else:
+        return
+    raise UserError(f"{where}: {why} (model_type {kind!r}); {takes}")

@@ -1,0 +1,71 @@
+"""How long a run is: iterations and epochs, from the keys of a configuration and the number of rows."""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Protocol
+
+from lfpo.config.errors import UserError
+
+UNSET = -1  # of max_steps, as in transformers: it was not given
+
+
+@dataclass(frozen=True)
+class Length:
+    """iterations: of the whole run. epochs: passes over the rows that it begins. rows: distinct training rows, 0 where
+    prompts are made without end, and the whole run counts as one epoch. batch: rows that an iteration takes."""
+
+    iterations: int
+    epochs: int
+    rows: int
+    batch: int
+
+    @property
+    def per_epoch(self) -> float:
+        """Iterations of an epoch, not rounded."""
+        return self.rows / self.batch if self.rows else float(self.iterations)
+
+    def passed(self, iterations: int, skipped: int = 0) -> Fraction:
+        """Epochs that so many iterations go through. skipped: rows that were left out at the ends of epochs."""
+        if not self.rows:
+            return Fraction(iterations, self.iterations)
+        return Fraction(iterations * self.batch + skipped, self.rows)
+
+
+def run_length(
+    max_steps: int, num_train_epochs: float, *, rows: int, batch: int, default: int, endless: str = "the data"
+) -> Length:
+    """The length of a run, as transformers counts it: max_steps where it is given, else num_train_epochs passes over
+    the rows, else `default` iterations.
+
+    rows, batch: see Length. endless: what makes prompts without end, for the message. Raises UserError for epochs of
+    such prompts.
+    """
+    by_epochs = max_steps == UNSET and bool(num_train_epochs)
+    if by_epochs and not rows:
+        raise UserError(
+            f"num_train_epochs: {endless} makes new prompts without end, which has no epochs; give max_steps"
+        )
+    # From the decimals as they were typed: 0.1 as a float is a little more, which would round up to one more iteration.
+    passes = Fraction(str(num_train_epochs))
+    iterations = math.ceil(passes * rows / batch) if by_epochs else default if max_steps == UNSET else max_steps
+    if not by_epochs:
+        passes = Fraction(iterations * batch, rows) if rows else Fraction(1)
+    return Length(iterations, math.ceil(passes), rows, batch)
+
+
+class Settings(Protocol):
+    """The keys of a configuration that say how long a run is."""
+
+    max_steps: int
+    num_train_epochs: float
+
+
+def described(length: Length, settings: Settings) -> str:
+    """The length in words: what decides it, and which key does not count. settings: as they were given."""
+    text, epochs = f"{length.iterations:,} iterations", settings.num_train_epochs
+    if not epochs:
+        return text
+    if settings.max_steps == UNSET:
+        return f"{text}, {epochs:g} epochs of {length.rows:,} rows"
+    return f"{text}, as max_steps says; num_train_epochs {epochs:g} counts only where max_steps is -1"

@@ -1,0 +1,87 @@
+"""Families whose config.json is that of a class of transformers: dllm's a2d models, what `lfpo convert` makes of an
+autoregressive model, and what `lfpo export --layout transformers` writes.
+
+Fields keep transformers' names, so each class reads its own configuration and nothing is mapped.
+"""
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import transformers
+
+from lfpo.config.errors import UserError
+from lfpo.models.family import Family
+
+# Names that transformers gives the experts of its models in memory, and what checkpoints call them.
+STACKED_EXPERTS = (
+    (
+        "model.layers.N.mlp.experts.gate_up_proj",
+        ("model.layers.N.mlp.experts.E.gate_proj.weight", "model.layers.N.mlp.experts.E.up_proj.weight"),
+    ),
+    ("model.layers.N.mlp.experts.down_proj", ("model.layers.N.mlp.experts.E.down_proj.weight",)),
+)
+# Model types of autoregressive models that `lfpo convert` takes -> name of the class's configuration in transformers.
+CONVERTIBLE = {"llama": "LlamaConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config"}
+_OWN = ("model_type", "architectures", "auto_map", "transformers_version", "_name_or_path", "is_causal", "use_cache")
+
+
+def own_config(class_name: str, config: dict[str, Any]) -> transformers.PretrainedConfig:
+    """The configuration of a class of transformers from its own config.json, with scaled rotary embeddings, biases and
+    head widths as it says. Raises UserError for windows of attention, which published diffusion models do not have."""
+    windows = config.get("use_sliding_window") or set(config.get("layer_types") or ()) - {"full_attention"}
+    if windows:
+        raise UserError("config.json: use_sliding_window and layer_types other than 'full_attention' are not supported")
+    for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
+        config[name]  # a class has a default for each, of another model: KeyError
+    kept = {name: value for name, value in config.items() if name not in _OWN}
+    # torch never trains an embedding's padding row, and the padding is EOS in many models.
+    return getattr(transformers, class_name)(**{**kept, "pad_token_id": None})
+
+
+def _family(name: str, model_type: str, class_name: str) -> Family:
+    return Family(
+        name=name,
+        model_types=(model_type,),
+        architecture=class_name.replace("Config", "ForCausalLM"),
+        hf_config=functools.partial(own_config, class_name),
+        shift_key="logit_shift",
+    )
+
+
+# dllm's layout: a class's own names, `a2d-` before its model type. dllm's config.json does not say how models attend;
+# `lfpo convert` writes `block_size` for those that attend block by block, and `logit_shift`.
+_A2D_LLAMA, _A2D_QWEN2, _A2D_QWEN3 = (
+    replace(
+        _family(f"a2d_{kind}", f"a2d-{kind}", class_name),
+        block_key="block_size",
+        # Published checkpoints of both kinds have equal config.json files; dllm trained these in blocks of 32.
+        named_block=("-diffusion-bd3lm", {"block_size": 32}),
+    )
+    for kind, class_name in CONVERTIBLE.items()
+)
+_A2D_QWEN2 = replace(_A2D_QWEN2, tokenizer_class="Qwen2TokenizerFast", turn_end="<|im_end|>")
+A2D = (
+    replace(_A2D_LLAMA, turn_end="<|eot_id|>"),
+    _A2D_QWEN2,
+    replace(
+        _A2D_QWEN3,
+        name="dllm_qwen3",
+        tokenizer_class="Qwen2TokenizerFast",
+        turn_end="<|im_end|>",
+        # dllm's loader calls the template so: the models were trained on answers after an empty thought.
+        template_prefix="{%- set enable_thinking = false -%}",
+    ),
+)
+
+# What `lfpo export --layout transformers` writes, told from autoregressive models by the field it adds.
+_CLASSES = {**CONVERTIBLE, "qwen3_moe": "Qwen3MoeConfig", "glm4_moe": "Glm4MoeConfig"}
+EXPORTED = tuple(
+    replace(
+        _family(f"exported_{model_type}", model_type, class_name),
+        marker=("logit_shift",),
+        block_key="block_length",
+        stacked=STACKED_EXPERTS if "moe" in model_type else (),
+    )
+    for model_type, class_name in _CLASSES.items()
+)

@@ -1,0 +1,200 @@
+"""`lfpo convert`: a masked diffusion model from a plain autoregressive one, tensor by tensor.
+
+Only attention and the reading of the logits change, so the weights stay as they are but for the mask token's embedding,
+which starts as the mean of the others. Written in the layout of dllm's a2d models: the class's own names, `a2d-` before
+its model type, and the fields `block_size`, `logit_shift` and `mask_token_id`.
+"""
+
+import importlib.util
+import shutil
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import safe_open
+
+from lfpo.config.convert import ConvertConfig, check_kind
+from lfpo.config.errors import UserError
+from lfpo.config.files import read_json, write_json
+from lfpo.models.families import family_of
+from lfpo.models.family import Family, build_backbone
+from lfpo.models.loading import resolve
+from lfpo.models.mask_token import MaskToken, set_mask_token
+from lfpo.models.tensor_files import check_disk, write_shards
+from lfpo.models.weights import reading, tensor_files
+
+TABLES = ("model.embed_tokens.weight", "lm_head.weight")  # with a row for each token
+ROWS = 4096  # that are read at a time for the mean of a table
+DROPPED = (
+    "auto_map",
+    "transformers_version",
+    "_name_or_path",
+    "_model_name_or_path",
+    "torch_dtype",
+    "dtype",
+    "quantization_config",
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """An autoregressive model: its config.json and tokenizer; shapes and dtypes of its tensors, and how to read rows of
+    one. where: for messages."""
+
+    where: Path
+    config: dict[str, Any]
+    tokenizer: Any
+    like: dict[str, torch.Tensor]  # on the meta device
+    read: Callable[[str, slice], torch.Tensor]
+
+
+def run_convert(settings: ConvertConfig) -> Path:
+    """Write the folder, under a hidden name until it is complete; print and return its path. Raises UserError where
+    the source cannot be converted or the folder not written."""
+    folder = Path(settings.folder).expanduser()
+    partial = folder.with_name(f".{folder.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        source = opened(settings)
+        partial.mkdir(parents=True)
+        mask = write_model(source, settings, partial)
+        if folder.exists():
+            folder.rmdir()
+        partial.rename(folder)
+    except OSError as error:
+        raise UserError(f"{folder}: could not be written ({error})") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    attends = f"blocks of {settings.block_length} tokens" if settings.block_length else "full"
+    print(f"mask token  {mask.text} (id {mask.id}): {mask.about}")
+    print(f"attention   {attends}")
+    print(f"logits      at position i predict token {'i + 1' if settings.shift else 'i'}")
+    print(f"model       {folder}\nIt has to be trained before it can denoise: lfpo sft --model {folder} ...")
+    return folder
+
+
+def opened(settings: ConvertConfig) -> Source:
+    """The source, of which only headers are read yet; a .gguf file is read whole. Raises UserError where it cannot be
+    converted."""
+    if settings.is_gguf:
+        return gguf_source(Path(settings.source).expanduser(), settings.dtype)
+    folder = resolve(settings.source)
+    config = read_json(folder / "config.json")
+    check_kind(config, folder / "config.json")
+    family = diffusion_family(config, folder / "config.json")
+    backbone: Any = build_backbone(family, config, folder / "config.json")
+    files = tensor_files(backbone, family, folder)
+
+    def read(name: str, rows: slice) -> torch.Tensor:
+        # Opened anew for each read: what stays open stays mapped, in the end the whole model.
+        with reading(files[name]), safe_open(files[name], framework="pt") as file:
+            part: torch.Tensor = file.get_slice(name)[rows]
+        return part
+
+    like, state = {}, backbone.state_dict()
+    for name in files:
+        dtype = read(name, slice(0, 1)).dtype
+        if not dtype.is_floating_point or dtype.itemsize < 2:
+            raise UserError(f"{folder}: {name} is {dtype}, expected float32, bfloat16 or float16")
+        like[name] = torch.empty(state[name].shape, dtype=dtype, device="meta")
+    return Source(folder, config, source_tokenizer(folder, family), like, read)
+
+
+def diffusion_family(config: dict[str, Any], where: object) -> Family:
+    """The family that a source becomes one of."""
+    return family_of({**config, "model_type": f"a2d-{config['model_type']}"}, where)
+
+
+def source_tokenizer(folder: Path, family: Family) -> Any:
+    """The source's tokenizer; remote code is not run. Raises UserError where there is none, or a corrupt one."""
+    own = (folder / "tokenizer.json").exists()
+    class_name = "PreTrainedTokenizerFast" if own else family.tokenizer_class
+    if class_name is None or not (own or (folder / "vocab.json").exists()):
+        raise UserError(f"{folder}: no tokenizer.json; copy the tokenizer files beside config.json")
+    try:
+        return getattr(transformers, class_name).from_pretrained(folder)
+    except Exception as error:  # the tokenizers library raises bare Exception for a malformed file
+        raise UserError(f"{folder}: the tokenizer files are corrupt ({error})") from error
+
+
+def gguf_source(path: Path, dtype: str | None) -> Source:
+    """A .gguf file, which transformers reads with the package gguf: all its weights at once, not tensor by tensor."""
+    if importlib.util.find_spec("gguf") is None:
+        raise UserError(f"{path}: reading a .gguf file needs the package gguf: pip install gguf")
+    place = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
+    try:
+        theirs = transformers.AutoConfig.from_pretrained(**place)
+        config = {**theirs.to_dict(), "architectures": None}
+        check_kind(config, path)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(**place)
+        kept = getattr(torch, dtype or "float32")
+        model = transformers.AutoModelForCausalLM.from_pretrained(**place, dtype=kept)
+    except (OSError, ValueError, LookupError, NotImplementedError, RuntimeError, struct.error) as error:
+        raise UserError(f"{path}: not readable as a model in GGUF ({' '.join(str(error).split())})") from error
+    config = {k: v for k, v in model.config.to_dict().items() if k not in DROPPED}
+    state = model.state_dict()
+    if config["tie_word_embeddings"]:
+        state.pop(TABLES[1], None)
+    like = {name: tensor.to("meta") for name, tensor in state.items()}
+    return Source(path, config, tokenizer, like, lambda name, rows: state[name][rows])
+
+
+def write_model(source: Source, settings: ConvertConfig, folder: Path) -> MaskToken:
+    """Write weights, config.json and tokenizer into the existing `folder`; its mask token."""
+    rows = source.like[TABLES[0]].shape[0]
+    known = len(source.tokenizer)
+    tokenizer, mask = set_mask_token(source.tokenizer, rows, settings.mask_token)
+    eos = tokenizer.eos_token_id
+    if eos is None:
+        listed = source.config.get("eos_token_id")
+        eos = listed[0] if isinstance(listed, list) else listed
+    if eos is None:
+        raise UserError(
+            f"{source.where}: neither tokenizer nor config.json names the EOS token; name it in one of them"
+        )
+    new_rows = max(rows, mask.id + 1)
+    dtype = None if settings.dtype is None else getattr(torch, settings.dtype)
+    target = {
+        name: torch.empty(
+            (new_rows, *t.shape[1:]) if name in TABLES else t.shape, dtype=dtype or t.dtype, device="meta"
+        )
+        for name, t in source.like.items()
+    }
+    check_disk(folder, sum(t.numel() * t.element_size() for t in target.values()))
+
+    def value(name: str, writer: int) -> torch.Tensor:
+        like = target[name]
+        if name not in TABLES or (mask.own and new_rows == rows):
+            return source.read(name, slice(None)).to(like.dtype)
+        table = torch.empty(like.shape, dtype=like.dtype)
+        total = torch.zeros(like.shape[1], dtype=torch.float64)
+        for first in range(0, rows, ROWS):  # a slice at a time, so that one table is held, not two
+            part = source.read(name, slice(first, min(first + ROWS, rows)))
+            table[first : first + len(part)] = part
+            total += part[: max(0, known - first)].double().sum(0)
+        table[rows:] = (total / min(known, rows)).to(like.dtype)
+        if not mask.own:
+            table[mask.id] = (total / min(known, rows)).to(like.dtype)
+        return table
+
+    write_shards(target, folder, "model", value)
+    config = {name: v for name, v in source.config.items() if name not in DROPPED}
+    own = {
+        "model_type": f"a2d-{source.config['model_type']}",
+        "architectures": [f"A2D{source.config['model_type'].capitalize()}LMHeadModel"],
+        "is_causal": False,  # transformers' own class then attends to all tokens
+        "logit_shift": int(settings.shift),
+        **({"block_size": settings.block_length} if settings.block_length else {}),
+        "dtype": str(target[TABLES[0]].dtype).removeprefix("torch."),
+        "vocab_size": new_rows,
+        "mask_token_id": mask.id,
+        "eos_token_id": eos,
+        "pad_token_id": eos if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
+    }
+    write_json(folder / "config.json", {**config, **own})
+    tokenizer.save_pretrained(folder)
+    return mask

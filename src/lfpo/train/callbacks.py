@@ -1,0 +1,415 @@
+"""Callbacks in the way of transformers: which events a run fires, with what, and what it does as they ask."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from lfpo.base import distributed
+from lfpo.config.build import to_dict
+from lfpo.config.errors import CannotGoOn, UserError, last_line
+
+if TYPE_CHECKING:
+    from lfpo.train.run import Trainer
+
+# Every event of transformers' TrainerCallback. Of these `on_predict` is fired by nothing that a run does.
+EVENTS = (
+    *("on_init_end", "on_train_begin", "on_train_end", "on_epoch_begin", "on_epoch_end", "on_step_begin"),
+    *("on_pre_optimizer_step", "on_optimizer_step", "on_substep_end", "on_step_end", "on_prediction_step"),
+    *("on_evaluate", "on_predict", "on_save", "on_log", "on_push_begin"),
+)
+GENERATES = "it generates with transformers' `generate`, which a masked diffusion model does not have"
+# TRL's callbacks that cannot work here, by the name of their class, and what to do instead.
+REFUSED = {
+    "SyncRefModelCallback": "theta_old follows theta by itself: set ema_decay",
+    "BEMACallback": "set average_decay, which keeps an average of the weights",
+    "MergeModelCallback": "it reads transformers' checkpoint-N folders; use `lfpo export` on checkpoints/step-N",
+    "LogCompletionsCallback": f"{GENERATES}; set log_completions, and report_to for tables of them",
+    "WinRateCallback": f"{GENERATES}; give a judge as a reward function",
+    "WeaveCallback": f"{GENERATES}; set log_completions, and report_to for tables of them",
+}
+
+
+class Arguments:
+    """The run's configuration as callbacks read it: its own keys, then what follows from them for transformers'
+    TrainingArguments, then these arguments' defaults. A value that is set is set in the configuration."""
+
+    def __init__(self, config: Any, values: dict[str, Any]):
+        self.__dict__.update(_config=config, _values=values)
+
+    def __getattr__(self, name: str) -> Any:
+        from transformers import TrainingArguments
+
+        if name in self._values:
+            return self._values[name]
+        if hasattr(self._config, name):
+            return getattr(self._config, name)
+        for field in dataclasses.fields(TrainingArguments):
+            if field.name == name:
+                made = field.default_factory
+                return field.default if made is dataclasses.MISSING else made()
+        raise AttributeError(f"neither the run's configuration nor transformers.TrainingArguments has {name!r}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._values:
+            self._values[name] = value
+        else:
+            setattr(self._config, name, value)
+
+    def to_dict(self) -> dict[str, Any]:
+        plain = {name: value for name, value in self._values.items() if isinstance(value, str | int | float | None)}
+        return {**to_dict(self._config), **plain}
+
+    def to_sanitized_dict(self) -> dict[str, Any]:
+        return {k: v if isinstance(v, bool | int | float | str) else str(v) for k, v in self.to_dict().items()}
+
+    def to_json_string(self) -> str:
+        return json.dumps(self.to_dict(), indent=2, default=str)
+
+
+class ModelConfig(dict[str, Any]):
+    """A model's config.json with the methods that transformers' integrations call."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(self)
+
+    def to_json_string(self) -> str:
+        return json.dumps(self, indent=2, default=str)
+
+
+class Schedule:
+    """The `lr_scheduler` of callbacks, to read: the run sets the rate itself, before each optimiser step."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer):
+        self.optimizer = optimizer
+
+    def get_last_lr(self) -> list[float]:
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
+class Callbacks:
+    """Calls the trainer's callbacks, in their order, on every rank: objects or classes with methods of transformers'
+    TrainerCallback.
+
+    A method is called as by transformers' Trainer: f(args, state, control, **kwargs), and may return a new control.
+    args: see Arguments. state is a transformers.TrainerState whose steps are iterations. kwargs are model,
+    processing_class (the tokenizer), optimizer, lr_scheduler, train_dataloader, eval_dataloader, with `logs` in on_log
+    and `metrics` in on_evaluate. The flags of `control` are obeyed where any rank has set them.
+    Raises UserError for a callback that cannot work.
+    """
+
+    def __init__(self, trainer: Trainer):
+        self.trainer = trainer
+        self.callbacks = [_made(callback) for callback in trainer.callbacks]
+        self.error: UserError | None = None  # of a callback in the middle of an iteration; `call` raises it
+        self.epoch: int | None = None  # the epoch that has begun
+        self.step = 0  # iterations that were done at the last event
+        if not self.callbacks:
+            return
+        from transformers import TrainerControl, TrainerState
+
+        first, config, length = distributed.rank() == 0, trainer.args, trainer.length
+        self.metric = _metric(config)
+        self.args = Arguments(config, _arguments(trainer, self.metric))
+        self.control = TrainerControl()
+        self.state = TrainerState(
+            max_steps=trainer.total_steps,
+            num_train_epochs=length.epochs,
+            logging_steps=self.args.logging_steps,
+            eval_steps=getattr(config, "eval_steps", 0),
+            save_steps=config.save_steps,
+            train_batch_size=self.args.per_device_train_batch_size,
+            is_local_process_zero=first,
+            is_world_process_zero=first,
+        )
+        for callback in self.callbacks:
+            _check_early_stopping(callback, self.args)
+        trainer.model.config = ModelConfig(trainer.model.config)
+        self.given = {
+            "model": trainer.model,
+            "processing_class": trainer.tokenizer,
+            "optimizer": trainer.optimizer,
+            "lr_scheduler": Schedule(trainer.optimizer),
+            **_loaders(trainer),
+        }
+
+    def call(self, event: str, step: int, **kwargs: Any) -> None:
+        """Call the event's methods after `step` iterations. A collective. Raises CannotGoOn where one raises, or has
+        raised in `within`."""
+        self.step = step
+        if not self.callbacks:
+            return
+        self._at(step)
+
+        def call_all() -> None:
+            if self.error is None:
+                self.within(event, **kwargs)
+            if self.error is not None:
+                raise self.error
+
+        try:
+            distributed.together(call_all)  # all ranks stop where one rank's callback fails
+        except UserError as error:
+            raise CannotGoOn(str(error)) from error
+
+    def within(self, event: str, **kwargs: Any) -> None:
+        """Call the event's methods on this rank, in the middle of an iteration or an evaluation. An error waits for the
+        next `call`, so that the iteration is finished and saved first."""
+        for callback in self.callbacks if self.error is None else []:
+            method = getattr(callback, event, None)
+            try:
+                changed = method and method(self.args, self.state, self.control, **self.given, **kwargs)
+            except Exception as error:  # user code may raise anything
+                name, done = f"{type(callback).__name__}.{event}", self.state.global_step
+                self.error = UserError(f"callback {name} failed after iteration {done}: {last_line(error)}")
+                return
+            self.control = self.control if changed is None else changed
+
+    def begin_training(self, step: int) -> None:
+        if self.callbacks:
+            self.control.should_training_stop = False
+        self.call("on_train_begin", step)
+
+    def begin_iteration(self, step: int) -> None:
+        """Before the iteration after `step` ones: on_epoch_begin where an epoch begins, and on_step_begin."""
+        if not self.callbacks:
+            return
+        if self.epoch is None:
+            self.epoch, self.control.should_epoch_stop = math.floor(self._passed(step)), False
+            self.call("on_epoch_begin", step)
+        self.control.should_log = self.control.should_evaluate = self.control.should_save = False
+        self.call("on_step_begin", step)
+
+    def end_iteration(self, step: int, *, log: bool, evaluate: bool, save: bool) -> tuple[bool, bool, bool]:
+        """on_step_end after the iteration. log, evaluate, save: whether they are due by the run's own keys, which
+        callbacks may change; returns what is to be done."""
+        if not self.callbacks:
+            return log, evaluate, save
+        self.control.should_log, self.control.should_evaluate, self.control.should_save = log, evaluate, save
+        self.call("on_step_end", step)
+        return self.flags()
+
+    def flags(self) -> tuple[bool, bool, bool]:
+        """Whether to log, to evaluate and to save. A collective."""
+        return self.asks("should_log"), self.asks("should_evaluate"), self.asks("should_save")
+
+    def ends_epoch(self, step: int) -> bool:
+        """Whether on_epoch_end is due after `step` iterations, and then calls it: at the epoch's last row, or where a
+        callback ends the epoch or the training. A collective."""
+        if not self.callbacks or self.epoch is None:
+            return False
+        stops = self.asks("should_epoch_stop") | self.asks("should_training_stop") | (step >= self.state.max_steps)
+        if not stops and math.floor(self._passed(step)) == self.epoch:
+            return False
+        self.epoch = None
+        self.control.should_log = self.control.should_evaluate = self.control.should_save = False
+        self.call("on_epoch_end", step)
+        return True
+
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """on_log with a copy of some metrics, under their names here and those of held-out data under transformers'."""
+        if self.callbacks:
+            self._at(step)
+            self.control.should_log = False
+            logs = {**_with_transformers_names(self.trainer, metrics), "epoch": self.state.epoch, "step": step}
+            self.state.total_flos = metrics.get("flops", self.state.total_flos)
+            self.state.num_input_tokens_seen += int(metrics.get("num_tokens", 0))
+            self.state.log_history.append({**logs})
+            self.call("on_log", step, logs=logs)
+
+    def evaluated(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """on_log and on_evaluate after an evaluation; then the best metric, as transformers does: not of the evaluation
+        before training. Raises UserError where the metric of `metric_for_best_model` was not measured."""
+        if not self.callbacks:
+            return
+        self.log(step, metrics)
+        values = {**_with_transformers_names(self.trainer, metrics), "epoch": self.state.epoch}
+        self.control.should_evaluate = False
+        if self.metric is not None and self.metric not in values:
+            names = sorted(name.removeprefix("eval_") for name in values if name.startswith("eval_"))
+            raise CannotGoOn(
+                f"metric_for_best_model {self.trainer.args.metric_for_best_model!r} is no metric of the evaluation; it "
+                f"has {', '.join(names)}"
+            )
+        self.call("on_evaluate", step, metrics=values)
+        if self.metric is None or step == 0:
+            return
+        best, value = self.state.best_metric, values[self.metric]
+        better = math.isfinite(value) and (
+            best is None or (value > best if self.args.greater_is_better else value < best)
+        )
+        if better:
+            self.state.best_metric, self.state.best_global_step = value, step
+
+    def saved(self, step: int, folder: Path) -> None:
+        """on_save after a checkpoint. folder: of the run's checkpoints."""
+        if self.callbacks:
+            self.control.should_save = False
+            best = folder / f"step-{self.state.best_global_step}"
+            self.state.best_model_checkpoint = str(best) if best.is_dir() else None
+            self.call("on_save", step)
+
+    def end_training(self, step: int, *, began_at: int, seconds: float) -> None:
+        """on_log with a summary of the training, and on_train_end."""
+        if self.callbacks:
+            losses = [row["loss"] for row in self.state.log_history if row.get("loss") is not None]
+            summary = {"train_runtime": seconds, "train_steps_per_second": (step - began_at) / max(seconds, 1e-9)}
+            summary |= {"train_loss": sum(losses) / len(losses) if losses else math.nan}
+            self.log(step, summary | {"total_flos": self.state.total_flos})
+        self.call("on_train_end", step)
+
+    def asks(self, what: str) -> bool:
+        """Whether a callback of any rank has set this flag of `control`. A collective where there are callbacks."""
+        return bool(self.callbacks) and any(distributed.gather(getattr(self.control, what)))
+
+    def kept(self) -> dict[str, Any]:
+        """JSON data for a checkpoint: the best metric, and the state of callbacks that export theirs."""
+        if not self.callbacks:
+            return {}
+        best = {name: getattr(self.state, name) for name in ("best_metric", "best_global_step")}
+        return best | {"states": [[type(c).__name__, _state(c)] for c in self.callbacks if _state(c) is not None]}
+
+    def restore(self, step: int, history: Sequence[dict[str, Any]], kept: Mapping[str, Any] | None = None) -> None:
+        """Begin after `step` iterations. history: the metrics that were logged. kept: of the checkpoint."""
+        if not self.callbacks:
+            return
+        for row in history:
+            held_out = _held_out(row)
+            trained = {name: value for name, value in row.items() if name not in held_out}
+            for part in (trained if len(trained) > 1 else {}, held_out):
+                if part:
+                    self._at(row["step"])
+                    named = _with_transformers_names(self.trainer, part)
+                    self.state.log_history.append({**named, "epoch": self.state.epoch, "step": row["step"]})
+        for name in ("best_metric", "best_global_step"):
+            setattr(self.state, name, (kept or {}).get(name))
+        states = [*(kept or {}).get("states", [])]
+        for callback in self.callbacks:
+            own = next((pair for pair in states if pair[0] == type(callback).__name__), None)
+            if own is not None and _state(callback) is not None:
+                states.remove(own)
+                for name, value in own[1].get("attributes", {}).items():
+                    setattr(callback, name, value)
+        self._at(step)
+
+    def _passed(self, step: int) -> Any:
+        return self.trainer.length.passed(step, self.trainer.state.get("rows_skipped", 0))
+
+    def _at(self, step: int) -> None:
+        self.state.global_step, self.state.epoch = step, float(self._passed(step))
+
+
+def _made(callback: Any) -> Any:
+    """A callback, or the object of a callback's class. Raises UserError for what cannot work as one."""
+    name = callback.__name__ if isinstance(callback, type) else type(callback).__name__
+    for base in (callback if isinstance(callback, type) else type(callback)).__mro__:
+        if base.__name__ in REFUSED:
+            raise UserError(f"callbacks: {base.__name__} does not work here: {REFUSED[base.__name__]}")
+    if isinstance(callback, type):
+        try:
+            callback = callback()
+        except TypeError as error:
+            raise UserError(f"callbacks: {name} needs arguments ({error}); give an object, {name}(...)") from error
+    methods = [method for method in dir(callback) if method.startswith("on_") and callable(getattr(callback, method))]
+    if not set(methods) & set(EVENTS):
+        close = next((c for m in methods for c in difflib.get_close_matches(m, EVENTS, 1)), None)
+        hint = f"; did you mean {close}?" if close else ", such as on_step_end(self, args, state, control, **kwargs)"
+        raise UserError(f"callbacks: {name} has no method of transformers' TrainerCallback{hint}")
+    return callback
+
+
+def _metric(config: Any) -> str | None:
+    """The name of metric_for_best_model as transformers' callbacks look it up: `eval_NAME`."""
+    name = getattr(config, "metric_for_best_model", None)
+    return None if name is None else f"eval_{name.removeprefix('eval_').removeprefix('eval/')}"
+
+
+def _check_early_stopping(callback: Any, args: Arguments) -> None:
+    """Raise UserError where transformers' EarlyStoppingCallback would fail an assertion once training begins."""
+    if not any(base.__name__ == "EarlyStoppingCallback" for base in type(callback).__mro__):
+        return
+    if args.metric_for_best_model is None:
+        raise UserError(
+            "callbacks: EarlyStoppingCallback needs metric_for_best_model, such as 'greedy/accuracy' for the accuracy "
+            "of the eval sampler 'greedy'"
+        )
+    if args.eval_strategy == "no":
+        raise UserError("callbacks: EarlyStoppingCallback needs evaluations: set eval_steps, and give held-out rows")
+
+
+def _arguments(trainer: Trainer, metric: str | None) -> dict[str, Any]:
+    """Values of transformers' TrainingArguments that follow from a run's configuration."""
+    from transformers.trainer_utils import IntervalStrategy, SaveStrategy
+
+    config, greater = trainer.args, getattr(trainer.args, "greater_is_better", None)
+    first, world = distributed.rank() == 0, distributed.world()
+    source = getattr(trainer, "source", None)
+    evaluates = trainer.evaluates_after(trainer.total_steps) and (source is None or len(source.eval_rows) > 0)
+    return {
+        "logging_strategy": IntervalStrategy.STEPS,
+        "logging_steps": getattr(config, "logging_steps", 1),
+        "logging_first_step": True,
+        "eval_strategy": IntervalStrategy.STEPS if evaluates else IntervalStrategy.NO,
+        "eval_on_start": trainer.evaluates_after(0),
+        "eval_delay": 0,
+        "save_strategy": SaveStrategy.STEPS,
+        "metric_for_best_model": metric,
+        "greater_is_better": not (metric or "").endswith("loss") if greater is None else greater,
+        "load_best_model_at_end": False,
+        "run_name": Path(config.output_dir).name,
+        "per_device_train_batch_size": -(-trainer.length.batch * getattr(config, "num_generations", 1) // world),
+        "world_size": world,
+        "process_index": distributed.rank(),
+        "local_process_index": distributed.rank(),
+        "n_gpu": min(1, torch.cuda.device_count()),
+        "device": distributed.device(),
+        "should_log": first,
+        "should_save": first,
+    }
+
+
+def _loaders(trainer: Trainer) -> dict[str, Any]:
+    """The data loaders that callbacks are given, to look at: of the training rows, None where prompts are made without
+    end, and of this rank's held-out rows, one for each eval sampler and row."""
+    source = getattr(trainer, "source", None)
+    if source is None:
+        return {"train_dataloader": None, "eval_dataloader": None}
+    held_out = [source.eval_rows[i] for i in distributed.share(len(source.eval_rows))] * len(
+        getattr(trainer, "eval_samplers", ())
+    )
+    training = DataLoader(source.rows, trainer.length.batch, collate_fn=list) if source.rows else None
+    return {
+        "train_dataloader": training,
+        "eval_dataloader": DataLoader(held_out, 1, collate_fn=list) if held_out else None,
+    }
+
+
+def _held_out(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """The metrics of an evaluation among those of an iteration."""
+    return {name: value for name, value in metrics.items() if name.startswith("eval/") or name == "time/eval"}
+
+
+def _with_transformers_names(trainer: Trainer, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics with held-out ones also as eval_SAMPLER/NAME, and those of the first eval sampler as eval_NAME."""
+    named = {f"eval_{name.removeprefix('eval/')}": value for name, value in metrics.items() if name.startswith("eval/")}
+    first = next(iter(getattr(trainer, "eval_samplers", {})), None)
+    start = f"eval_{first}/"
+    return {**metrics, **{f"eval_{k.removeprefix(start)}": v for k, v in named.items() if k.startswith(start)}, **named}
+
+
+def _state(callback: Any) -> dict[str, Any] | None:
+    """What a callback exports for checkpoints; None where it exports nothing."""
+    from transformers.trainer_callback import ExportableState
+
+    return callback.state() if isinstance(callback, ExportableState) else None

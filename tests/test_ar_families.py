@@ -1,0 +1,102 @@
+"""dllm's a2d models and exports in transformers' layout: logits of transformers' own classes, round trips, LoRA."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from autoregressive import VOCAB, write_source
+from lfpo.cli.command_line import main
+from lfpo.config.errors import UserError
+from lfpo.config.models import LoraSettings
+from lfpo.models import load_model, load_tokenizer
+from lfpo.models.families import family_of
+from lfpo.models.loading import trained_block_length
+from lfpo.models.lora import inject
+from tiny import random_ids
+
+NAMES = ("llama", "qwen2", "qwen3")
+
+
+def a2d(folder: Path, name: str, **changes: object) -> Path:
+    """A checkpoint as dllm's own conversion writes it: other model_type, no mask token but in the tokenizer."""
+    special = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|mask|>")
+    write_source(folder, name, special=special)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": f"a2d-{name}", "architectures": [f"A2D{name.capitalize()}LMHeadModel"], **changes}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+def test_logits_are_those_of_transformers_with_padding_on_either_side(name: str, side: str, tmp_path: Path):
+    folder = a2d(tmp_path / "m", name)
+    model = load_model(folder)
+    theirs = getattr(transformers, model.family.architecture).from_pretrained(folder)
+    ids, real = random_ids(2, 12), torch.ones(2, 12, dtype=torch.long)
+    if side != "none":
+        real[1, slice(0, 5) if side == "left" else slice(7, 12)] = 0
+    positions = (real.cumsum(-1) - 1).clamp(min=0)
+    seen = real.bool()[:, None, None].expand(2, 1, 12, 12)
+    with torch.no_grad():
+        expected = theirs(ids, attention_mask=seen, position_ids=positions).logits
+        found = model(ids, real)
+    torch.testing.assert_close(found[real.bool()], expected[real.bool()], rtol=0, atol=1e-5)
+    assert model.mask_id == VOCAB
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_published_names_tell_which_checkpoints_attend_in_blocks(name: str, tmp_path: Path):
+    plain = a2d(tmp_path / "Qwen2.5-Coder-0.5B-Instruct-diffusion-mdlm-v0.1", name)
+    blocks = a2d(tmp_path / "Qwen2.5-Coder-0.5B-Instruct-diffusion-bd3lm-v0.1", name)
+    assert trained_block_length(plain) is None
+    assert trained_block_length(blocks) == 32
+    assert trained_block_length(a2d(tmp_path / "own-diffusion-bd3lm", name, block_size=8)) == 8
+
+
+@pytest.mark.parametrize("shift", [2, "yes", -1])
+def test_a_shift_that_is_neither_0_nor_1_is_refused(shift: object):
+    with pytest.raises(UserError, match="logit_shift"):
+        family_of({"model_type": "a2d-llama", "logit_shift": shift}, "config.json")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_lora_adapts_every_linear_layer_and_starts_without_effect(name: str, tmp_path: Path):
+    model = load_model(a2d(tmp_path / "m", name))
+    ids = random_ids(1, 10)
+    before = model(ids)
+    inject(model, LoraSettings(r=4, lora_alpha=4))
+    adapted = {n.partition(".lora_A")[0] for n, _ in model.backbone.named_parameters() if ".lora_A" in n}
+    assert len(adapted) == 2 * 7
+    torch.testing.assert_close(model(ids), before)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("more", [(), ("--block_length", "4"), ("--shift", "false")])
+def test_an_export_in_transformers_layout_comes_back_with_the_same_logits(
+    name: str, more: tuple[str, ...], tmp_path: Path
+):
+    source = write_source(tmp_path / "source", name)
+    made, exported = tmp_path / "made", tmp_path / "exported"
+    assert main(["convert", str(source), str(made), *more]) == 0
+    assert main(["export", str(made), "--layout", "transformers", "--output", str(exported)]) == 0
+    model, back = load_model(made), load_model(exported)
+    ids = random_ids(2, 12)
+    assert torch.equal(back(ids), model(ids))
+    for field in ("mask_id", "eos_id", "pad_id", "block_length"):
+        assert getattr(back, field) == getattr(model, field), field
+    first, second = load_tokenizer(made), load_tokenizer(exported)
+    assert (first.chat_template, first.get_vocab()) == (second.chat_template, second.get_vocab())
+
+
+def test_the_exports_of_the_published_families_come_back(llada: Path, dream: Path, tmp_path: Path):
+    for folder in (llada, dream):
+        exported = tmp_path / f"exported-{folder.name}"
+        assert main(["export", str(folder), "--layout", "transformers", "--output", str(exported)]) == 0
+        model, back = load_model(folder), load_model(exported)
+        ids = random_ids(2, 12)
+        assert torch.equal(back(ids), model(ids))
+        assert (back.family.shift, back.mask_id) == (model.family.shift, model.mask_id)

@@ -1,0 +1,267 @@
+"""`lfpo convert`: exact weights, the mask token, what is kept, and one sentence for each source that it refuses."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from autoregressive import MODELS, SPECIAL, VOCAB, causal_logits, write_source
+from lfpo.cli.command_line import main
+from lfpo.models import load_model, load_tokenizer, save_model
+from lfpo.models import tensor_files as files_module
+from lfpo.models.mask_token import MASK
+from tiny import CHATML, random_ids
+
+
+def convert(source: Path, folder: Path, *more: str) -> Path:
+    assert main(["convert", str(source), str(folder), *more]) == 0
+    return folder
+
+
+def refused(capsys: pytest.CaptureFixture[str], source: Any, folder: Path, *more: str) -> str:
+    capsys.readouterr()  # transformers' progress bars
+    assert main(["convert", str(source), str(folder), *more]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+def change(folder: Path, **fields: Any) -> Path:
+    """Write fields into a folder's config.json; None removes one."""
+    config = json.loads((folder / "config.json").read_text())
+    config = {name: value for name, value in {**config, **fields}.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_under_a_causal_mask_the_logits_are_those_of_the_source(name: str, tmp_path: Path):
+    source = write_source(tmp_path / "source", name)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(source)
+    model = load_model(convert(source, tmp_path / "made"))
+    ids = random_ids(2, 20)
+    with torch.no_grad():
+        expected = theirs(ids).logits
+    found = causal_logits(model, ids)
+    assert found.shape[-1] == VOCAB + 1, "no token of this tokenizer is unused, so there is a new row"
+    torch.testing.assert_close(found[..., :VOCAB], expected, rtol=0, atol=1e-5)
+    assert expected.std() > 0.5, "logits that differ from each other"
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_every_weight_is_kept_bit_for_bit_and_the_mask_starts_as_the_mean(name: str, tmp_path: Path):
+    source = write_source(tmp_path / "source", name)
+    old = load_file(source / "model.safetensors")
+    new = load_file(convert(source, tmp_path / "made") / "model.safetensors")
+    assert new.keys() == old.keys()
+    for key, weight in old.items():
+        table = key in ("model.embed_tokens.weight", "lm_head.weight")
+        assert torch.equal(new[key][: len(weight)], weight)
+        assert len(new[key]) == len(weight) + table
+        if table:
+            torch.testing.assert_close(new[key][-1], weight.double().mean(0).float())
+
+
+def test_logits_at_a_position_predict_the_next_token_unless_shift_is_off(tmp_path: Path):
+    source = write_source(tmp_path / "source")
+    shifted = load_model(convert(source, tmp_path / "a"))
+    plain = load_model(convert(source, tmp_path / "b", "--shift", "false"))
+    ids = random_ids(1, 9)
+    torch.testing.assert_close(shifted(ids)[:, 1:], plain(ids)[:, :-1])
+    assert (shifted.family.shift, plain.family.shift) == (True, False)
+
+
+def test_blocks_are_written_and_attended_to(tmp_path: Path):
+    model = load_model(convert(write_source(tmp_path / "source"), tmp_path / "made", "--block_length", "4"))
+    assert model.block_length == 4
+    ids, other = random_ids(1, 12), random_ids(1, 12)
+    other[:, 8:] = (other[:, 8:] + 1) % 256
+    structure = type(model.training_structure)(4)
+    first, second = (model.hidden(x, structure=structure) for x in (ids, other))
+    torch.testing.assert_close(first[:, :8], second[:, :8])
+    assert not torch.allclose(first[:, 9:], second[:, 9:])
+
+
+@pytest.mark.parametrize(
+    ("special", "rows", "expected"),
+    [
+        (SPECIAL, VOCAB, (VOCAB, VOCAB + 1, "a new row")),
+        (SPECIAL, VOCAB + 8, (VOCAB, VOCAB + 8, "an unused row")),
+        ((*SPECIAL, "<|reserved_special_token_3|>"), VOCAB + 1, (VOCAB, VOCAB + 1, "<|reserved_special_token_3|>")),
+        (("<s>", "</s>", "<unused0>"), 259, (258, 259, "<unused0>")),
+        ((*SPECIAL, MASK), VOCAB + 1, (VOCAB, VOCAB + 1, "a token of the vocabulary")),
+    ],
+)
+def test_the_mask_token_takes_an_unused_place_before_a_new_row(
+    special: tuple[str, ...], rows: int, expected: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    number, new_rows, about = expected
+    source = write_source(tmp_path / "source", special=special, vocab_size=rows)
+    folder = convert(source, tmp_path / "made")
+    printed = capsys.readouterr().out.splitlines()[0]
+    assert f"{MASK} (id {number})" in printed
+    assert about in printed
+    model, tokenizer = load_model(folder), load_tokenizer(folder)
+    assert (model.mask_id, model.vocab_size) == (number, new_rows)
+    assert tokenizer.mask_token == MASK
+    # dllm's loader adds a token of this text, which must not be a further one.
+    again = transformers.AutoTokenizer.from_pretrained(folder)
+    assert again.add_special_tokens({"mask_token": MASK}) == 0
+    assert again.mask_token_id == number
+    before = transformers.AutoTokenizer.from_pretrained(source)
+    text = "What is 3 + 4?</s> é"
+    assert again.encode(text) == before.encode(text)
+
+
+def test_a_mask_token_can_be_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    source = write_source(tmp_path / "source")
+    folder = convert(source, tmp_path / "a", "--mask_token", "<|im_start|>")
+    assert load_model(folder).mask_id == 258
+    assert load_model(convert(source, tmp_path / "b", "--mask_token", "[M]")).mask_id == VOCAB
+    assert "already" in refused(capsys, source, tmp_path / "c", "--mask_token", "</s>")
+    assert not (tmp_path / "c").exists()
+
+
+def test_chat_template_and_special_tokens_are_kept(tmp_path: Path):
+    special = (*SPECIAL, "<|reserved_special_token_0|>")
+    folder = convert(write_source(tmp_path / "source", special=special), tmp_path / "made")
+    tokenizer, model = load_tokenizer(folder), load_model(folder)
+    assert tokenizer.chat_template == CHATML
+    assert (tokenizer.bos_token, tokenizer.eos_token) == ("<s>", "</s>")
+    assert (model.eos_id, model.pad_id) == (257, 257)
+    said = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
+    assert tokenizer.decode(tokenizer.encode(said)) == said
+
+
+def test_a_converted_model_is_saved_and_loaded_bit_for_bit(tmp_path: Path):
+    folder = convert(write_source(tmp_path / "source", "qwen2"), tmp_path / "made", "--block_length", "8")
+    model = load_model(folder)
+    save_model(model, tmp_path / "again")
+    again = load_model(tmp_path / "again")
+    assert again.config == model.config
+    ids = random_ids(2, 16)
+    assert torch.equal(again(ids), model(ids))
+
+
+@pytest.mark.parametrize(("name", "class_name"), [("llama", "Llama"), ("qwen2", "Qwen2"), ("qwen3", "Qwen3")])
+def test_classes_of_transformers_read_the_folder_and_attend_to_all_tokens(name: str, class_name: str, tmp_path: Path):
+    folder = convert(write_source(tmp_path / "source", name), tmp_path / "made", "--shift", "false")
+    theirs = getattr(transformers, f"{class_name}ForCausalLM").from_pretrained(folder)
+    ids = random_ids(2, 12)
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(ids).logits, load_model(folder)(ids), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+def test_the_folder_has_the_names_of_dllms_classes(name: str, tmp_path: Path):
+    config = json.loads(
+        (convert(write_source(tmp_path / "source", name), tmp_path / "made") / "config.json").read_text()
+    )
+    assert config["model_type"] == f"a2d-{name}"
+    assert config["architectures"] == [f"A2D{name.capitalize()}LMHeadModel"]
+    assert config["mask_token_id"] == VOCAB
+    assert "auto_map" not in config
+
+
+def test_bfloat16_stays_and_can_be_asked_for(tmp_path: Path):
+    source = write_source(tmp_path / "source")
+    model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
+    model.save_pretrained(source)
+    kept = load_file(convert(source, tmp_path / "a") / "model.safetensors")
+    assert {weight.dtype for weight in kept.values()} == {torch.bfloat16}
+    wide = load_file(convert(source, tmp_path / "b", "--dtype", "float32") / "model.safetensors")
+    assert torch.equal(wide["model.norm.weight"], kept["model.norm.weight"].float())
+
+
+def test_shards_are_read_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    source = write_source(tmp_path / "source")
+    whole = load_model(convert(source, tmp_path / "whole"))
+    model = transformers.AutoModelForCausalLM.from_pretrained(source)
+    (source / "model.safetensors").unlink()
+    model.save_pretrained(source, max_shard_size="40KB")
+    assert len(list(source.glob("*.safetensors"))) > 2
+    monkeypatch.setattr(files_module, "FILE_BYTES", 50_000)
+    folder = convert(source, tmp_path / "made")
+    assert len(list(folder.glob("model-*.safetensors"))) > 1
+    ids = random_ids(1, 8)
+    assert torch.equal(load_model(folder)(ids), whole(ids))
+
+
+def test_old_checkpoints_hold_inv_freq_which_is_dropped(tmp_path: Path):
+    from safetensors.torch import save_file
+
+    source = write_source(tmp_path / "source")
+    weights = load_file(source / "model.safetensors")
+    weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
+    save_file(weights, source / "model.safetensors", {"format": "pt"})
+    assert load_model(convert(source, tmp_path / "made")).vocab_size == VOCAB + 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "encoder"),
+        ({"model_type": "t5", "is_encoder_decoder": True}, "encoder"),
+        ({"model_type": "qwen3_moe", "num_experts": 8}, "mixture of experts"),
+        ({"model_type": "mixtral", "num_local_experts": 8}, "mixture of experts"),
+        ({"model_type": "qwen2_5_vl", "vision_config": {}}, "images"),
+        ({"model_type": "llava", "image_token_index": 3}, "images"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
+        ({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, "architecture"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
+        ({"model_type": "a2d-llama"}, "already"),
+        ({"is_causal": False, "logit_shift": 0}, "already"),
+        ({"use_sliding_window": True}, "sliding windows"),
+    ],
+)
+def test_each_source_that_is_no_plain_language_model_is_one_sentence(
+    fields: dict[str, Any], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    source = change(write_source(tmp_path / "source"), **fields)
+    said = refused(capsys, source, tmp_path / "made")
+    assert expected in said
+    assert "config.json" in said
+    assert not (tmp_path / "made").exists()
+
+
+def test_missing_files_and_a_taken_folder_are_one_sentence_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    source = write_source(tmp_path / "source")
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "notes.txt").write_text("kept")
+    assert "not empty" in refused(capsys, source, taken)
+    assert (taken / "notes.txt").read_text() == "kept"
+    (source / "tokenizer.json").unlink()
+    assert "no tokenizer.json" in refused(capsys, source, tmp_path / "made")
+    (source / "model.safetensors").unlink()
+    assert "no *.safetensors file" in refused(capsys, source, tmp_path / "made")
+    (source / "config.json").unlink()
+    assert "config.json: missing" in refused(capsys, source, tmp_path / "made")
+    assert "no such file" in refused(capsys, tmp_path / "none.gguf", tmp_path / "made")
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF, or not")
+    assert "broken.gguf" in refused(capsys, broken, tmp_path / "made")
+    assert [p.name for p in tmp_path.iterdir() if "partial" in p.name] == []
+
+
+def test_a_file_without_all_weights_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    from safetensors.torch import save_file
+
+    source = write_source(tmp_path / "source")
+    weights = load_file(source / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, source / "model.safetensors", {"format": "pt"})
+    assert "model.layers.1.mlp.up_proj.weight" in refused(capsys, source, tmp_path / "made")
+
+
+def test_a_plain_model_is_refused_elsewhere_with_the_command_that_converts_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    source = write_source(tmp_path / "source", "qwen3")
+    assert main(["sample", "--model", str(source), "--prompt", "hi"]) == 2
+    assert "lfpo convert" in capsys.readouterr().err
