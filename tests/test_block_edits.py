@@ -22,7 +22,7 @@ from lfpo.report.completions import playable
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.edits import EditedTrajectory, in_rounds
 from lfpo.rollout.engine import GIVES
-from lfpo.rollout.reveal import Proposal
+from lfpo.rollout.reveal import Proposal, find_rule
 from lfpo.rollout.reveal.rule import Revealed
 from lfpo.rollout.trajectory import Trajectory
 from lfpo.train.records import completion_record
@@ -53,7 +53,7 @@ def edited(model: MaskedDiffusionLM) -> Trajectory:
 
 
 # By hand: one row with prompt tokens 1, 2 in a block of 4, so that the completion's first block has two positions.
-# Step 0 reveals 30 at position 0; step 1 reveals 11 at 1; step 2 edits 0 to 31; step 3 edits 0 back to 30 and 1 to 12.
+# Proposal 0 reveals 30 at position 0; step 1 reveals 11 at 1; step 2 edits 0 to 31; step 3 edits 0 back to 30 and 1 to 12.
 # In the next block step 4 reveals 20 and 21 at 2 and 3, step 5 reveals EOS and 23 and edits 2 to 22; step 6 edits 5.
 
 
@@ -146,7 +146,7 @@ def rule(
     step = Proposal(
         now == MASK, torch.tensor([token]), value, value, value, zero, zero + 1, zero, zero, sampler, revealed=revealed
     )
-    reveal = sampler.reveal_rule.reveal(step)
+    reveal = find_rule(sampler.rule_name).reveal(step)
     assert reveal.edits is not None and reveal.goes_on is not None
     return reveal.positions[0].tolist(), reveal.edits[0].tolist(), bool(reveal.goes_on)
 

@@ -11,11 +11,13 @@ import torch
 
 from lfpo.base import distributed
 from lfpo.base.environment import describe_environment
+from lfpo.config.engine import ENGINES
 from lfpo.config.errors import UserError
 from lfpo.config.length import UNSET
 from lfpo.config.plugins import resolve
 from lfpo.config.sampler import SamplerConfig
-from lfpo.config.train import ENGINES, LFPOConfig, TrainingConfig
+from lfpo.config.train import LFPOConfig
+from lfpo.config.training import TrainingConfig
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.models.four_bit import quantize
 from lfpo.models.fsdp import frozen_copy as split_frozen_copy
