@@ -53,7 +53,7 @@ def edited(model: MaskedDiffusionLM) -> Trajectory:
 
 
 # By hand: one row with prompt tokens 1, 2 in a block of 4, so that the completion's first block has two positions.
-# Proposal 0 reveals 30 at position 0; step 1 reveals 11 at 1; step 2 edits 0 to 31; step 3 edits 0 back to 30 and 1 to 12.
+# Step 0 reveals 30 at position 0; step 1 reveals 11 at 1; step 2 edits 0 to 31; step 3 edits 0 back to 30 and 1 to 12.
 # In the next block step 4 reveals 20 and 21 at 2 and 3, step 5 reveals EOS and 23 and edits 2 to 22; step 6 edits 5.
 
 
