@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-from lfpo.config.build import configure
+from lfpo.config.arguments import configure
 from lfpo.config.errors import UserError
 
 USAGE = """usage: python -m benchmarks NAME [--key value ...]

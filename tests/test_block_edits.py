@@ -22,7 +22,7 @@ from lfpo.report.completions import playable
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.edits import EditedTrajectory, in_rounds
 from lfpo.rollout.engine import GIVES
-from lfpo.rollout.reveal import Proposal
+from lfpo.rollout.reveal import Proposal, find_rule
 from lfpo.rollout.reveal.rule import Revealed
 from lfpo.rollout.trajectory import Trajectory
 from lfpo.train.records import completion_record
@@ -146,7 +146,7 @@ def rule(
     step = Proposal(
         now == MASK, torch.tensor([token]), value, value, value, zero, zero + 1, zero, zero, sampler, revealed=revealed
     )
-    reveal = sampler.reveal_rule.reveal(step)
+    reveal = find_rule(sampler.rule_name).reveal(step)
     assert reveal.edits is not None and reveal.goes_on is not None
     return reveal.positions[0].tolist(), reveal.edits[0].tolist(), bool(reveal.goes_on)
 

@@ -24,7 +24,7 @@ def revealed(
     zeros, of_steps = torch.zeros(len(values), dtype=torch.long), torch.tensor(counts, dtype=torch.long)
     token = torch.zeros_like(eligible, dtype=torch.long)
     step = Proposal(eligible, token, values, values, values, zeros + block_step, of_steps, zeros, zeros, sampler)
-    return [row.nonzero().flatten().tolist() for row in sampler.reveal_rule.reveal(step).positions]
+    return [row.nonzero().flatten().tolist() for row in find_rule(sampler.rule_name).reveal(step).positions]
 
 
 def test_llada_schedule_reveals_early_then_idles():
@@ -203,7 +203,7 @@ EDITING: dict[str, Any] = {"remasking": "low_confidence_dynamic", "threshold": 0
         ({"rule": "thresold"}, "unknown rule 'thresold'; did you mean 'threshold'"),
         ({"rule": "no_such_module:rule"}, "no module 'no_such_module'"),
         ({"rule": "test_decoding:no_such_rule"}, "has no 'no_such_rule'"),
-        ({"rule": "lfpo.rollout.reveal:REVEAL_RULES"}, "expected a function or a Rule, found dict"),
+        ({"rule": "lfpo.rollout.reveal:RULES"}, "expected a function or a Rule, found dict"),
         ({"eps": 0.1}, "eps 0.1 has no effect without schedule 'dream'"),
         ({"cache": "dual", "cache_refresh": 0}, "cache_refresh 0"),
         ({"cache": "dual", "gen_length": 8}, "block_length"),
@@ -261,7 +261,7 @@ def test_settings_that_go_together_are_accepted():
 def test_the_keys_select_the_rule(fields: dict, name: str):
     sampler = build(SamplerConfig, fields)
     assert sampler.rule_name == name
-    assert sampler.reveal_rule is find_rule(name)
+    assert find_rule(sampler.rule_name) is find_rule(name)
 
 
 def test_other_tools_names_are_understood():

@@ -37,6 +37,7 @@ SMOKE = {
     "export": "",
     "plan": "",
     "recipes": "",
+    "schema": "",
     "compare": "--objectives lfpo,agrpo --seeds '[1]' --problems 2 --thresholds '[0.9]' "
     "--overrides.max_steps 1 --overrides.prompts_per_iteration 2 --overrides.num_generations 2 "
     "--overrides.eval_steps 1 --overrides.optimizer_steps_per_iteration 1",
@@ -75,7 +76,7 @@ def typed_lines(page: Path) -> Iterator[str]:
 def commands(page: Path) -> list[list[str]]:
     """The lfpo commands in a page's blocks of code, as arguments."""
     matches = (re.match(r"(?:lfpo|torchrun .*-m lfpo) (?=[a-z])(.*)", line) for line in typed_lines(page))
-    return [shlex.split(match[1], comments=True) for match in matches if match]
+    return [shlex.split(match[1].partition(" > ")[0], comments=True) for match in matches if match]
 
 
 RECIPES = [
@@ -137,6 +138,8 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lfpo.train.rl.LFPOTrainer", lambda args: trainer)
     for place in (
         "lfpo.config.models.check_model_name",
+        "lfpo.config.convert.check_paths",
+        "lfpo.models.convert.run_convert",
         "lfpo.cli.commands.check_inputs",  # the pages' models and data are not here
         "lfpo.train.inputs.check_run",
         "lfpo.train.sft.train_sft",

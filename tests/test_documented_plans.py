@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from lfpo.cli.list_recipes import kind_of, row
-from lfpo.config.build import load_yaml, parse_overrides, recipe_names
+from lfpo.config.arguments import parse_overrides
+from lfpo.config.build import load_yaml, recipe_names
 from lfpo.config.plan import configure
 from lfpo.models.tensor_files import GIB
 from lfpo.train.plan.command import ASSUMED_TFLOPS, duration, ways, whole_run

@@ -9,12 +9,13 @@ import torch
 
 import tiny
 from lfpo.cli.command_line import main
+from lfpo.config.dpo import DPOConfig
 from lfpo.config.errors import UserError
-from lfpo.config.sft import DPOConfig
+from lfpo.config.tasks import TASKS
 from lfpo.models import load_model
 from lfpo.models.roles import BASE, CURRENT
 from lfpo.prompts.preferences import load_preferences, preference, task_pair
-from lfpo.prompts.tasks import TASKS, Task, get_task
+from lfpo.prompts.tasks import Task, get_task
 from lfpo.runs.context import Context
 from lfpo.train.dpo import DPOTrainer, as_trajectory, train_dpo
 from processes import run_lfpo

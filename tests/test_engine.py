@@ -22,9 +22,10 @@ import lfpo.train.ray_rewards
 import tiny
 from lfpo.base import distributed
 from lfpo.config.build import build
+from lfpo.config.engine import EngineSettings
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
-from lfpo.config.train import EngineSettings, LFPOConfig
+from lfpo.config.train import LFPOConfig
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.loading import EMBEDDED
 from lfpo.models.lora import factors

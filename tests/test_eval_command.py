@@ -315,7 +315,7 @@ def test_each_process_grades_its_share_while_training(
             process_id, count = line.split()
             graded[-1][process_id] += int(count)
     assert found[1] == pytest.approx(found[0])
-    # 4 stand-ins at the start, 4 rollouts, and 5 held-out rows before and after.
-    assert sorted(graded[0].values()) == [18]
+    # At the start 4 stand-ins of training rows and 4 of held-out rows; 4 rollouts; 5 held-out rows before and after.
+    assert sorted(graded[0].values()) == [22]
     # 2 rollouts each; 2 and 3 of the rows, twice; rank 0 has the stand-ins and the larger share.
-    assert sorted(graded[1].values()) == [6, 12]
+    assert sorted(graded[1].values()) == [6, 16]

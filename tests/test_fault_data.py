@@ -415,7 +415,7 @@ def test_an_endless_data_set_gives_what_max_steps_needs_in_its_order(tmp_path: P
     assert [trainer.source.train_row(i)["prompt"] for i in range(6)] == [f"row {i}\n" for i in range(6)]
     assert len(trainer.source.eval_rows) == 2
     with pytest.raises(UserError, match="has no length, so its epochs cannot be counted; give max_steps"):
-        LFPOTrainer("embedded", reward, args=config(num_train_epochs=1), train_dataset=make())
+        LFPOTrainer("embedded", reward, args=config(num_train_epochs=1, max_steps=-1), train_dataset=make())
 
 
 def test_an_iterable_data_set_of_the_library_is_read_too(tmp_path: Path) -> None:

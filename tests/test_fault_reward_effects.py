@@ -126,7 +126,7 @@ def test_forked_children_have_default_handlers_and_the_parent_keeps_its_own():
     with StopRequests() as stop, time_limit(60):
         assert ended_by(signal.SIGTERM) == -signal.SIGTERM
         assert ended_by(signal.SIGALRM) == -signal.SIGALRM
-        assert ended_by(signal.SIGHUP) == -signal.SIGHUP
+        assert ended_by(signal.SIGUSR1) == -signal.SIGUSR1
         with multiprocessing.get_context("fork").Pool(2) as pool:  # its end terminates the workers
             assert pool.map(doubled, [1, 2]) == [2, 4]
         sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])

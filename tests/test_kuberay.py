@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from lfpo.config.build import configure
+from lfpo.config.arguments import configure
 from lfpo.config.train import LFPOConfig
 
 ROOT = Path(__file__).parents[1]

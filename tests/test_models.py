@@ -188,7 +188,7 @@ def test_init_is_decided_by_its_seed() -> None:
 def test_a_folder_or_config_that_is_missing(tmp_path: Path) -> None:
     fails(lambda: load_model(tmp_path / "nowhere"), str(tmp_path / "nowhere"))
     fails(lambda: load_model("nobody/nothing-here"), "nobody/nothing-here", "hub")
-    fails(lambda: load_model(tmp_path), str(tmp_path / "config.json"))
+    fails(lambda: load_model(tmp_path), str(tmp_path), "config.json")
 
 
 @pytest.mark.parametrize("text", ['{"model_type": ', "[]", "\xff"])

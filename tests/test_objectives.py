@@ -10,9 +10,10 @@ import yaml
 
 from letters import Table, rollouts
 from lfpo.config.errors import UserError
+from lfpo.config.lfpo import Advantage
 from lfpo.config.sampler import SamplerConfig
 from lfpo.objectives import OBJECTIVES, make_objective
-from lfpo.objectives.advantages import Advantage, group_advantages
+from lfpo.objectives.advantages import group_advantages
 from lfpo.objectives.agrpo import AGRPO
 from lfpo.objectives.diffu_grpo import DiffuGRPO
 from lfpo.objectives.objective import Objective, check_rollouts

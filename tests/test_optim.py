@@ -12,7 +12,8 @@ from safetensors import safe_open
 
 from lfpo.config.build import build
 from lfpo.config.errors import UserError
-from lfpo.config.train import LFPOConfig, Optim
+from lfpo.config.train import LFPOConfig
+from lfpo.config.training import Optim
 from lfpo.models import load_model
 from lfpo.train.checkpoint import TABLES, latest_checkpoint
 from lfpo.train.optim import build_adamw, lr_at, moment_bytes

@@ -15,10 +15,12 @@ from gpu.memory import TOLERANCE, peaks
 from gpu.memory import recipe as recipe_of
 from gpu.shapes import SMALL as MODEL
 from lfpo.cli.command_line import main
-from lfpo.config.build import build, load_yaml, parse_overrides
+from lfpo.config.arguments import parse_overrides
+from lfpo.config.build import build, load_yaml
+from lfpo.config.engine import EngineSettings
 from lfpo.config.models import LoraSettings
 from lfpo.config.sampler import SamplerConfig
-from lfpo.config.train import EngineSettings, LFPOConfig
+from lfpo.config.train import LFPOConfig
 from lfpo.models import load_model
 from lfpo.models.layouts import LAYOUTS, PUBLISHED
 from lfpo.models.lora import factors, inject

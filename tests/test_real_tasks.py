@@ -12,9 +12,10 @@ import pytest
 from lfpo.config.build import RECIPES, build, load_yaml
 from lfpo.config.errors import UserError
 from lfpo.config.plugins import resolve
+from lfpo.config.tasks import BENCHMARKS
 from lfpo.config.train import LFPOConfig
 from lfpo.prompts.sources import task_source
-from lfpo.prompts.tasks import BENCHMARKS, DataTask, get_task
+from lfpo.prompts.tasks import DataTask, get_task
 from small_runs import trained_on_rows
 from written_runs import write_rows
 

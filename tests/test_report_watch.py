@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from lfpo.config.errors import UserError
-from lfpo.report.watch import Server, WatchConfig
+from lfpo.config.watch import WatchConfig
+from lfpo.report.watch import Server
 from written_runs import record, write_rows, write_run
 
 

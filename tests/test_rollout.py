@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from lfpo.base.rng import uniform
 from lfpo.config.build import build
 from lfpo.config.errors import UserError
+from lfpo.config.reveal import needs
 from lfpo.config.sampler import SamplerConfig
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.structure import FULL
 from lfpo.rollout.denoise import rollout
 from lfpo.rollout.packing import FORWARD_TOKENS, bucket, pieces
-from lfpo.rollout.reveal.published import dynamic, needs, origin_steps
+from lfpo.rollout.reveal.published import dynamic, origin_steps
 from lfpo.rollout.reveal.rule import PLAN, Proposal, Reveal, Rule
 from lfpo.rollout.reveal.rules import probability
 from lfpo.rollout.trajectory import Trajectory
@@ -112,7 +113,7 @@ def test_a_row_does_not_depend_on_its_batch_mates_nor_on_the_device(
     if sampler.stops_at_eos:
         make_eos_common(model, sampler)
     together = rollout(model, ROWS, sampler, SEEDS)
-    if sampler.reveal_rule.schedule is None or sampler.alg == "origin" or sampler.stops_at_eos:
+    if sampler.rule_keys.schedule is None or sampler.alg == "origin" or sampler.stops_at_eos:
         assert len(set(together.nfe.tolist())) > 1  # else rows would leave and enter together
     # Two rows at a time: when one is finished, the next prompt takes its place while the other is still in flight.
     refilled = rollout(model, ROWS, sampler, SEEDS, rollout_tokens=34)
@@ -331,7 +332,7 @@ def test_the_rule_in_contributing_works_from_outside_the_package(
     assert (idle.nfe.tolist(), idle.scheduled_steps.tolist()) == ([6], [10])
 
 
-QUOTA = Rule(dynamic, needs("threshold"), reads=("threshold",), score=probability)
+QUOTA = Rule(dynamic, check=needs("threshold"), reads=("threshold",), score=probability)
 
 
 def test_a_rule_with_keys_and_a_score_of_its_own(llada: Path):

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from lfpo.base.rng import python_rng
 from lfpo.config.errors import UserError
 from lfpo.config.sft import SFTConfig
+from lfpo.config.tasks import LENGTHS, TASKS
 from lfpo.models import load_tokenizer
-from lfpo.prompts.tasks import LENGTHS, TASKS, Task, get_task, sudoku
+from lfpo.prompts.tasks import Task, get_task, sudoku
 from lfpo.prompts.tasks.countdown import problems
 from lfpo.prompts.tasks.successor import successor_task
 from lfpo.prompts.tasks.task import in_test_split

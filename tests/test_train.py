@@ -8,9 +8,10 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
+from lfpo.config.engine import EngineSettings
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
-from lfpo.config.train import EngineSettings, LFPOConfig
+from lfpo.config.train import LFPOConfig
 from lfpo.models import load_model, load_tokenizer
 from lfpo.objectives.lfpo import LFPO
 from lfpo.train.checkpoint import latest_checkpoint

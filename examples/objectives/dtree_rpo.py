@@ -23,13 +23,14 @@ import torch
 
 from lfpo.base import distributed
 from lfpo.config.checks import Count, NotNegative, Positive, Share
+from lfpo.config.clipped import Clip
 from lfpo.config.errors import UserError
-from lfpo.config.objectives import Clip
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.models import MaskedDiffusionLM
 from lfpo.objectives.advantages import check_groups, group_sizes
 from lfpo.objectives.measures import Measures, measure_targets
+from lfpo.objectives.objective import Objective
 from lfpo.objectives.policy_gradient import clipped_losses
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views, noised
@@ -42,7 +43,7 @@ from lfpo.train.setup import local_engine
 
 
 @dataclass(frozen=True)
-class DTreeRPO(Clip):
+class DTreeRPO(Clip, Objective):
     """The mean over edges of the mean, over the tokens that the edge reveals, of PPO's clipped loss plus beta times k3
     to the base policy, plus lambda D. Tokens are scored in the edge's first state, up to the first EOS of its last.
 

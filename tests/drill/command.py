@@ -13,10 +13,12 @@ from pathlib import Path
 from drill import damage, failures, fuzz, ranks, stops
 from drill.harness import Drill, Row
 from lfpo.base.environment import describe_environment, versions
-from lfpo.config.build import build, describe, parse_overrides, to_dict
+from lfpo.config.arguments import parse_overrides
+from lfpo.config.build import build, to_dict
 from lfpo.config.checks import CountOrZero, NotNegative, check_ranges
 from lfpo.config.errors import UserError, nearest
 from lfpo.config.files import replace_file
+from lfpo.config.help import describe
 
 GROUPS = [
     *(stops.killed, stops.stopped, damage.damaged, damage.disk, failures.nonfinite, failures.rewards),

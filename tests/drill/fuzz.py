@@ -18,14 +18,16 @@ from hypothesis import configuration
 from hypothesis import strategies as st
 
 from drill.harness import Drill, Row
-from lfpo.config.build import build, load_yaml, parse_overrides
+from lfpo.config.arguments import parse_overrides
+from lfpo.config.build import build, load_yaml
 from lfpo.config.errors import UserError
+from lfpo.config.tasks import TASKS
 from lfpo.config.train import LFPOConfig
 from lfpo.models import init_model, load_model, load_tokenizer
 from lfpo.models.loading import save_model
 from lfpo.prompts.encoding import encode_rows
 from lfpo.prompts.jsonl import load_jsonl
-from lfpo.prompts.tasks import TASKS, get_task
+from lfpo.prompts.tasks import get_task
 from lfpo.rewards import choices, code, formats, math, sudoku
 from lfpo.rewards.attempt import RewardTimeout, time_limit
 

@@ -21,6 +21,7 @@ Train
   compare CONFIG  train several objectives on the same base; write tables
   plan CONFIG     estimate memory, hours and cost; print the command to start
   recipes         list the shipped recipes: model, task, what each needs
+  schema COMMAND  print the JSON schema of its settings, for editors
   demo            train the embedded model with LFPO; results before and after
 
 Use a model

@@ -7,8 +7,10 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lfpo.config.build import build, configure, describe, merge, read_arguments
+from lfpo.config.arguments import configure, read_arguments
+from lfpo.config.build import build, merge
 from lfpo.config.errors import UserError
+from lfpo.config.help import describe
 
 if TYPE_CHECKING:
     from lfpo.config.sampler import SamplerConfig
@@ -77,7 +79,7 @@ def sft(rest: list[str]) -> None:
 
 
 def dpo(rest: list[str]) -> None:
-    from lfpo.config.sft import DPOConfig
+    from lfpo.config.dpo import DPOConfig
 
     config, flags = _trained(DPOConfig, rest, "dpo")
     from lfpo.train.dpo import train_dpo
@@ -155,7 +157,8 @@ def report(rest: list[str]) -> None:
 
 
 def watch(rest: list[str]) -> None:
-    from lfpo.report.watch import WatchConfig, run_watch
+    from lfpo.config.watch import WatchConfig
+    from lfpo.report.watch import run_watch
 
     config, _ = configure(WatchConfig, _named(rest, "run"), takes_file=False, command="watch RUN")
     run_watch(config)
@@ -218,6 +221,22 @@ def plan(rest: list[str]) -> None:
     run_plan(config, args, recipe=recipe, given=given)
 
 
+def schema(rest: list[str]) -> None:
+    import json
+
+    from lfpo.config.schema import CONFIGS
+    from lfpo.config.schema import schema as schema_of
+
+    names = ", ".join(CONFIGS)
+    if {"-h", "--help"} & set(rest):
+        about = "Print the JSON schema of a command's settings, by which editors complete and check YAML files."
+        print(f"usage: lfpo schema COMMAND\n\n{about}\nCOMMAND is one of {names}.")
+        return
+    if len(rest) != 1:
+        raise UserError(f"lfpo schema takes one command, found {' '.join(rest) or 'none'}; give one of {names}")
+    print(json.dumps(schema_of(rest[0]), indent=2))
+
+
 def recipes(rest: list[str]) -> None:
     _takes_none(rest, "usage: lfpo recipes\n\nList the shipped recipes.")
     from lfpo.cli.list_recipes import run_recipes
@@ -250,7 +269,7 @@ def _takes_none(rest: list[str], about: str) -> None:
     read_arguments(rest, "", about, takes_file=False)
 
 
-_ALL = (
+_ALL = [
     train,
     sft,
     dpo,
@@ -265,7 +284,8 @@ _ALL = (
     push,
     plan,
     recipes,
+    schema,
     demo,
     doctor,
-)
+]
 COMMANDS = {command.__name__.rstrip("_").replace("_", "-"): command for command in _ALL}

@@ -1,11 +1,10 @@
-"""Typed configuration: dataclasses filled from YAML and `--key value`, with errors that name the key, and their help.
+"""Typed configuration: dataclasses filled from YAML and `--key value`, with errors that name the key.
 
 Nested mappings fill nested dataclasses; `--sampler.steps 64` sets a nested key. The keys of a field typed `dict` are
 not checked here (an objective checks its own knobs).
 """
 
 import dataclasses
-import inspect
 import re
 import types
 import typing
@@ -96,53 +95,12 @@ _Loader.add_implicit_resolver(
 )
 
 
-def text_keys(cls: type, prefix: str = "") -> set[str]:
-    """The keys of a configuration that hold text, those of nested dataclasses as `a.b`."""
-    found: set[str] = set()
-    for name, hint in typing.get_type_hints(cls).items():
-        options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-        if dataclasses.is_dataclass(options[0]):
-            found |= text_keys(typing.cast(type, options[0]), f"{prefix}{name}.")
-        elif options[0] is str:
-            found.add(prefix + name)
-    return found
-
-
-def _typed(text: str) -> Any:
+def typed(text: str) -> Any:
     """A value as it is typed on a command line, read as YAML; text that is not YAML stays as it is."""
     try:
         return yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, ValueError):  # ValueError: a date that does not exist
         return text
-
-
-def parse_overrides(arguments: list[str], texts: Collection[str] = ()) -> dict[str, Any]:
-    """`--a.b value` and `--a.b=value` pairs as a nested mapping; a bare `--flag` means true. Values are YAML, but those
-    of the keys in `texts` are kept as they are typed (`null` means none there too). A later value replaces an earlier
-    one, `--a '{c: 1}'` all that `--a.b` gave.
-
-    Raises UserError for an argument that does not begin with `--`, and for `--a.b` after a plain `--a`.
-    """
-    result: dict[str, Any] = {}
-    rest = list(arguments)
-    while rest:
-        argument = rest.pop(0)
-        if not argument.startswith("--") or argument == "--":
-            raise UserError(f"argument {argument!r}: expected --key value")
-        name, equals, text = argument[2:].partition("=")
-        key = name.replace("-", "_")
-        given = bool(equals or (rest and not rest[0].startswith("--")))
-        if not equals:
-            text = rest.pop(0) if given else "true"
-        as_typed = given and key in texts and text != "null"
-        node = result
-        *parents, leaf = key.split(".")
-        for parent in parents:
-            node = node.setdefault(parent, {})
-            if not isinstance(node, dict):
-                raise UserError(f"--{name}: {parent!r} was already given a plain value")
-        node[leaf] = text if as_typed else _typed(text)
-    return result
 
 
 def merge(base: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
@@ -190,15 +148,15 @@ def build(cls: type[T], values: dict[str, Any], where: str = "config", defaults:
         if name in arguments:
             both = " and ".join(repr(key) for key in values if aliases.get(key, key) == name)
             raise UserError(f"{where}: {both} mean the same; give one")
-        nested = getattr(defaults, name) if defaults is not None else _default(fields[name])
+        nested = getattr(defaults, name) if defaults is not None else default_of(fields[name])
         if dataclasses.is_dataclass(nested) and not isinstance(nested, type) and isinstance(value, dict):
             arguments[name] = build(type(nested), value, f"{where}: {given}", nested)
         else:
-            arguments[name] = _convert(value, hints[name], f"{where}: {given}")
+            arguments[name] = read_value(value, hints[name], f"{where}: {given}")
     for name, field in fields.items():
         if defaults is not None:
             arguments.setdefault(name, getattr(defaults, name))
-        elif name not in arguments and _default(field) is dataclasses.MISSING:
+        elif name not in arguments and default_of(field) is dataclasses.MISSING:
             raise UserError(f"{where}: key {name!r} is missing")
     try:
         return cls(**arguments)
@@ -236,16 +194,16 @@ def check_types(config: Any) -> None:
     by their own constructor too. Raises UserError."""
     hints = typing.get_type_hints(type(config))
     for field in dataclasses.fields(config):
-        value = _convert(getattr(config, field.name), hints[field.name], f"{type(config).__name__}: {field.name}")
+        value = read_value(getattr(config, field.name), hints[field.name], f"{type(config).__name__}: {field.name}")
         object.__setattr__(config, field.name, value)  # frozen classes too
 
 
-def _default(field: dataclasses.Field[Any]) -> Any:
+def default_of(field: dataclasses.Field[Any]) -> Any:
     """A field's default value, or MISSING."""
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-def _convert(value: Any, hint: Any, where: str) -> Any:
+def read_value(value: Any, hint: Any, where: str) -> Any:
     """`value` converted to the type `hint`. Raises UserError, beginning with `where`, where it does not fit."""
     origin, inner, errors = typing.get_origin(hint), typing.get_args(hint), []
     number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -254,7 +212,7 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
             return None
         for option in (option for option in inner if option is not type(None)):
             try:
-                return _convert(value, option, where)
+                return read_value(value, option, where)
             except UserError as error:
                 errors.append(error)
         raise errors[0] if len(errors) == 1 else _wrong(value, hint, where)
@@ -263,9 +221,9 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
             raise UserError(f"{where}: {value!r} is not valid{nearest(value, inner)}")
         return value
     if origin is list:
-        return [_convert(v, inner[0], f"{where}[{i}]") for i, v in enumerate(_items(value, hint, where))]
+        return [read_value(v, inner[0], f"{where}[{i}]") for i, v in enumerate(_items(value, hint, where))]
     if isinstance(value, dict) and (origin or hint) is dict:
-        return {k: _convert(v, inner[1] if inner else Any, f"{where}.{k}") for k, v in value.items()}
+        return {k: read_value(v, inner[1] if inner else Any, f"{where}.{k}") for k, v in value.items()}
     if isinstance(value, dict) and dataclasses.is_dataclass(hint):
         return build(typing.cast(type, hint), value, where)
     if hint is Any:
@@ -282,7 +240,7 @@ def _items(value: Any, hint: Any, where: str) -> list[Any]:
     if isinstance(value, list | tuple):
         return list(value)
     if isinstance(value, str):
-        read = str if typing.get_args(hint) == (str,) else _typed
+        read = str if typing.get_args(hint) == (str,) else typed
         return [read(item.strip()) for item in value.split(",")]
     if value is None or isinstance(value, dict | bool):
         raise _wrong(value, hint, where)
@@ -298,70 +256,6 @@ def _wrong(value: Any, hint: Any, where: str) -> UserError:
     name = _NAMES.get(hint) or getattr(hint, "__name__", None) if isinstance(hint, type) else str(hint)
     hint_of_flag = "; a key without a value means True, so give it one" if value is True else ""
     return UserError(f"{where}: expected {name}, found {value!r}{hint_of_flag}")
-
-
-def read_arguments(
-    rest: list[str], command: str, about: str, *classes: type, takes_file: bool = True
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A command's arguments, [CONFIG] --key value ...: the values of the configuration file or recipe, and the others.
-
-    about: the help, which is printed for -h and --help; then the command exits. classes: whose keys are given.
-    Raises UserError for a shipped recipe that is for another command.
-    """
-    if {"-h", "--help"} & set(rest):
-        print(about)
-        raise SystemExit(0)
-    values: dict[str, Any] = {}
-    if takes_file and rest and not rest[0].startswith("--"):
-        path, *rest = rest
-        values = load_yaml(path)
-        kind = command_of(values)
-        if kind != command and not Path(path).is_file() and path.partition("/")[0] not in PARTS:
-            raise UserError(f"config {path!r}: this recipe is for `lfpo {kind}`; `lfpo recipes` lists all of them")
-    return values, parse_overrides(rest, set().union(*map(text_keys, classes)))
-
-
-def configure(
-    cls: type, rest: list[str], *, takes_file: bool, command: str, flags: tuple[str, ...] = ()
-) -> tuple[Any, set[str]]:
-    """A command's configuration from its arguments (see `read_arguments`), and those of its flags that were given.
-
-    flags: names of switches that are no keys of the configuration, such as "resume" for --resume.
-    Raises UserError for a wrong key or value.
-    """
-    about = describe(cls, command, takes_file, flags)
-    values, overrides = read_arguments(rest, command, about, cls, takes_file=takes_file)
-    given = {name: overrides.pop(name) for name in flags if name in overrides}
-    for name, value in given.items():
-        if not isinstance(value, bool):
-            raise UserError(f"--{name} takes no value, found {value!r}")
-    return build(cls, merge(values, overrides), f"lfpo {command}"), {name for name, value in given.items() if value}
-
-
-def describe(cls: type, command: str, takes_file: bool, flags: tuple[str, ...] = ()) -> str:
-    """The help of a command: the docstring of its dataclass, then one line for each key."""
-    switches = "".join(f" [--{name}]" for name in flags)
-    lines = [f"usage: lfpo {command} {'[CONFIG] ' if takes_file else ''}[--key value ...]{switches}", ""]
-    lines += [inspect.cleandoc(cls.__doc__ or ""), "", "keys and defaults:"]
-    for field in dataclasses.fields(cls):
-        default = _default(field)
-        if default is dataclasses.MISSING:
-            default = "(required)"
-        if dataclasses.is_dataclass(default):
-            lines += [f"  --{field.name}.{f.name} {getattr(default, f.name)}" for f in dataclasses.fields(default)]
-        else:
-            lines.append(f"  --{field.name} {_short(default)}")
-    return "\n".join(lines)
-
-
-def _short(value: Any) -> str:
-    """A default value for the help text; of nested settings only those that differ from their class's defaults."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        plain = type(value)()
-        value = {k: v for k, v in dataclasses.asdict(value).items() if v != getattr(plain, k)}
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{k}: {_short(v)}" for k, v in value.items()) + "}"
-    return str(value)
 
 
 def to_dict(config: Any) -> dict[str, Any]:

@@ -1,37 +1,71 @@
-"""Checks of configuration values; each error is one sentence. NaN fails all of them."""
+"""Ranges of settings, named by the types of their fields; each error is one sentence. NaN fails all of them."""
 
+import math
+import types
 import typing
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 
-def check_ranges(knobs: Any) -> None:
-    """Run the checks that the types of a dataclass's fields name, such as `steps: Count`, on its values."""
-    for name, hint in typing.get_type_hints(type(knobs), include_extras=True).items():
-        for part in (hint, *typing.get_args(hint)):
-            for check in getattr(part, "__metadata__", ()):
-                check(knobs, name)
+@dataclass(frozen=True)
+class Range:
+    """The numbers that a field takes. The same numbers bound its values in the JSON schema (lfpo.config.schema)."""
+
+    must: str
+    """The end of the sentence "KEY VALUE must ..."."""
+
+    least: float = -math.inf
+    most: float = math.inf
+    without: frozenset[float] = frozenset()
+    """Numbers that do not belong to the range, such as one of its ends."""
+
+    def holds(self, value: Any) -> bool:
+        return self.least <= value <= self.most and value not in self.without
 
 
-def _must(what: str, holds: Callable[[Any], bool]) -> Callable[[Any, str], None]:
-    """A check, (knobs, name), that raises ValueError for a knob that does not hold; None passes."""
+@dataclass(frozen=True)
+class OneOf:
+    """Names that a text field takes, for editors and messages. others: a pattern of what it takes besides, such as a
+    dotted path (None: nothing). Nothing is checked here: whoever looks the name up raises for a wrong one."""
 
-    def check(knobs: Any, name: str) -> None:
-        value = getattr(knobs, name)
-        if value is not None and not holds(value):
-            raise ValueError(f"{name} {value} must {what}")
-
-    return check
+    names: tuple[str, ...]
+    others: str | None = None
 
 
 # Types of fields whose range `check_ranges` checks.
-Count = Annotated[int, _must("be at least 1", lambda value: value >= 1)]
-CountOrUnset = Annotated[int, _must("be at least 1, or -1 where it is not given", lambda v: v >= 1 or v == -1)]
-CountOrZero = Annotated[int, _must("not be negative", lambda value: value >= 0)]
-AtLeastOne = Annotated[float, _must("be at least 1", lambda value: value >= 1)]
-NotNegative = Annotated[float, _must("not be negative", lambda value: value >= 0)]
-Positive = Annotated[float, _must("be positive", lambda value: value > 0)]
-Share = Annotated[float, _must("be between 0 and 1", lambda value: 0 <= value <= 1)]
-ShareBelowOne = Annotated[float, _must("be at least 0 and below 1", lambda value: 0 <= value < 1)]
-ShareAboveZero = Annotated[float, _must("be above 0 and at most 1", lambda value: 0 < value <= 1)]
-Seconds = Annotated[float, _must("be seconds, or 0 for no limit", lambda value: value >= 0)]
+Count = Annotated[int, Range("be at least 1", 1)]
+CountOrUnset = Annotated[int, Range("be at least 1, or -1 where it is not given", -1, without=frozenset({0}))]
+CountOrZero = Annotated[int, Range("not be negative", 0)]
+Port = Annotated[int, Range("be between 0 and 65535", 0, 65535)]
+AtLeastOne = Annotated[float, Range("be at least 1", 1)]
+NotNegative = Annotated[float, Range("not be negative", 0)]
+Positive = Annotated[float, Range("be positive", 0, without=frozenset({0}))]
+Share = Annotated[float, Range("be between 0 and 1", 0, 1)]
+ShareBelowOne = Annotated[float, Range("be at least 0 and below 1", 0, 1, frozenset({1}))]
+ShareAboveZero = Annotated[float, Range("be above 0 and at most 1", 0, 1, frozenset({0}))]
+ShareInside = Annotated[float, Range("be above 0 and below 1", 0, 1, frozenset({0, 1}))]
+Seconds = Annotated[float, Range("be seconds, or 0 for no limit", 0)]
+
+
+def check_ranges(settings: Any) -> None:
+    """Raise ValueError for a value of a dataclass that is outside of the range that its field's type names, such as
+    `steps: Count`. None passes, where the type has it."""
+    for name, hint in typing.get_type_hints(type(settings), include_extras=True).items():
+        for limit in limits(hint):
+            value = getattr(settings, name)
+            if value is not None and not limit.holds(value):
+                raise ValueError(f"{name} {value} must {limit.must}")
+
+
+def limits(hint: Any) -> Iterator[Range]:
+    """The ranges that a type names: `Count`, or `Count | None`."""
+    for option in options(hint):
+        yield from (part for part in getattr(option, "__metadata__", ()) if isinstance(part, Range))
+
+
+def options(hint: Any) -> tuple[Any, ...]:
+    """The types that a field may have besides None: of `A | B | None`, A and B. Python has two kinds of unions: `|`
+    makes the one of typing where a part is Annotated."""
+    parts = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    return tuple(part for part in parts if part is not type(None))

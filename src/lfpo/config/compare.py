@@ -4,13 +4,13 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from lfpo.config.build import build, load_yaml, merge, to_dict
 from lfpo.config.checks import Count, check_ranges
 from lfpo.config.errors import UserError, nearest
+from lfpo.config.objectives import OBJECTIVES, OfObjective
 from lfpo.config.train import LFPOConfig
-from lfpo.objectives import OBJECTIVES
 
 BASE = "base"
 # The thresholds of a frontier. Below 0.5 a revealed token need not be the most probable one; at 0.998 nearly every
@@ -27,35 +27,45 @@ OF_BASE = ("model", "task", "eval_samplers", "eval_size", "head_precision")  # t
 
 @dataclass
 class CompareConfig:
-    """Configuration of `lfpo compare`: every objective trains on one recipe with every seed.
-
-    recipe: training recipe or file, with a task and the eval sampler `curve_sampler`.
-    output_dir: folder for runs, table and figure. Finished runs in it never run again.
-    objectives: label -> settings of an objective ({name: ..., knob: ...}). `config` among them holds keys of the recipe
-        that only this objective has ({config: {learning_rate: 1e-5}}). On the command line a list of labels, or of
-        names of objectives: `--objectives lfpo,agrpo`.
-    seeds: training seeds, the same for each objective, so that differences are paired.
-    first: label that the others are compared with ("": the first one).
-    overrides: keys that replace the recipe's for all objectives.
-    curve_sampler: the recipe's eval sampler whose accuracy is measured while training, every `eval_steps`.
-    thresholds: confidence thresholds that each trained model decodes at, for accuracy over forwards.
-    problems: number of held-out problems.
-    workers: runs at once. threads: CPU threads of each.
-    dry_run: print the runs and which of them are finished, and train nothing.
-    """
+    """Configuration of `lfpo compare`: every objective trains on one recipe with every seed."""
 
     recipe: str
+    """Training recipe or file, with a task and the eval sampler `curve_sampler`."""
+
     output_dir: str
-    objectives: dict[str, dict[str, Any]]
+    """Folder for runs, table and figure. Finished runs in it never run again."""
+
+    objectives: dict[str, Annotated[dict[str, Any], OfObjective(("config",))]]
+    """Label -> settings of an objective ({name: ..., knob: ...}). `config` among them holds keys of the recipe that
+    only this objective has ({config: {learning_rate: 1e-5}}). On the command line a list of labels, or of names of
+    objectives: `--objectives lfpo,agrpo`."""
+
     seeds: list[int] = field(default_factory=lambda: [1, 2, 3, 4, 5])
+    """Training seeds, the same for each objective, so that differences are paired."""
+
     first: str = ""
+    """Label that the others are compared with ("": the first one)."""
+
     overrides: dict[str, Any] = field(default_factory=dict)
+    """Keys that replace the recipe's for all objectives."""
+
     curve_sampler: str = "threshold"
+    """The recipe's eval sampler whose accuracy is measured while training, every `eval_steps`."""
+
     thresholds: list[float] = field(default_factory=lambda: list(THRESHOLDS))
+    """Confidence thresholds that each trained model decodes at, for accuracy over forwards."""
+
     problems: Count = 500
+    """Number of held-out problems."""
+
     workers: Count = 1
+    """Runs at once."""
+
     threads: Count = 1
+    """CPU threads of each run."""
+
     dry_run: bool = False
+    """Print the runs and which of them are finished, and train nothing."""
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -1,4 +1,4 @@
-"""The configuration of `lfpo convert`, which is checked before torch is loaded."""
+"""The configuration of `lfpo convert`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,23 +15,26 @@ MARKER = "logit_shift"  # in what lfpo writes under these model types
 
 @dataclass
 class ConvertConfig:
-    """Configuration of `lfpo convert SOURCE FOLDER`: make a masked diffusion model of an autoregressive one.
-
-    source: a plain Llama, Qwen2 or Qwen3 (SmolLM2, TinyLlama and Qwen2.5 are such): a folder, a hub id or a .gguf file.
-    folder: where to write the model, new or empty.
-    block_length: attend in blocks of this many tokens, to the own block and those before it (None: to all tokens).
-    shift: logits at position i predict token i + 1, as in the source; false: token i.
-    mask_token: a token of the tokenizer to take as mask, or the text of a new one (None: the tokenizer's own mask
-        token, an unused row of the embeddings, an unused special token, or a new row, whichever comes first).
-    dtype: of the weights written (None: the source's; of a .gguf file float32).
-    """
+    """Configuration of `lfpo convert SOURCE FOLDER`: make a masked diffusion model of an autoregressive one."""
 
     source: str
+    """A plain Llama, Qwen2 or Qwen3 (SmolLM2, TinyLlama and Qwen2.5 are such): a folder, a hub id or a .gguf file."""
+
     folder: str
+    """Where to write the model, new or empty."""
+
     block_length: Count | None = None
+    """Attend in blocks of this many tokens, to the own block and those before it (None: to all tokens)."""
+
     shift: bool = True
+    """Logits at position i predict token i + 1, as in the source; false: token i."""
+
     mask_token: str | None = None
+    """A token of the tokenizer to take as mask, or the text of a new one (None: the tokenizer's own mask token, an
+    unused row of the embeddings, an unused special token, or a new row, whichever comes first)."""
+
     dtype: Literal["float32", "bfloat16"] | None = None
+    """Of the weights written (None: the source's; of a .gguf file float32)."""
 
     def __post_init__(self) -> None:
         check_ranges(self)

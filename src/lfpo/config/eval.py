@@ -7,8 +7,9 @@ from typing import Any, ClassVar, Literal
 from lfpo.config.build import RECIPES, build, load_yaml, merge
 from lfpo.config.checks import Count, CountOrZero, check_ranges
 from lfpo.config.errors import UserError, nearest
+from lfpo.config.models import ModelName
 from lfpo.config.sampler import SamplerConfig
-from lfpo.prompts.tasks import TASKS
+from lfpo.config.tasks import TASKS
 
 Dtype = Literal["float32", "bfloat16"]
 # One name for several tasks; their mean is printed too.
@@ -17,35 +18,49 @@ GROUPS = {"evalplus": ("humaneval_plus", "mbpp_plus")}
 
 @dataclass
 class EvalConfig:
-    """Configuration of `lfpo eval`.
-
-    task: a task's name or dotted path, several with commas between, "evalplus" (HumanEval+ and MBPP+ and their mean) or
-        "all" for the embedded model's tasks.
-    model: checkpoint folder, hub id, or "embedded".
-    protocol: settings by name (recipes/protocols) or from a YAML file; keys given beside it override them.
-    n: number of test problems (None: the standard number, or all of a data set). Under torchrun write --limit, since
-        torchrun takes --n for an option of its own.
-    n_samples: completions of each problem; more than 1 also gives pass@k.
-    prompt_format: "chat" uses the model's chat template; "text" is plain text, for base models.
-    sampler: how completions are denoised (--sampler.temperature 1, --sampler.threshold 0.9, ...).
-    output: a folder for TASK.json and its other files, or a .json file for a single task. A stopped evaluation
-        continues from there. Without it results are only printed.
-    overwrite: start again where output holds an evaluation.
-    """
+    """Configuration of `lfpo eval`."""
 
     task: str
-    model: str = "embedded"
+    """A task's name or dotted path, several with commas between, "evalplus" (HumanEval+ and MBPP+ and their mean) or
+    "all" for the embedded model's tasks."""
+
+    model: ModelName = "embedded"
+    """Checkpoint folder, hub id, "embedded" or "embedded-block"."""
+
     protocol: str | None = None
+    """Settings by name (recipes/protocols) or from a YAML file; keys given beside it override them."""
+
     n: Count | None = None
+    """Number of test problems (None: the standard number, or all of a data set). Under torchrun write --limit, since
+    torchrun takes --n for an option of its own."""
+
     n_samples: Count = 1
+    """Completions of each problem; more than 1 also gives pass@k."""
+
     prompt_format: Literal["chat", "text"] = "chat"
+    """The model's chat template, or plain text, for base models."""
+
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
+    """How completions are denoised."""
+
     seed: int = 0
+    """The key of all random choices."""
+
     dtype: Dtype = "float32"
+    """Of the weights."""
+
     rollout_tokens: Count = 16384
+    """Tokens computed at once. Memory and speed only, never the result."""
+
     threads: CountOrZero = 0
+    """CPU threads of torch (0: torch's default)."""
+
     output: str | None = None
+    """A folder for TASK.json and its other files, or a .json file for a single task. A stopped evaluation continues
+    from there. Without it results are only printed."""
+
     overwrite: bool = False
+    """Start again where output holds an evaluation."""
 
     # lm-evaluation-harness's name. torchrun takes --n for an abbreviation of its own options.
     ALIASES: ClassVar[dict[str, str]] = {"limit": "n"}

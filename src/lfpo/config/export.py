@@ -1,4 +1,4 @@
-"""The configurations of `lfpo export` and `lfpo push`, which are checked before torch is loaded."""
+"""The configurations of `lfpo export` and `lfpo push`."""
 
 import re
 from dataclasses import dataclass
@@ -13,23 +13,25 @@ Dtype = Literal["float32", "bfloat16"]
 
 @dataclass
 class ExportConfig:
-    """Configuration of `lfpo export`.
-
-    run: a run's folder (its trained model, or its newest checkpoint while it has none), one of its checkpoints
-        (RUN/checkpoints/step-N), or any model that lfpo loads: a folder, a hub id, or "embedded".
-    layout: "family": the model family's own names, as lfpo saves them. "transformers": the family's class in
-        transformers, which AutoModelForCausalLM loads without lfpo and without remote code.
-    adapter: write a LoRA run's adapter in peft's format, for a base of the same layout. Otherwise it is merged.
-    dtype: of the sum of base and adapter, float32 or bfloat16 (None: the run's dtype). bfloat16 rounds part of what was
-        learned away; a line says how much.
-    output: folder to write, new or empty (None: model-family, model-transformers or adapter in the run's folder).
-    """
+    """Configuration of `lfpo export`."""
 
     run: str
+    """A run's folder (its trained model, or its newest checkpoint while it has none), one of its checkpoints
+    (RUN/checkpoints/step-N), or any model that lfpo loads: a folder, a hub id, or "embedded"."""
+
     layout: Layout = "family"
+    """The names of weights. "family": the model family's own names, as lfpo saves them. "transformers": the family's
+    class in transformers, which AutoModelForCausalLM loads without lfpo and without remote code."""
+
     adapter: bool = False
+    """Write a LoRA run's adapter in peft's format, for a base of the same layout. Otherwise it is merged."""
+
     dtype: Dtype | None = None
+    """Of the sum of base and adapter (None: the run's dtype). bfloat16 rounds part of what was learned away; a line
+    says how much."""
+
     output: str | None = None
+    """Folder to write, new or empty (None: model-family, model-transformers or adapter in the run's folder)."""
 
 
 def located(name: str) -> tuple[Path, Path | None]:
@@ -58,24 +60,32 @@ def output_folder(config: ExportConfig) -> Path:
 class PushConfig:
     """Configuration of `lfpo push RUN USER/NAME`.
 
-    run: as in lfpo export; for a run the upload also has recipe.yaml, metrics.jsonl and report.html.
-    repo: the repository on the hub, USER/NAME or ORGANISATION/NAME; it is made if it does not exist.
-    layout, adapter, dtype: as in lfpo export.
-    private: whether a new repository is private. An existing one keeps its setting.
-    report: upload report.html, which holds prompts and completions.
-    dry_run: list the files and sizes and upload nothing.
-
     The login is that of `hf auth login`, or the environment variable HF_TOKEN.
     """
 
     run: str
+    """As in lfpo export; for a run the upload also has recipe.yaml, metrics.jsonl and report.html."""
+
     repo: str
+    """The repository on the hub, USER/NAME or ORGANISATION/NAME; it is made if it does not exist."""
+
     layout: Layout = "transformers"
+    """As in lfpo export."""
+
     adapter: bool = False
+    """As in lfpo export."""
+
     dtype: Dtype | None = None
+    """As in lfpo export."""
+
     private: bool = True
+    """Whether a new repository is private. An existing one keeps its setting."""
+
     report: bool = True
+    """Upload report.html, which holds prompts and completions."""
+
     dry_run: bool = False
+    """List the files and sizes and upload nothing."""
 
     def __post_init__(self) -> None:
         check_repo("repo", self.repo)

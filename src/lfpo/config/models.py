@@ -1,40 +1,44 @@
-"""Settings of models, checked before torch is loaded: their names, and LoRA adapters (lfpo.models.lora)."""
+"""Names of models, and the keys of `lora`."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from lfpo.config.checks import Count, Positive, check_ranges
+from lfpo.config.checks import Count, OneOf, Positive, check_ranges
 from lfpo.config.errors import UserError
 from lfpo.config.files import read_json
+
+SHIPPED_MODELS = ("embedded", "embedded-block")  # that come with the package
+ModelName = Annotated[str, OneOf(SHIPPED_MODELS, "")]
 
 
 @dataclass(frozen=True)
 class LoraSettings:
-    """r: rank. lora_alpha: an adapter is scaled by lora_alpha / r. Defaults are d1's.
-
-    target_modules: "all-linear" (every linear layer but the head; in a mixture of experts those of the attention);
-        "as-published" (the layers that d1's list matches: in LLaDA only q, k, v and up, because its output, gate and
-        down projections have other names); or a list of names, the family's own or transformers'.
-    experts: adapt the experts' matrices too, each expert with factors of rank r. With `target_modules: []` nothing else
-        is adapted.
+    """A LoRA adapter; the defaults are d1's.
 
     There is no dropout: with it, two forwards of the same policy would give different probabilities.
     """
 
     r: Count = 128
+    """Rank of the factors."""
+
     lora_alpha: Positive = 64
+    """An adapter is scaled by lora_alpha / r."""
+
     target_modules: str | list[str] = "all-linear"
+    """The layers with an adapter: "all-linear" (every linear layer but the head; in a mixture of experts those of the
+    attention); "as-published" (the layers that d1's list matches: in LLaDA only q, k, v and up, because its output,
+    gate and down projections have other names); or a list of names, the family's own or transformers'."""
+
     experts: bool = False
+    """Adapt the experts' matrices too, each expert with factors of rank r. With `target_modules: []` nothing else is
+    adapted."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
 
 
-SHIPPED_MODELS = ("embedded", "embedded-block")  # that come with the package
 FULL_ATTENTION = ("llada", "lladamoe", "Dream", "dream", "DiffuCoder")  # model types without blocks by default
-
-
 NOT_READ = (".gguf", ".bin", ".pt", ".pth", ".ckpt")  # files of weights
 
 

@@ -1,4 +1,4 @@
-"""The configuration of `lfpo plan`. Does not import torch."""
+"""The configuration of `lfpo plan`."""
 
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -11,28 +11,36 @@ from lfpo.config.train import LFPOConfig
 
 @dataclass
 class PlanConfig:
-    """Configuration of `lfpo plan`, beside the keys of the recipe (those of lfpo train).
-
-    gpus: ranks of torchrun, one for each GPU. gpu_memory: GiB of one GPU (None: this machine's GPU, else 80).
-    prompt_length: tokens of a long prompt (None: of the longest in `data_file`, where the model is a folder with its
-        tokenizer; else 256).
-    tflops, tflops_float32: speed of training's matrix products, in 10^12 FLOP/s, in 16 bits and in float32 (None: half
-        of one large product's speed here; without a GPU 400 and 30, about half of an H100's peaks).
-    price_per_hour: of one GPU, in any currency; adds the cost of each way.
-    gpus_per_machine: GPUs of one machine; more ranks take several machines.
-    device: cuda or cpu; a CPU's chunks are smaller.
-    output: a JSON file to write the plan to.
-    """
+    """Configuration of `lfpo plan`, beside the keys of the recipe (those of lfpo train)."""
 
     gpus: Count = 1
+    """Ranks of torchrun, one for each GPU."""
+
     gpu_memory: Positive | None = None
+    """GiB of one GPU (None: this machine's GPU, else 80)."""
+
     prompt_length: Count | None = None
+    """Tokens of a long prompt (None: of the longest in `data_file`, where the model is a folder with its tokenizer;
+    else 256)."""
+
     tflops: Positive | None = None
+    """Speed of training's matrix products in 16 bits, in 10^12 FLOP/s (None: half of one large product's speed here;
+    without a GPU 400, about half of an H100's peak)."""
+
     tflops_float32: Positive | None = None
+    """The same in float32 (None: as tflops, without a GPU 30)."""
+
     price_per_hour: Positive | None = None
+    """Of one GPU, in any currency; adds the cost of each way."""
+
     gpus_per_machine: Count = 8
+    """GPUs of one machine; more ranks take several machines."""
+
     device: Literal["cuda", "cpu"] = "cuda"
+    """A CPU's chunks are smaller."""
+
     output: str | None = None
+    """A JSON file to write the plan to."""
 
     def __post_init__(self) -> None:
         check_ranges(self)

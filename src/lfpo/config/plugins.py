@@ -9,6 +9,8 @@ from typing import Any
 
 from lfpo.config.errors import UserError, last_line, nearest
 
+DOTTED = r"[.:]"  # what a dotted path has and a name has not
+
 
 def resolve(name: str, known: Mapping[str, str], *, kind: str) -> Any:
     """The object of a name in `known`, or of a dotted path. kind: the noun in messages.

@@ -1,39 +1,50 @@
-"""The configurations of `lfpo sample` and `demo`, which are checked before torch is loaded."""
+"""The configurations of `lfpo sample` and `lfpo demo`."""
 
 import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from lfpo.config.build import build, load_yaml, merge, read_arguments
+from lfpo.config.arguments import read_arguments
+from lfpo.config.build import build, load_yaml, merge
 from lfpo.config.checks import CountOrZero, check_ranges
+from lfpo.config.models import ModelName
 from lfpo.config.sampler import SamplerConfig
+from lfpo.config.tasks import TaskName
 from lfpo.config.train import LFPOConfig
 
 
 @dataclass
 class SampleConfig:
-    """Configuration of `lfpo sample`.
-
-    prompt: the prompt's text, \\n standing for a line break; or task: take a prompt from that task's test split.
-    index: which prompt of the test split, from 0.
-    model: checkpoint folder, hub id, or "embedded".
-    dtype: of the weights: "float32", or "bfloat16" for large models.
-    chat: apply the model's chat template.
-    sampler: how the completion is denoised.
-    show_steps: print the state after each step that revealed a token, at most 24 of them, evenly spread. Colours
-        go from tokens revealed early to those revealed late.
-    """
+    """Configuration of `lfpo sample`."""
 
     prompt: str | None = None
-    task: str | None = None
+    """The prompt's text, \\n standing for a line break. Give either prompt or task."""
+
+    task: TaskName | None = None
+    """Take a prompt from this task's test split."""
+
     index: CountOrZero = 0
-    model: str = "embedded"
+    """Which prompt of the test split, from 0."""
+
+    model: ModelName = "embedded"
+    """Checkpoint folder, hub id, "embedded" or "embedded-block"."""
+
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the weights; "bfloat16" for large models."""
+
     chat: bool = False
+    """Apply the model's chat template."""
+
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
+    """How the completion is denoised."""
+
     seed: int = 0
+    """The key of all random choices."""
+
     show_steps: bool = False
+    """Print the state after each step that revealed a token, at most 24 of them, evenly spread. Colours go from tokens
+    revealed early to those revealed late."""
 
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.task is None):

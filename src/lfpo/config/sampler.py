@@ -1,17 +1,26 @@
 """The sampler's settings, under the names of the samplers they come from."""
 
-from __future__ import annotations
-
 import functools
 import logging
 from dataclasses import dataclass, fields, replace
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from lfpo.config.build import check_types, checked_new
-from lfpo.config.checks import Count, CountOrZero, NotNegative, Positive, Share, ShareAboveZero, check_ranges
+from lfpo.config.checks import (
+    Count,
+    CountOrZero,
+    NotNegative,
+    OneOf,
+    Positive,
+    Share,
+    ShareAboveZero,
+    ShareInside,
+    check_ranges,
+)
 from lfpo.config.errors import UserError
 from lfpo.config.models import has_full_attention
-from lfpo.rollout.reveal import REVEAL_RULES, Rule, find_rule
+from lfpo.config.plugins import DOTTED
+from lfpo.config.reveal import REVEAL_RULES, RuleKeys, rule_keys
 
 logger = logging.getLogger(__name__)
 
@@ -28,81 +37,99 @@ def _warn_once(message: str) -> None:
 class SamplerConfig:
     """How a completion is denoised.
 
-    gen_length: completion length in tokens (None: the task's own).
-    block_length: semi-autoregressive block in tokens, a divisor of gen_length (None: one block, full diffusion).
-    steps: scheduled steps of the whole completion, a multiple of the number of blocks; may exceed gen_length (None:
-        gen_length).
-    temperature: 0 takes the argmax; otherwise tokens are drawn from softmax(logits / temperature).
-    top_k, top_p: draw only from the k most probable tokens, or from the smallest set of probability p, both taken after
-        the temperature (None: from all). At temperature 0 they change only the scores of `alg` and of
-        SDAR's "low_confidence_static" and "low_confidence_dynamic".
-    cfg_scale: classifier-free guidance against the masked prompt; 0 is off. Guidance runs two forwards a step.
-
-    One of the next keys selects the rule that decides which positions a step reveals.
-    remasking: LLaDA's: the most confident drawn tokens, or random positions. SDAR's, by the confidence after
-        temperature, top_p and top_k: "low_confidence_static": the best, as many as `steps` require;
-        "low_confidence_dynamic": all above `threshold`, and at least as many as `steps` require (so does LLaDA2);
-        "sequential": the leftmost.
-    alg: Dream's. "origin": each position independently, with the schedule's probability. The others reveal the
-        positions with the best score after temperature, top_p and top_k: "maskgit_plus": the drawn token's probability,
-        "topk_margin": the probability of the first token minus that of the second, "entropy": the least entropy.
-    alg_temp: draw the positions of `alg` from softmax(score / alg_temp), without replacement; 0 takes the best.
-    threshold: every position whose drawn token is at least this probable, and always the most probable one
-        (Fast-dLLM, arXiv 2505.22618); or the threshold of "low_confidence_dynamic".
-    factor: the n most confident, for the largest n with (n + 1)(1 - confidence of the n-th) <= factor, at least one
-        (Fast-dLLM; its code also takes a last candidate that fails).
-    entropy_bound: the n of least entropy, for the largest n whose entropies in nats, without the largest, sum to at
-        most this (EB-Sampler, arXiv 2505.24857).
-    rule: a name in lfpo.rollout.reveal.REVEAL_RULES, or the dotted path of a rule of your own, my_module:my_rule (None:
-        the rule that the keys above select). Selected by this key only: "threshold_leftmost": as `threshold`, but where
-        no position reaches it, the leftmost one; "tau_budget" (SLIM-RL): above `threshold` while the risks add up to at
-        most 1 - `threshold`, and at least as many as `steps` require; "plackett_luce": drawn in proportion to
-        confidence^(1 / alg_temp).
-    editing_threshold: with "low_confidence_dynamic", LLaDA2.1's token editing, for models that attend block by block. A
-        forward also draws tokens for the block's revealed positions, and one whose confidence exceeds this replaces the
-        revealed token if it is another one. LLaDA2.1 reveals one token a forward at least, as the default `steps` do.
-    max_post_steps: forwards that may edit a block in which nothing is masked any more; it ends sooner, after one that
-        edits nothing.
-    Without `remasking`, threshold, factor and entropy_bound decide how many positions a step reveals; leave out `steps`
-    and `schedule`.
-
-    schedule: how many positions each step reveals. "llada": as many as `steps` require, as early as possible, then none
-        until the block's steps are spent. "uniform": spread over the block's steps. "dream": the share
-        (1 - eps) / steps of what its linear time from 1 to eps leaves, rounded down, and the rest at the last step.
-        None: "dream" with `alg`, else "llada".
-    eps: the end of Dream's linear time.
-    early_stop: "eos": a row ends once its first EOS and everything before it is revealed. "confidence": a block is
-        committed as soon as the confidence of all its masked positions reaches early_stop_threshold. "both".
-
-    cache: an approximation, off by default. "prefix" keeps the keys and values of the prompt and of finished blocks
-        while a block is denoised, "dual" also those of later blocks (Fast-dLLM). They are computed when a block starts.
-    cache_refresh: compute them again at every cache_refresh-th forward of a block (None: only when it starts).
+    One of remasking, alg, threshold, factor, entropy_bound and rule selects the rule that decides which positions a
+    step reveals. Without `remasking`, threshold, factor and entropy_bound decide how many positions a step reveals;
+    leave out `steps` and `schedule` then.
     """
 
     gen_length: Count | None = None
+    """Completion length in tokens (None: the task's own)."""
+
     block_length: Count | None = None
+    """Semi-autoregressive block in tokens, a divisor of gen_length (None: one block, full diffusion)."""
+
     steps: Count | None = None
+    """Scheduled steps of the whole completion, a multiple of the number of blocks; may exceed gen_length (None:
+    gen_length)."""
+
     temperature: NotNegative = 0.0
+    """0 takes the argmax; otherwise tokens are drawn from softmax(logits / temperature)."""
+
     top_k: Count | None = None
+    """Draw only from the k most probable tokens after the temperature (None: from all). At temperature 0 it changes
+    only the scores of `alg` and of SDAR's "low_confidence_static" and "low_confidence_dynamic"."""
+
     top_p: ShareAboveZero | None = None
+    """Draw only from the smallest set of tokens of probability p after the temperature (None: from all). At temperature
+    0 as top_k."""
+
     cfg_scale: NotNegative = 0.0
+    """Classifier-free guidance against the masked prompt; 0 is off. Guidance runs two forwards a step."""
+
     remasking: Literal["low_confidence", "random", "low_confidence_static", "low_confidence_dynamic", "sequential"] = (
         "low_confidence"
     )
+    """LLaDA's rules: the most confident drawn tokens, or random positions. SDAR's, by the confidence after temperature,
+    top_p and top_k: "low_confidence_static": the best, as many as `steps` require; "low_confidence_dynamic": all above
+    `threshold`, and at least as many as `steps` require (so does LLaDA2); "sequential": the leftmost."""
+
     alg: Literal["origin", "maskgit_plus", "topk_margin", "entropy"] | None = None
+    """Dream's rules. "origin": each position independently, with the schedule's probability. The others reveal the
+    positions with the best score after temperature, top_p and top_k: "maskgit_plus": the drawn token's probability,
+    "topk_margin": the probability of the first token minus that of the second, "entropy": the least entropy."""
+
     alg_temp: NotNegative = 0.0
-    eps: float = 1e-3
+    """Draw the positions of `alg` from softmax(score / alg_temp), without replacement; 0 takes the best."""
+
+    eps: ShareInside = 1e-3
+    """The end of Dream's linear time."""
+
     threshold: ShareAboveZero | None = None
+    """Reveal every position whose drawn token is at least this probable, and always the most probable one (Fast-dLLM,
+    arXiv 2505.22618); or the threshold of "low_confidence_dynamic"."""
+
     editing_threshold: Share | None = None
+    """With "low_confidence_dynamic", LLaDA2.1's token editing, for models that attend block by block. A forward also
+    draws tokens for the block's revealed positions, and one whose confidence exceeds this replaces the revealed token
+    if it is another one. LLaDA2.1 reveals one token a forward at least, as the default `steps` do."""
+
     max_post_steps: CountOrZero = 16
+    """Forwards that may edit a block in which nothing is masked any more; it ends sooner, after one that edits
+    nothing."""
+
     factor: Positive | None = None
+    """Reveal the n most confident, for the largest n with (n + 1)(1 - confidence of the n-th) <= factor, at least one
+    (Fast-dLLM; its code also takes a last candidate that fails)."""
+
     entropy_bound: NotNegative | None = None
-    rule: str | None = None
+    """Reveal the n of least entropy, for the largest n whose entropies in nats, without the largest, sum to at most
+    this (EB-Sampler, arXiv 2505.24857)."""
+
+    rule: Annotated[str, OneOf(tuple(REVEAL_RULES), DOTTED)] | None = None
+    """A reveal rule by its name, or the dotted path of one of your own, my_module:my_rule (None: the rule that another
+    key selects). Selected by this key only: "threshold_leftmost": as `threshold`, but where no position reaches it, the
+    leftmost one; "tau_budget" (SLIM-RL): above `threshold` while the risks add up to at most 1 - `threshold`, and at
+    least as many as `steps` require; "plackett_luce": drawn in proportion to confidence^(1 / alg_temp)."""
+
     schedule: Literal["llada", "uniform", "dream"] | None = None
+    """How many positions each step reveals. "llada": as many as `steps` require, as early as possible, then none until
+    the block's steps are spent. "uniform": spread over the block's steps. "dream": the share (1 - eps) / steps of what
+    its linear time from 1 to eps leaves, rounded down, and the rest at the last step. None: "dream" with `alg`, else
+    "llada"."""
+
     early_stop: Literal["none", "eos", "confidence", "both"] = "none"
+    """With "eos" a row ends once its first EOS and everything before it is revealed. With "confidence" a block is
+    committed as soon as the confidence of all its masked positions reaches early_stop_threshold."""
+
     early_stop_threshold: ShareAboveZero = 0.9
+    """The confidence of `early_stop`."""
+
     cache: Literal["none", "prefix", "dual"] = "none"
+    """An approximation, off by default. "prefix" keeps the keys and values of the prompt and of finished blocks while a
+    block is denoised, "dual" also those of later blocks (Fast-dLLM). They are computed when a block starts."""
+
     cache_refresh: Count | None = None
+    """Compute the cache again at every cache_refresh-th forward of a block (None: only when it starts)."""
 
     __new__ = checked_new
     ALIASES: ClassVar[dict[str, str]] = {
@@ -121,8 +148,6 @@ class SamplerConfig:
     def __post_init__(self) -> None:
         check_types(self)
         check_ranges(self)
-        if not 0 < self.eps < 1:
-            raise ValueError(f"eps {self.eps} must be between 0 and 1")
         self._check_rule()
         if self.cache != "none" and self.cfg_scale:
             raise ValueError("cache does not go with cfg_scale, whose two prompts would need two caches")
@@ -133,7 +158,7 @@ class SamplerConfig:
 
     def _check_rule(self) -> None:
         """Check that every key goes with the selected rule, and let the rule check the keys of its own."""
-        name, rule = self.rule_name, self.reveal_rule
+        name, rule = self.rule_name, self.rule_keys
         given = [key for key in SELECTORS if getattr(self, key) is not None]
         if self.remasking != "low_confidence":
             given = [key for key in given if key not in rule.reads] + [f"remasking {self.remasking!r}"]
@@ -144,7 +169,7 @@ class SamplerConfig:
             if value == field.default or field.name in rule.reads:
                 continue
             # alg and remasking hold a rule's name; other keys are listed by the rules that read them.
-            readers = [r for r in REVEAL_RULES if r == value or field.name in find_rule(r).reads]
+            readers = [r for r in REVEAL_RULES if r == value or field.name in REVEAL_RULES[r].reads]
             if readers and name not in readers:
                 raise ValueError(
                     f"{field.name} {value!r} has no effect with the reveal rule {name!r}, only with "
@@ -176,7 +201,7 @@ class SamplerConfig:
                 "(a divisor of gen_length below it) or cache_refresh"
             )
 
-    def for_length(self, default: int, trained_block: int | None = None) -> SamplerConfig:
+    def for_length(self, default: int, trained_block: int | None = None) -> Self:
         """The same settings with gen_length, block_length and, if the rule follows a schedule, steps filled in.
 
         default: gen_length if that is None. trained_block: the block length of a model that attends block by block
@@ -208,10 +233,10 @@ class SamplerConfig:
                 f"editing_threshold {self.editing_threshold} is for models that attend block by block (LLaDA2.1); this "
                 "model has full attention, so leave it out"
             )
-        steps = (self.steps or length) if self.reveal_rule.schedule is not None else None
+        steps = (self.steps or length) if self.rule_keys.schedule is not None else None
         return replace(self, gen_length=length, block_length=block or length, steps=steps)
 
-    def fitted(self, where: str, default: int, trained_block: int | None = None) -> SamplerConfig:
+    def fitted(self, where: str, default: int, trained_block: int | None = None) -> Self:
         """As `for_length`, whose ValueError is a UserError here that begins with `where`."""
         try:
             return self.for_length(default, trained_block)
@@ -229,9 +254,9 @@ class SamplerConfig:
         return self.alg or given or self.remasking
 
     @property
-    def reveal_rule(self) -> Rule:
-        """The selected reveal rule. Raises UserError for a `rule` that cannot be found."""
-        return find_rule(self.rule_name)
+    def rule_keys(self) -> RuleKeys:
+        """The keys that go with the selected reveal rule. Raises UserError for a `rule` that cannot be found."""
+        return rule_keys(self.rule_name)
 
     @property
     def edits(self) -> bool:

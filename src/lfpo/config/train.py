@@ -1,274 +1,181 @@
 """The configuration of `lfpo train`."""
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from lfpo.config.build import check_types, checked_new
-from lfpo.config.checks import (
-    Count,
-    CountOrUnset,
-    CountOrZero,
-    NotNegative,
-    Positive,
-    Seconds,
-    ShareBelowOne,
-    check_ranges,
-)
-from lfpo.config.errors import nearest
+from lfpo.config.checks import Count, CountOrUnset, CountOrZero, NotNegative, Seconds, ShareBelowOne
+from lfpo.config.engine import EngineSettings
 from lfpo.config.export import check_repo
 from lfpo.config.length import UNSET, Length, run_length
-from lfpo.config.models import LoraSettings
-from lfpo.config.other_names import SHARED, TRAINING
-from lfpo.config.plugins import dotted
+from lfpo.config.objectives import ObjectiveSettings, all_settings
+from lfpo.config.other_names import TRAINING
 from lfpo.config.sampler import SamplerConfig
-from lfpo.objectives import all_settings
-from lfpo.runs.health import RULES
-from lfpo.runs.trackers import check as check_trackers
+from lfpo.config.tasks import TaskName
+from lfpo.config.training import PolicyConfig
 
-# transformers' names. All but adamw_torch are bitsandbytes'.
-Optim = Literal["adamw_torch", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"]
-# Name -> what makes an engine (lfpo.rollout.engine.Engine) from an LFPOConfig.
-ENGINES = {"local": "lfpo.train.setup:local_engine", "ray": "lfpo.train.ray_engine:RayEngine"}
-
-
-@dataclass(frozen=True)
-class EngineSettings:
-    """Where rollouts are sampled.
-
-    name: `local`, in the trainer's own processes; `ray`, by workers beside it; or a dotted path of what makes an engine
-        from an LFPOConfig (see docs/engines.md).
-    prompts_per_unit: prompts whose rollouts are sampled together, as one unit of work. A unit always runs with the same
-        shapes, so its trajectories are the same bits on like hardware, whoever runs it. 0: all prompts of a rank
-        together for `local`, one for `ray`. An evaluation's units have as many completions.
-    max_staleness: 0 samples each batch with the newest weights. k samples batch i with the weights after max(0, i - k)
-        iterations, so that rollouts of the next k batches can go on while a batch is learned from.
-    workers, gpus_per_worker: of the Ray engine. cpus_per_worker: cores that Ray reserves, and threads of each worker.
-    address: of a running Ray cluster; without it $RAY_ADDRESS, or else a Ray of this machine that ends with the run.
-    unit_timeout: seconds that a worker may take for a unit before it is stopped and started again (0: no limit).
-    reward_workers: Ray workers that call the reward functions, with any engine (0: the trainer's processes call them).
-    """
-
-    name: str = "local"
-    prompts_per_unit: CountOrZero = 0
-    max_staleness: CountOrZero = 0
-    workers: Count = 1
-    gpus_per_worker: NotNegative = 0.0
-    cpus_per_worker: Count = 1
-    address: str | None = None
-    unit_timeout: Seconds = 3600.0
-    reward_workers: CountOrZero = 0
-
-    def __post_init__(self) -> None:
-        dotted(self.name, ENGINES, kind="engine")
-        check_ranges(self)
-        if self.name == "local":
-            others = ["workers", "gpus_per_worker", "cpus_per_worker", "unit_timeout"]
-            others += [] if self.reward_workers else ["address"]
-            given = [name for name in others if getattr(self, name) != getattr(type(self), name)]
-            if given:
-                raise ValueError(
-                    f"{given[0]!r} is for the engine 'ray', found 'local'; set 'name' to ray, or leave it out"
-                )
+# The rules of lfpo.runs.health.
+StopRule = Literal[
+    "no_reward",
+    "groups_agree",
+    "no_signal",
+    "answers_alike",
+    "reward_falls",
+    "kl_runs_away",
+    "entropy_runs_away",
+    "threshold_slides",
+]
 
 
 @dataclass
-class TrainingConfig:
-    """What the configurations of `lfpo train`, `sft` and `dpo` share (LFPOConfig says what the keys mean)."""
+class LFPOConfig(PolicyConfig):
+    """Configuration of RL training. Names are TRL's where TRL has the same thing."""
 
-    __new__ = checked_new
-    REFUSED: ClassVar[dict[str, str]] = SHARED
+    task: TaskName | None = None
+    """A task's name or dotted path. Give one of task, data_file and dataset_name."""
 
-    output_dir: str
-    model: str | None = None
-    lora: LoraSettings | None = None
-    bf16: bool = True
-    fsdp: bool = False
-    fsdp_size: CountOrZero = 0
-    gradient_checkpointing: bool = False
-    optim: Optim = "adamw_torch"
-    learning_rate: Positive = 3e-4
-    lr_scheduler_type: Literal["constant", "cosine", "linear"] = "constant"
-    warmup_steps: CountOrZero = 0
-    weight_decay: NotNegative = 0.01
-    adam_beta1: ShareBelowOne = 0.9
-    adam_beta2: ShareBelowOne = 0.99
-    max_grad_norm: NotNegative = 1.0
-    update_tokens: Count = 8192
-    num_train_epochs: NotNegative = 0.0
-    seed: int = 0
-    threads: CountOrZero = 0
-    save_steps: Count = 10
-    save_total_limit: Count = 2
-    report_to: list[str] = field(default_factory=list)
-    rank_timeout: Seconds = 300.0
-    progress_timeout: Seconds = 7200.0
-
-    # These are keys of some commands only.
-    dtype = "float32"
-    head_precision = "auto"
-    load_in_4bit = False
-    offload_reference = False
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_ranges(self)
-        check_trackers(self.report_to)
-        if self.dtype == "bfloat16" and self.lora is None:
-            raise ValueError(
-                "'dtype' bfloat16 needs 'lora': trained weights must be float32, bfloat16 rounds small steps away"
-            )
-        if self.load_in_4bit and self.lora is None:
-            raise ValueError("'load_in_4bit' needs 'lora': 4-bit weights cannot be trained themselves")
-        if self.fsdp_size and not self.fsdp:
-            raise ValueError("'fsdp_size' is for 'fsdp: true'")
-        if self.load_in_4bit and self.fsdp:
-            raise ValueError(
-                "'load_in_4bit' does not work with 'fsdp', which would split the blocks that share a scale; "
-                "without fsdp every rank holds the small base"
-            )
-        if self.fsdp and self.lora is None and self.optim != "adamw_torch":
-            raise ValueError(
-                f"'optim' {self.optim} scales moments in blocks, which fsdp would split; with fsdp use "
-                "adamw_torch, or train with 'lora'"
-            )
-
-
-@dataclass
-class LFPOConfig(TrainingConfig):
-    """Configuration of RL training. Names are TRL's where TRL has the same thing.
-
-    output_dir: the run directory.
-    model: checkpoint folder, hub id, or one of the package's own small models: "embedded", and "embedded-block", which
-        attends block by block.
-    task: a task's name or dotted path; or data_file: rows with a `prompt` column, scored by reward_funcs; or
-        dataset_name: a data set of the hub, ORGANISATION/NAME, or a local folder that `datasets` reads, with
-        dataset_config, dataset_train_split ("train[:1000]" takes a part) and dataset_test_split (None: no evaluation).
-    columns: {question: prompt}: columns of these rows to rename. map_row: dotted path of a function that makes a row of
-        a row, as a dict with `prompt` and the columns that reward_funcs take.
-    reward_funcs: dotted paths of reward functions (`module.function`); without them the task's own reward is used.
-    reward_weights: one weight a function; all 1 without it.
-    reward_timeout: seconds that one function may take for a batch; past it, its rewards of that batch are None (0: no
-        limit).
-    reward_memory: GiB that one function may hold. It then runs in a child process, which is killed past this limit or
-        past reward_timeout (0: it runs in the training process, without a limit).
-    environment: dotted path of a class (`module:Class`) whose objects take turns with the model, with reset(row, seed)
-        and step(text) -> (reply, reward, done), in place of reward functions. max_turns: the most turns of an episode.
-        Here reward_timeout is for a rank's environments in one turn.
-    keep_going: begin to train although a reward function raised when it was called once at start.
-    eval_file: held-out rows for data_file runs; evaluation then reports the mean reward.
-    filter_overlong_prompts: leave out training prompts that with gen_length exceed the model's context. Without it one
-        such prompt is an error at start.
-
-    max_steps: iterations of Algorithm 1 (sample, update, move theta_old). num_train_epochs: passes over the rows of a
-        data set. As in transformers, max_steps counts where it is given (not -1), and else the epochs; with neither the
-        run has 40 iterations.
-    prompts_per_iteration, num_generations: prompts an iteration, and rollouts a prompt (N).
-    objective: {name: ..., knob: ...}; the knobs are that objective's own (see lfpo.objectives).
-    sampler: how rollouts are denoised. eval_samplers: name -> sampler; each is evaluated on eval_size held-out prompts
-        before the first iteration, after every eval_steps iterations and after the last. Without evaluation:
-        eval_steps 0.
-    metric_for_best_model, greater_is_better: for callbacks such as transformers' EarlyStoppingCallback: a metric of the
-        evaluation, SAMPLER/NAME or, of the first eval sampler, NAME. Without the second key it is one to raise, unless
-        its name ends in "loss". The weights that are exported are the last ones all the same.
-    engine: where rollouts are sampled: {name: local} in the trainer's processes, {name: ray, workers: 4,
-        gpus_per_worker: 1} by workers beside it (see docs/engines.md and EngineSettings).
-    lora: {r, lora_alpha, target_modules, experts}: train an adapter instead of all weights (see
-        lfpo.config.models).
-    dtype: of the weights; bfloat16 needs lora, whose factors stay float32. bf16: on a GPU, run the bodies of all
-        forwards under bfloat16 autocast.
-    head_precision: of all products with the head, in rollouts, losses and evaluation: float32 (exact), tf32 (inputs
-        rounded to 10 bits of mantissa; slow on a CPU) or bfloat16 (to 7 bits). Sums and logits are float32 always; the
-        probabilities that rollouts draw from are float64 with float32, else float32. auto: float32 on a CPU; on a GPU
-        tf32, or bfloat16 for `dtype` bfloat16.
-    merge_lora: for rollouts and evaluation, add the adapter to copies of the matrices, which take 2 bytes a weight
-        under bf16. A forward then costs what it does without LoRA, and rounds base plus adapter to bfloat16 where it
-        rounded their products. None: on a GPU, unless load_in_4bit, rollout_compile or `rollout_gather: layer` is set.
-    load_in_4bit: keep the layers' matrices in bitsandbytes' NF4, an eighth of float32 (needs lora).
-    fsdp: split weights, gradients and optimiser state over the ranks of `torchrun` (PyTorch's FSDP2). Without it every
-        rank holds all of them. The result is the same.
-    fsdp_size: ranks that one copy of the weights is split over (0: all). With the number of GPUs of a machine, weights
-        are gathered within machines, and only gradients pass between them (HSDP); each machine then holds a copy.
-    rollout_gather: with fsdp, what rollouts and evaluation gather on every rank: the whole model once, or each layer
-        for every forward, which takes less memory and more traffic. The result is the same.
-    rank_timeout: seconds without a sign of life after which a rank is lost and the others exit with code 75 (0: no
-        limit). progress_timeout: seconds that a collective waits for a rank (the process group's timeout); above the
-        longest time of rollouts, rewards or evaluation (0: no limit).
-    offload_reference: keep the layers of theta_old (and of the base policy) in CPU memory. Each is copied to the GPU
-        for its forward in the update, all of them for rollouts. The result is the same.
-    optim: adamw_torch, or bitsandbytes' adamw_8bit (8-bit moments, a quarter of the memory), paged_adamw_8bit or
-        paged_adamw_32bit (moments move to CPU memory when the GPU is full).
-    gradient_checkpointing: keep only each layer's input for the backward pass; less memory, a third more compute.
-    optimizer_steps_per_iteration: blocks that an iteration's rollouts are cut into, with an optimiser step after each.
-    update_tokens, rollout_tokens: tokens computed at once. Memory and speed only, never the result.
-    rollout_compile: run rollouts through torch.compile (for GPUs; compiling takes seconds to minutes).
-    old_policy: theta_old in the loss, where engine.max_staleness is above 0: `reference`, the newest one, or `sampler`,
-        the one that sampled the batch. A copy of each such version is kept in CPU memory until its last batch has been
-        learned from. Without staleness they are the same.
-    ema_decay: alpha in theta_old <- alpha theta_old + (1 - alpha) theta, after each iteration.
-    average_decay: evaluate and export an average of theta over the optimiser steps, with at most this decay, instead of
-        theta (0: theta itself; see lfpo.train.copies). Rollouts and updates do not depend on it.
-    max_grad_norm: gradients are scaled down to this norm (0: never).
-    threads: CPU threads of torch (0: torch's default).
-    stop_on: rules of lfpo.runs.health that end the run, with a checkpoint, when they begin to hold: groups_agree,
-        reward_falls, kl_runs_away, entropy_runs_away, threshold_slides. Each is also said in one line, whether it is
-        listed or not; no_reward always ends the run.
-    report_to: trackers that get metrics and completions beside the run's files: tensorboard, wandb, trackio (see
-        lfpo.runs.trackers). log_completions: write rollouts and evaluated completions.
-    push_to_hub: upload the trained model at the end, as `lfpo push` does, to hub_model_id (USER/NAME), a new repository
-        being private if hub_private_repo.
-    """
-
-    model: str = "embedded"
-    task: str | None = None
     data_file: str | None = None
+    """Rows with a `prompt` column, scored by reward_funcs."""
+
     eval_file: str | None = None
+    """Held-out rows for data_file runs; evaluation then reports the mean reward."""
+
     dataset_name: str | None = None
+    """A data set of the hub, ORGANISATION/NAME, or a local folder that `datasets` reads; scored by reward_funcs."""
+
     dataset_config: str | None = None
+    """The configuration of that data set, where it has several."""
+
     dataset_train_split: str = "train"
+    """The split to train on; "train[:1000]" takes a part."""
+
     dataset_test_split: str | None = None
+    """The split to evaluate on (None: no evaluation)."""
+
     columns: dict[str, str] = field(default_factory=dict)
+    """{question: prompt}: columns of a data set's rows to rename."""
+
     map_row: str | None = None
+    """Dotted path of a function that makes a row of a row, as a dict with `prompt` and the columns that reward_funcs
+    take."""
+
     filter_overlong_prompts: bool = False
+    """Leave out training prompts that with gen_length exceed the model's context. Without it one such prompt is an
+    error at start."""
+
     reward_funcs: list[str] = field(default_factory=list)
+    """Dotted paths of reward functions (`module.function`); without them the task's own reward is used."""
+
     reward_weights: list[float] | None = None
+    """One weight a function (None: all 1)."""
+
     reward_timeout: Seconds = 1800.0
+    """Seconds that one function may take for a batch; past it, its rewards of that batch are None (0: no limit). With
+    `environment`, for a rank's environments in one turn."""
+
     reward_memory: NotNegative = 0.0
+    """GiB that one function may hold. It then runs in a child process, which is killed past this limit or past
+    reward_timeout (0: it runs in the training process, without a limit)."""
+
     environment: str | None = None
+    """Dotted path of a class (`module:Class`) whose objects take turns with the model, with reset(row, seed) and
+    step(text) -> (reply, reward, done), in place of reward functions."""
+
     max_turns: CountOrZero = 0
+    """The most turns of an episode; goes with `environment`."""
+
     keep_going: bool = False
+    """Begin to train although a reward function raised when it was called once at start."""
 
     max_steps: CountOrUnset = UNSET
+    """Iterations of Algorithm 1 (sample, update, move theta_old). As in transformers they count where they are given
+    (not -1), and else num_train_epochs; with neither the run has 40 iterations."""
+
     prompts_per_iteration: Count = 16
+    """Prompts of an iteration."""
+
     num_generations: Count = 8
-    objective: dict[str, Any] = field(default_factory=lambda: {"name": "lfpo"})
+    """Rollouts of each prompt (N)."""
+
+    objective: ObjectiveSettings = field(default_factory=lambda: {"name": "lfpo"})
+    """{name: ..., knob: ...}: an objective's name or dotted path, and its own knobs (see docs/objectives.md)."""
+
     sampler: SamplerConfig = field(default_factory=lambda: SamplerConfig(temperature=1.0))
+    """How rollouts are denoised."""
+
     eval_samplers: dict[str, SamplerConfig] = field(
         default_factory=lambda: {"greedy": SamplerConfig(), "threshold": SamplerConfig(threshold=0.9)}
     )
+    """Name -> sampler. Each is evaluated on eval_size held-out prompts before the first iteration, after every
+    eval_steps iterations and after the last."""
+
     engine: EngineSettings = field(default_factory=EngineSettings)
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Where rollouts are sampled: {name: local} in the trainer's processes, {name: ray, workers: 4, gpus_per_worker: 1}
+    by workers beside it."""
+
     merge_lora: bool | None = None
-    load_in_4bit: bool = False
+    """For rollouts and evaluation, add the adapter to copies of the matrices, which take 2 bytes a weight under bf16. A
+    forward then costs what it does without LoRA, and rounds base plus adapter to bfloat16 where it rounded their
+    products. None: on a GPU, unless load_in_4bit, rollout_compile or `rollout_gather: layer` is set."""
+
     rollout_gather: Literal["model", "layer"] = "model"
+    """With fsdp, what rollouts and evaluation gather on every rank: the whole model once, or each layer for every
+    forward, which takes less memory and more traffic. The result is the same."""
+
     offload_reference: bool = False
+    """Keep the layers of theta_old (and of the base policy) in CPU memory. Each is copied to the GPU for its forward in
+    the update, all of them for rollouts. The result is the same."""
+
     optimizer_steps_per_iteration: Count = 4
+    """Blocks that an iteration's rollouts are cut into, with an optimiser step after each."""
+
     old_policy: Literal["reference", "sampler"] = "reference"
+    """theta_old in the loss, where engine.max_staleness is above 0: `reference`, the newest one, or `sampler`, the one
+    that sampled the batch. A copy of each such version is kept in CPU memory until its last batch has been learned
+    from. Without staleness they are the same."""
+
     ema_decay: ShareBelowOne = 0.0
+    """alpha in theta_old <- alpha theta_old + (1 - alpha) theta, after each iteration."""
+
     average_decay: ShareBelowOne = 0.0
+    """Evaluate and export an average of theta over the optimiser steps, with at most this decay, instead of theta (0:
+    theta itself; see lfpo.train.copies). Rollouts and updates do not depend on it."""
+
     weight_decay: NotNegative = 0.0
-    head_precision: Literal["auto", "float32", "tf32", "bfloat16"] = "auto"
+
     rollout_tokens: Count = 16384
+    """Tokens computed at once in rollouts and evaluation. Memory and speed only, never the result."""
+
     rollout_compile: bool = False
+    """Run rollouts through torch.compile (for GPUs; compiling takes seconds to minutes)."""
 
     eval_steps: CountOrZero = 10
+    """Iterations between two evaluations (0: none is made, nor before the first and after the last)."""
+
     eval_size: CountOrZero = 200
+    """Held-out prompts of an evaluation."""
+
     metric_for_best_model: str | None = None
+    """For callbacks such as transformers' EarlyStoppingCallback: a metric of the evaluation, SAMPLER/NAME or, of the
+    first eval sampler, NAME. The weights that are exported are the last ones all the same."""
+
     greater_is_better: bool | None = None
+    """Whether metric_for_best_model is one to raise (None: yes, unless its name ends in "loss")."""
+
     log_completions: bool = True
-    stop_on: list[str] = field(default_factory=list)
+    """Write rollouts and evaluated completions into the run's folder."""
+
+    stop_on: list[StopRule] = field(default_factory=list)
+    """Rules of lfpo.runs.health that end the run, with a checkpoint, when they begin to hold. Each is also said in one
+    line, whether it is listed or not; no_reward always ends the run."""
+
     push_to_hub: bool = False
+    """Upload the trained model at the end, as `lfpo push` does, to hub_model_id."""
+
     hub_model_id: str | None = None
+    """USER/NAME, the repository of push_to_hub."""
+
     hub_private_repo: bool = True
+    """Whether a new repository is private."""
 
     REFUSED: ClassVar[dict[str, str]] = TRAINING
     ALIASES: ClassVar[dict[str, str]] = {"dataset": "data_file", "lr": "learning_rate"}
@@ -276,9 +183,6 @@ class LFPOConfig(TrainingConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.objective = all_settings({"name": "lfpo", **self.objective})
-        for rule in self.stop_on:
-            if rule not in RULES:
-                raise ValueError(f"'stop_on': {rule!r} is no rule{nearest(rule, RULES)}")
         for name in self.eval_samplers:
             if not name or "/" in name:
                 raise ValueError(

@@ -1,15 +1,10 @@
 """Group-relative advantages in the forms that the papers use."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Literal
+import torch
 
 from lfpo.config.errors import UserError
+from lfpo.config.lfpo import Advantage
 
-if TYPE_CHECKING:  # the settings of objectives name Advantage, and are checked before torch is loaded
-    import torch
-
-Advantage = Literal["mean", "over_mean", "zscore", "zscore_sample", "zscore_floored", "leave_one_out"]
 LEAST_DEVIATION = 0.01  # of "zscore_floored"
 
 

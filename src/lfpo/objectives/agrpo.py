@@ -7,9 +7,10 @@ import torch
 from torch.nn import functional as F
 
 from lfpo.base.rng import generator
-from lfpo.config import objectives as settings
+from lfpo.config import clipped as settings
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives.measures import Measures
+from lfpo.objectives.objective import Objective
 from lfpo.objectives.policy_gradient import token_loss
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.step_views import listed, step_means, step_views
@@ -18,14 +19,9 @@ from lfpo.rollout.draw import kept_tokens
 from lfpo.rollout.trajectory import Trajectory
 
 
-class AGRPO(settings.AGRPO):
+class AGRPO(settings.AGRPO, Objective):
     """PPO's clipped loss of the tokens revealed at M sampled steps, in the states the sampler saw. Probabilities are
     those that the sampler drew from: at its temperature, among the tokens that its top-k and top-p kept.
-
-    mc_samples: M, steps sampled for each rollout, with replacement, stratified within the rollout. The public code
-        stratifies over the micro-batch, so that the steps of a rollout depend on the other rollouts.
-    step_distribution: "uniform", or "entropy": in proportion to the mean entropy of what a step revealed, with
-        importance weights that correct for it.
 
     A rollout's steps end with the one that reveals its first EOS (the public code leaves that one out).
     The expectation over steps is a mean, not a sum: a rollout of T steps counts 1/T. The probability of choosing

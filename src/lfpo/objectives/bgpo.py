@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 import torch
 
-from lfpo.config import objectives as settings
+from lfpo.config import clipped as settings
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives.measures import Measures, measure_targets
+from lfpo.objectives.objective import Objective
 from lfpo.objectives.policy_gradient import clipped_loss
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import Sequences, elbo_views
@@ -14,7 +15,7 @@ from lfpo.objectives.views import Views, stratified_masks
 from lfpo.rollout.trajectory import Trajectory
 
 
-class BGPO(settings.BGPO):
+class BGPO(settings.BGPO, Objective):
     """The mean over mc_samples masks of the mean over rollouts, weighted by their n scored tokens, of PPO's clipped
     loss with dual clip (see `settings.Clip`) of the ratio 1 + d where A > 0, exp(d) elsewhere,
     d = e - e_old, e = n / (x C) times the sum of log p at a mask of x tokens, x uniform on 1 .. n, C = gen_length.

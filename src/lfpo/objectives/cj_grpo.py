@@ -4,14 +4,15 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from lfpo.config import objectives as settings
+from lfpo.config import clipped as settings
+from lfpo.objectives.objective import Objective
 from lfpo.objectives.policy_gradient import token_loss
 from lfpo.objectives.step_views import listed, shared_by_state, step_views
 from lfpo.objectives.views import Views
 from lfpo.rollout.trajectory import Trajectory
 
 
-class CJGRPO(settings.CJGRPO):
+class CJGRPO(settings.CJGRPO, Objective):
     """The mean over scheduled steps i of the mean, over the tokens that step i revealed in all rollouts, of PPO's
     clipped loss plus beta times k3 to the base policy. A token is scored in the state before its own step.
 

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import torch
 
 from lfpo.base.rng import generator
-from lfpo.config import objectives as settings
+from lfpo.config import clipped as settings
 from lfpo.objectives.measures import Measures, measure_targets
+from lfpo.objectives.objective import Objective
 from lfpo.objectives.policy_gradient import clipped_losses
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import Sequences
@@ -14,15 +15,11 @@ from lfpo.objectives.views import Views, noised
 from lfpo.rollout.trajectory import Trajectory
 
 
-class CoupledGRPO(settings.CoupledGRPO):
+class CoupledGRPO(settings.CoupledGRPO, Objective):
     """PPO's clipped loss with, for each token, half the log-probability in the fully masked completion plus half a
     weighted one in whichever of two complementary masks hides it (weights 1/rho and 1/(1 - rho), rho the mask ratio).
 
     The weights sum to 1.5 on average, so this is not a log-probability; the public code does the same.
-
-    min_ratio, max_ratio: rho is drawn from this range for each rollout and pass.
-    advantage: the public code always uses leave-one-out, its configuration has no effect; the paper found "mean" better
-        on EvalPlus.
 
     Every pass draws new masks. In the public code two passes can share one, because of how its buffer is indexed.
     """

@@ -5,16 +5,15 @@ from collections.abc import Sequence
 import torch
 
 from lfpo.base.rng import generator
-from lfpo.config import objectives as settings
+from lfpo.config import clipped as settings
+from lfpo.objectives.objective import Objective
 from lfpo.objectives.policy_gradient import token_loss
 from lfpo.objectives.views import Views, fully_masked
 from lfpo.rollout.trajectory import Trajectory
 
 
-class DiffuGRPO(settings.DiffuGRPO):
+class DiffuGRPO(settings.DiffuGRPO, Objective):
     """PPO's clipped loss with log p(o_k | prompt with some tokens masked, completion wholly masked) as likelihood.
-
-    p_mask_prompt: chance of masking each prompt token; new masks for each of the num_iterations passes.
 
     Every pass draws new masks; d1's code repeats one mask for several passes, because its buffer index counts
     micro-steps. A rollout's mask does not depend on its row in the batch.

@@ -5,29 +5,35 @@ from collections.abc import Sequence
 import torch
 
 from lfpo.base.rng import generator
-from lfpo.config import objectives as settings
+from lfpo.config import peers as settings
 from lfpo.models.head import Precision, product
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives.measures import Measures, measure_targets
+from lfpo.objectives.objective import Objective
 from lfpo.objectives.ops.fused import FusedSum
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views, noised
 from lfpo.rollout.trajectory import Trajectory
 
 
-class DTM(settings.DTM):
-    """Cross-entropy to c p_old + (e^(h R) - c) e_y at masked positions: likelihood-free, as LFPO is.
+class DTM(settings.DTM, Objective):
+    """Cross-entropy to c p_old + (e^(h R) - c) e_y at masked positions, with h = `tilt` and c = `control`:
+    likelihood-free, as LFPO is.
 
-    tilt: h. Each iteration tilts the distribution of completions by e^(h R). A phase of the paper, between two moves of
-        the teacher, is one iteration here: theta_old is the teacher, the iteration's rollouts are its buffer, and
-        `ema_decay` is the teacher's average. The public code also clears the optimiser's state and restarts the
-        schedule of the rate after each phase; here both go on.
-    control: c, the control variate. At 1, as released, a rollout of reward 0 only holds theta at theta_old.
-    block_length: mask as a sampler leaves a completion that it fills block by block: earlier blocks shown, later ones
-        masked, one partly masked, as in the public code (None: positions anywhere; the paper's theory allows both).
+    A phase of the paper, between two moves of the teacher, is one iteration here: theta_old is the teacher, the
+    iteration's rollouts are its buffer, and `ema_decay` is the teacher's average. The public code also clears the
+    optimiser's state and restarts the schedule of the rate after each phase; here both go on.
 
     Rewards below 0 count as 0. Each state weighs alike, whatever the number of its masked positions.
     """
+
+    compares = False
+    reward_advice = "let the reward function return values from 0 to 1, or lower objective.tilt for larger ones"
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """Rewards below 0 count as 0. Above 10 / tilt one rollout's weight, e^(tilt R), is beyond 22000."""
+        return (0.0, 10 / self.tilt)
 
     def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
         """e^(h R) - 1 of each rollout; groups are not compared."""

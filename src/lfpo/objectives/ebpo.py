@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 
 from lfpo.base.rng import generator
-from lfpo.config import objectives as settings
+from lfpo.config import clipped as settings
 from lfpo.objectives.measures import Measures, measure_targets
-from lfpo.objectives.objective import number_of_units
+from lfpo.objectives.objective import Objective, number_of_units
 from lfpo.objectives.policy_gradient import clipped_losses, k2
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import Sequences, blocks_of
@@ -17,7 +17,7 @@ from lfpo.rollout.trajectory import Trajectory
 LARGEST = 60.0  # of a ratio's logarithm: its exponential and the gradient are finite in float32
 
 
-class EBPO(settings.EBPO):
+class EBPO(settings.EBPO, Objective):
     """The mean over rollouts of
 
         -min(rho A, clip(rho, 1 - epsilon, 1 + epsilon_high) A) + beta (E - E_base)^2 / 2, rho = exp(E - E_old),

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import torch
 
-from lfpo.config import objectives as settings
+from lfpo.config import clipped as settings
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives.measures import Measures, measure_targets
-from lfpo.objectives.objective import number_of_units
+from lfpo.objectives.objective import Objective, number_of_units
 from lfpo.objectives.policy_gradient import clipped_loss, k3
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import Sequences
@@ -16,7 +16,7 @@ from lfpo.objectives.views import Views
 from lfpo.rollout.trajectory import Trajectory
 
 
-class EGSPO(settings.EGSPO):
+class EGSPO(settings.EGSPO, Objective):
     """The mean over rollouts and their `steps` of
 
         [-min(rho A, clip(rho, 1 - epsilon, 1 + epsilon_high) A) + beta KL] / m, rho = exp(l - l_old),
@@ -24,9 +24,6 @@ class EGSPO(settings.EGSPO):
     where l is the sum of log p over the m tokens that the step revealed, in the state before it. One ratio, clipped as
     a whole, stands for all of a step's tokens.
 
-    steps: those with the largest mean entropy of the predictions they revealed; all, where a rollout has fewer.
-    aggregation: "mean" takes l as the mean over the m tokens and does not divide by m.
-    exact_kl: KL to the base policy over the vocabulary at the step's tokens; otherwise k3 of l. beta: its weight.
     log p is at temperature 1, as published, although the authors sample at 0.9.
 
     The public code's exact KL in "mean" mode is divided by the size of the vocabulary; it is not here. EGSPO-SA, whose

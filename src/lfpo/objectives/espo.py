@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import torch
 
-from lfpo.config import objectives as settings
+from lfpo.config import clipped as settings
 from lfpo.objectives.measures import Measures, measure_targets
-from lfpo.objectives.objective import number_of_units
+from lfpo.objectives.objective import Objective, number_of_units
 from lfpo.objectives.policy_gradient import clipped_losses, k2
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import Sequences, coupled_views
@@ -14,7 +14,7 @@ from lfpo.objectives.views import Views, stratified_masks
 from lfpo.rollout.trajectory import Trajectory
 
 
-class ESPO(settings.ESPO):
+class ESPO(settings.ESPO, Objective):
     """The mean over rollouts of
 
         -min(rho A, clip(rho, 1 - epsilon, 1 + epsilon_high) A) + beta (E - E_base)^2 / (2 n),

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import torch
 
-from lfpo.config import objectives as settings
+from lfpo.config import clipped as settings
 from lfpo.objectives.measures import Measures, measure_targets
-from lfpo.objectives.objective import number_of_units
+from lfpo.objectives.objective import Objective, number_of_units
 from lfpo.objectives.policy_gradient import clipped_losses
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import Sequences, gauss_legendre, masked_views
@@ -14,7 +14,7 @@ from lfpo.objectives.views import Views, subset_masks
 from lfpo.rollout.trajectory import Trajectory
 
 
-class GDPO(settings.GDPO):
+class GDPO(settings.GDPO, Objective):
     """The mean over rollouts of
 
         -min(rho A, clip(rho, 1 - epsilon, 1 + epsilon_high) A) + beta k3(E, E_base), rho = exp((E - E_old) / n),
@@ -22,9 +22,8 @@ class GDPO(settings.GDPO):
     with n scored tokens and the ELBO E = sum over nodes i of w_i / t_i times the sum of log p at a random mask of
     floor(t_i n) of them; t_i, w_i are the Gauss-Legendre nodes and weights on (0, 1).
 
-    nodes: 3 is the authors' launch script, 2 their configuration's default. Rounding t_i n down makes |E| too small: of
-        8 tokens, a node at t = 0.113 masks none. Kept as published; the error falls as n grows.
-    beta: weight of the KL, 0 as published: k3 of a whole completion's E grows exponentially.
+    Rounding t_i n down makes |E| too small: of 8 tokens, a node at t = 0.113 masks none. Kept as published; the error
+    falls as n grows.
 
     In the public code old log-probabilities come from other masks than current ones, so the ratios of an unchanged
     policy spread from 0.67 to 1.41; here both use the same masks.

@@ -5,17 +5,17 @@ from collections.abc import Sequence
 
 import torch
 
-from lfpo.config import objectives as settings
+from lfpo.config import clipped as settings
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives.measures import Measures, measure_targets, sum_and_count
-from lfpo.objectives.objective import number_of_units
+from lfpo.objectives.objective import Objective, number_of_units
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import Sequences, coupled_views
 from lfpo.objectives.views import Views, stratified_masks
 from lfpo.rollout.trajectory import Trajectory
 
 
-class GDSD(settings.GDSD):
+class GDSD(settings.GDSD, Objective):
     """The mean over rollouts of the sum over their masks of
 
         (clamp(S - S_old, log(1 - epsilon), log(1 + epsilon_high)) / n - psi A)^2,
@@ -23,12 +23,6 @@ class GDSD(settings.GDSD):
     plus beta times the mean over masks of (S - S_base)^2 / (2 n), with n scored tokens and the score S, half the sum of
     log p at a mask plus half that at its complement. Masks are drawn as ESPO's.
 
-    tlc: S with ESPO's weights (n + 1) / x and (n + 1) / (n - x): the authors' GDSD-TLC. Their centring of the logits is
-        left out, because a softmax does not see it.
-    psi: scale of the advantage.
-    epsilon, epsilon_high: bounds of the change, below 1. They act on a sum over the completion, whatever the sign of A:
-        with the published 4e-4 the gradient vanishes as soon as a completion's log-probability has moved by 4e-4, so
-        of several steps on a batch only the first learns from rewards. Values near 0.5 let the others learn too.
     Defaults are the public code's for GSM8K; beta is 1e-4 on MATH.
 
     As in `espo`, sizes of masks are stratified within a rollout, not over a micro-batch.

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 
 import torch
 
-from lfpo.config import objectives as settings
+from lfpo.config import clipped as settings
+from lfpo.objectives.objective import Objective
 from lfpo.objectives.policy_gradient import token_loss
 from lfpo.objectives.views import Views, noised
 from lfpo.rollout.trajectory import Trajectory
 
 
-class JustGRPO(settings.JustGRPO):
+class JustGRPO(settings.JustGRPO, Objective):
     """The mean over tokens k of -min(rho A, clip(rho, 1 - epsilon, 1 + epsilon_high) A), rho the ratio of
     p(y_k | prompt, y_<k shown, y_k and all that follow masked) to its value under theta_old.
 

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 import torch
 
-from lfpo.config import objectives as settings
+from lfpo.config import lfpo as settings
 from lfpo.config.errors import UserError
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives.advantages import batch_ranks, group_advantages, group_means, group_ranges
 from lfpo.objectives.measures import Measures, measure_targets
+from lfpo.objectives.objective import Objective
 from lfpo.objectives.ops.fused import rectified_sum
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.step_views import visited_states
@@ -16,28 +17,20 @@ from lfpo.objectives.views import Views, masked_at_random
 from lfpo.rollout.trajectory import Trajectory
 
 
-class LFPO(settings.LFPO):
-    """Pull the denoising logits towards tokens of good rollouts and away from those of bad ones.
+class LFPO(settings.LFPO, Objective):
+    """Pull the denoising logits towards tokens of good rollouts and away from those of bad ones."""
 
-    beta: how far the implicit policies pi+- stand from the reference; the loss is divided by it, so it does not scale
-        the first gradient. Smaller learns faster and drifts further (the optimum is KL-regularised RL at beta / 2).
-    timesteps: K, replayed states per rollout.
-    states: "stratified": a state at one step from each of K equal segments of the rollout's steps (Eq. 11). "noised": K
-        random masks of the completion with stratified sizes instead of states of the rollout, as DiffusionNFT
-        (arXiv 2509.16117) noises samples; a rollout of few steps visits few states.
-    reward_transform: "centered" turns the group-relative advantage into r = 1/2 + clip(A, -c, c) / (2 c), as in
-        DiffusionNFT; "raw" takes r to be the reward itself, as printed, which must then lie in [0, 1].
-    clip: c above. deviation: the unit of A and c: the "range" of the group's own rewards, largest minus smallest, or
-        their standard deviation over the "batch", as published, in which A grows as the batch agrees.
-    baseline: the share of the group's mean that the advantage subtracts. 1: all of it, as published. Below 1, the right
-        rollouts of a group that agrees are imitated, and wrong ones are pushed away less (a lower baseline: arXiv
-        2506.20520). The share that is left, 1 - baseline, is added times the group's level: the mean rank of its
-        rewards in the batch, 0 for the lowest reward and 1 for the highest. 0: imitation alone, weighted by rewards.
-    positive_weight, negative_weight: weights on the two branches; (1, 0) and (0, 1) are the paper's ablations.
-    target_weight: weight w of a target. "equal": 1, as published. "p_old": the probability p_old(y) of its token under
-        theta_old in that state, which weighs down tokens that the state does not determine yet. The sum is divided by
-        the number of targets.
-    """
+    neutral = 0.5
+    reward_advice = "let the reward function return values of another range, or leave out the setting"
+
+    @property
+    def compares(self) -> bool:
+        return self.reward_transform != "raw"
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """With "raw" r is the reward itself."""
+        return (0.0, 1.0) if self.reward_transform == "raw" else super().reward_range
 
     @property
     def needs(self) -> frozenset[str]:

@@ -7,10 +7,10 @@ import torch
 from torch.nn import functional as F
 
 from lfpo.base.rng import generator
-from lfpo.config import objectives as settings
+from lfpo.config import clipped as settings
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives.measures import Measures, measure_targets
-from lfpo.objectives.objective import number_of_units
+from lfpo.objectives.objective import Objective, number_of_units
 from lfpo.objectives.policy_gradient import clipped_loss
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import Sequences
@@ -19,7 +19,7 @@ from lfpo.objectives.views import Views
 from lfpo.rollout.trajectory import Trajectory
 
 
-class MaskAware(settings.MaskAware):
+class MaskAware(settings.MaskAware, Objective):
     """The mean over rollouts of L(l) + position_weight L(m), each of the form
 
         L(v) = -min(s A, clip(s, 1 - epsilon, 1 + epsilon_high) A), s = exp(mean over tokens of v - v_old).
@@ -31,7 +31,6 @@ class MaskAware(settings.MaskAware):
 
     with logits z: the chance that its position is chosen before any of those (Plackett-Luce).
 
-    position_weight: 0 leaves the choice of positions out. position_temperature: tau. epsilon, epsilon_high: the clips.
     The paper was read in its abstract only: formulas are those of the public code, defaults those of its recipe for
     GSM8K, which its authors call a draft. None of the code's other forms is here (Bradley-Terry, competitors within a
     segment, clips of tokens). The recipe reveals the most confident positions, so m is of a rule that did not sample;

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.nn import functional as F
 
-from lfpo.config import objectives as settings
+from lfpo.config import clipped as settings
 from lfpo.models.roles import BASE, OLD
 from lfpo.objectives.advantages import group_advantages
 from lfpo.objectives.measures import Measures, measure_targets
+from lfpo.objectives.objective import Objective
 from lfpo.objectives.policy_gradient import clipped_loss, k2
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.step_views import shared_by_state
@@ -17,7 +18,7 @@ from lfpo.objectives.views import Views, noised
 from lfpo.rollout.trajectory import Trajectory
 
 
-class MDPO(settings.MDPO):
+class MDPO(settings.MDPO, Objective):
     """The mean over trained steps s of
 
         sum over rollouts and masked k of conf_k [PPO's clipped loss C / |M| + beta k2 to the base policy] / sum of |M|,
@@ -27,9 +28,6 @@ class MDPO(settings.MDPO):
 
     Advantages: R_s is the reward of the prediction at s. u_s = R_s - R_(s-1) + 1 + mean of the later R (of the last
     step, its own R again; R_(-1) = 0), and A_s = (u_s - mean) / (deviation + 1e-4) over the prompt's rollouts.
-
-    steps: trained steps of a prompt: those with the largest sum of |A|. rewarded_steps: scheduled steps, evenly spaced,
-        whose predictions are kept and rewarded (None: all). States with A = 0 are left out.
 
     The public code never makes the ratios of a second pass on a batch; here they are to theta_old. Its groups are one
     rollout a rank, here a prompt's rollouts.

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
+
+import torch
 
 from lfpo.config.checks import check_ranges
 from lfpo.config.errors import UserError
-from lfpo.objectives.advantages import Advantage, group_advantages
-
-if TYPE_CHECKING:  # objectives' settings are checked before torch is loaded
-    import torch
-
-    from lfpo.config.sampler import SamplerConfig
-    from lfpo.objectives.measures import Measures
-    from lfpo.objectives.predictions import Predictions
-    from lfpo.objectives.views import Views
-    from lfpo.rollout.trajectory import Trajectory
+from lfpo.config.lfpo import Advantage
+from lfpo.config.sampler import SamplerConfig
+from lfpo.objectives.advantages import group_advantages
+from lfpo.objectives.measures import Measures
+from lfpo.objectives.predictions import Predictions
+from lfpo.objectives.views import Views
+from lfpo.rollout.engine import GIVES
+from lfpo.rollout.trajectory import Trajectory
 
 # What an objective may name in `needs` beside lfpo.rollout.engine.GIVES, and how an error calls it. A model that
 # attends block by block predicts a block from itself and from the blocks before it, without masks.
@@ -152,8 +152,6 @@ def check_rollouts(
     sampler: with its lengths filled in. gives: what the engine's trajectories hold (None: not checked). trained_block:
     the block length of a model that attends block by block.
     """
-    from lfpo.rollout.engine import GIVES
-
     given = {"reveal_step", "confidence", "entropy", "edits" if sampler.edits else "unedited"}
     given |= {"drawn"} if sampler.temperature else set()
     given |= {"unguided"} if not sampler.cfg_scale else set()

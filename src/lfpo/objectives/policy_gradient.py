@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from lfpo.config.objectives import Clip
+from lfpo.config.clipped import Clip
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives.measures import Measures, measure_targets, ratio_measures
 from lfpo.objectives.predictions import Predictions

@@ -1,27 +1,31 @@
 """Rejection fine-tuning: the standard masked loss on rollouts that were right, the control for every RL claim."""
 
+import math
 from collections.abc import Sequence
 
 import torch
 
 from lfpo.base.rng import generator
-from lfpo.config import objectives as settings
+from lfpo.config import peers as settings
 from lfpo.objectives.measures import Measures, measure_targets
-from lfpo.objectives.objective import number_of_units
+from lfpo.objectives.objective import Objective, number_of_units
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views, noised
 from lfpo.rollout.trajectory import Trajectory
 
 
-class Rejection(settings.Rejection):
-    """Cross-entropy at masked positions of randomly masked right rollouts, weighted by 1/t (LLaDA, Eq. 5).
-
-    min_reward: rollouts with at least this reward are right. masks: masked copies of each, their ratios t stratified
-        over (0, 1).
-    """
+class Rejection(settings.Rejection, Objective):
+    """Cross-entropy at masked positions of randomly masked right rollouts, weighted by 1/t (LLaDA, Eq. 5)."""
 
     normalizer = number_of_units
     reads_old = False
+    compares = False
+    reward_advice = "set objective.min_reward to what a right rollout gets at least"
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """The default min_reward is for rewards of 0 and 1, and for bonuses beside them."""
+        return (0.0, math.inf) if self.min_reward == type(self).min_reward else (-math.inf, math.inf)
 
     def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
         """1 for right rollouts, 0 for the others."""

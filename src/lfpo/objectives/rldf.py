@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 import torch
 
 from lfpo.base.rng import generator
-from lfpo.config import objectives as settings
+from lfpo.config import clipped as settings
 from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives.measures import Measures, measure_targets
+from lfpo.objectives.objective import Objective
 from lfpo.objectives.policy_gradient import KL_ESTIMATES, clipped_loss
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.step_views import shared_by_state, step_means
@@ -16,7 +17,7 @@ from lfpo.objectives.views import Views, noised
 from lfpo.rollout.trajectory import Trajectory
 
 
-class RLDF(settings.RLDF):
+class RLDF(settings.RLDF, Objective):
     """Token losses -A log p (one pass through a batch) or PPO's (several), plus beta times KL to the base policy, at
     the kept positions of `states` replayed states of each rollout.
 
@@ -24,12 +25,6 @@ class RLDF(settings.RLDF):
     least `threshold`: under theta with one pass, under theta_old with several. That takes a forward without gradients
     before the update. Where the sampler edits, so are tokens that the step or a later one edits; the label is what the
     step wrote, else the final token.
-
-    states: K, drawn among a rollout's distinct steps, without replacement while there are any left, with probability
-        softmax(mean of -log p of what the step revealed / temperature); temperature 0 takes the largest.
-    aggregation: "token", the mean over k = 1 .. K of the mean over the tokens kept in the k-th states of all rollouts
-        (the authors' for LLaDA); "sample", of the mean over rollouts of each state's mean (Dream).
-    kl: estimate of KL to the base policy; beta: its weight (.04 on MATH).
 
     Not kept of the public code: its valid tokens exclude EOS, which is never trained then, and tokens after it count as
     revealed at step 0, so states show an end that the sampler had not placed. Left out: its entropy term (off by

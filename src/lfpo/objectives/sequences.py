@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from lfpo.base.rng import generator
-from lfpo.config.objectives import Bounds
+from lfpo.config.peers import Bounds
 from lfpo.objectives.views import Views, noised
 from lfpo.rollout.trajectory import Trajectory
 

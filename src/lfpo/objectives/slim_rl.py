@@ -6,9 +6,10 @@ from collections.abc import Sequence
 import torch
 
 from lfpo.base.rng import generator
-from lfpo.config import objectives as settings
+from lfpo.config import clipped as settings
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives.measures import Measures, measure_targets
+from lfpo.objectives.medium_prompts import MediumPrompts
 from lfpo.objectives.objective import number_of_units
 from lfpo.objectives.policy_gradient import KL_ESTIMATES, clipped_loss
 from lfpo.objectives.predictions import Predictions
@@ -19,7 +20,7 @@ from lfpo.rollout.trajectory import Trajectory
 LARGEST = 10.0  # bound of a ratio's logarithm, as published
 
 
-class SLIMRL(settings.SLIMRL):
+class SLIMRL(settings.SLIMRL, MediumPrompts):
     """The mean over rollouts and quadrature nodes q of
 
         w_q [-min(s A, clip(s, 1 - epsilon, 1 + epsilon_high) A) + beta sum of KL / C],
@@ -32,8 +33,6 @@ class SLIMRL(settings.SLIMRL):
     earlier blocks more, and t_q on average over the blocks. d is `spread`, or less where a probability would leave
     (0, 1). At least one scored token is hidden.
 
-    nodes: number of masks. kl: estimate of KL; beta: its weight. epsilon, epsilon_high: clip of the ratio.
-    min_accuracy, max_accuracy: prompts whose mean reward is outside are left out.
     The paper was read in its abstract only: formulas and defaults are those of the public code for SDAR-4B on MATH. Its
     rollouts use the reveal rule "tau_budget", which this loss does not require.
 

@@ -4,23 +4,19 @@ from collections.abc import Sequence
 
 import torch
 
-from lfpo.config import objectives as settings
+from lfpo.config import peers as settings
 from lfpo.objectives.measures import Measures, measure_targets
+from lfpo.objectives.objective import Objective
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import Sequences, block_masks, masked_views
 from lfpo.objectives.views import Views
 from lfpo.rollout.trajectory import Trajectory
 
 
-class SPG(settings.SPG):
+class SPG(settings.SPG, Objective):
     """Policy gradient whose log-likelihood is an evidence lower bound (ELBO) where the advantage is positive and, where
     it is not, an upper bound (EUBO), a mixture of both, or the lower bound again.
 
-    bound: what rollouts with a negative advantage get; "none" leaves them out.
-    beta: exponent of the upper bound (Renyi order; it must be at least 1). mix: weight of the EUBO in "mix".
-    num_masks: m, views a rollout. block_length: block-wise masking: one block partly masked, the earlier ones clean,
-        the later ones masked (None: the whole completion is one block). p_mask: chance of masking each token of the
-        prompt and of the earlier blocks.
     There is no ratio, no clipping and no KL, as published.
 
     As in the public code, but not in its description, the masked later blocks and the tokens masked by p_mask are

@@ -7,27 +7,23 @@ from collections.abc import Callable, Sequence
 import torch
 
 from lfpo.base import distributed
-from lfpo.config import objectives as settings
+from lfpo.config import peers as settings
 from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives.measures import Measures, measure_targets
+from lfpo.objectives.objective import Objective
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import Sequences, block_masks, masked_views
 from lfpo.objectives.views import Views
 from lfpo.rollout.trajectory import Trajectory
 
 
-class StableDRL(settings.StableDRL):
+class StableDRL(settings.StableDRL, Objective):
     """-sum over rollouts of v A q, with q = E where A > 0 and mix U + (1 - mix) E elsewhere, E and U SPG's lower and
     upper bound a token, and v the softmax over an optimiser step's rollouts of min(E - E_old, log clip), a constant.
 
     v takes a forward of theta, and one of theta_old, without gradients before the update.
 
-    clip: cap of the importance ratio exp(E - E_old), a ratio a token; there is none from below, although the paper
-        speaks of an unconditional clip.
-    shared_masks: E_old on the masks of E. As published (False) it has draws of its own, so v varies with the masks even
-        where the policy has not changed.
-    beta, mix, num_masks, block_length, p_mask: as in `spg`. In a short prompt, p_mask hides what the
-        answer needs. Tokens after the first EOS are masked and not scored.
+    In a short prompt, p_mask hides what the answer needs. Tokens after the first EOS are masked and not scored.
     Defaults are the authors'.
 
     The public code's softmax runs over the rows of one rank; here over all of the step, on all ranks.

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 
 import torch
 
-from lfpo.config import objectives as settings
+from lfpo.config import clipped as settings
 from lfpo.models.roles import OLD
 from lfpo.objectives.measures import Measures, measure_targets
+from lfpo.objectives.medium_prompts import MediumPrompts
 from lfpo.objectives.objective import number_of_units
 from lfpo.objectives.policy_gradient import clipped_loss, k3
 from lfpo.objectives.predictions import Predictions
@@ -16,18 +17,16 @@ from lfpo.objectives.views import Views
 from lfpo.rollout.trajectory import Trajectory
 
 
-class TraceRL(settings.TraceRL):
+class TraceRL(settings.TraceRL, MediumPrompts):
     """PPO's clipped loss on the tokens of every `shrink` consecutive steps, in the state before the first of them. Of a
     position that several of these steps wrote to, the token after the last of them counts.
 
-    shrink: steps put together in one state.
-    beta: weight of the k3 estimate of KL to the policy that sampled (not to the base), summed over a state's tokens.
-    min_accuracy, max_accuracy: prompts whose mean reward is outside are left out. Advantages are z-scores in the group.
-
-    The public code also counts truncated answers as wrong; here the reward function decides that.
+    Advantages are z-scores in the group. The public code also counts truncated answers as wrong; here the reward
+    function decides that.
     """
 
     normalizer = number_of_units
+    advantage = "zscore"
     needs = frozenset({"reveal_step"})
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:

@@ -5,20 +5,15 @@ from collections.abc import Sequence
 import torch
 
 from lfpo.base.rng import generator
-from lfpo.config import objectives as settings
+from lfpo.config import clipped as settings
+from lfpo.objectives.objective import Objective
 from lfpo.objectives.policy_gradient import token_loss
 from lfpo.objectives.views import Views, noised
 from lfpo.rollout.trajectory import Trajectory
 
 
-class UniGRPO(settings.UniGRPO):
+class UniGRPO(settings.UniGRPO, Objective):
     """PPO's clipped loss with log p(o_k | prompt, completion masked at ratio t) as likelihood of the masked tokens.
-
-    num_iterations: mu passes; the ratio starts at a random t_1 and reaches 1 in equal steps (the paper's formula; its
-        worked example differs). With one pass the ratio is t_1.
-    diffusion_steps: T, the resolution of t. min_step: t_1 is drawn from min_step .. T - 2.
-    after_eos: also score masked positions after the first EOS, as the public code does. Positions that the sampler
-        never reached are left out either way.
 
     The prompt is never masked. Each token has its own ratio, as in the public code; the paper writes a mean of
     log-probabilities over the masked tokens.

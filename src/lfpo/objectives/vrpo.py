@@ -6,24 +6,21 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional as F
 
-from lfpo.config import objectives as settings
+from lfpo.config import peers as settings
 from lfpo.models.roles import BASE
 from lfpo.objectives.measures import Measures, measure_targets, sum_and_count
-from lfpo.objectives.objective import number_of_units
+from lfpo.objectives.objective import Objective, number_of_units
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import elbo_views
 from lfpo.objectives.views import Views, stratified_masks
 from lfpo.rollout.trajectory import Trajectory
 
 
-class VRPO(settings.VRPO):
+class VRPO(settings.VRPO, Objective):
     """The mean over pairs of -log sigmoid(beta [(e - e_base) of the chosen - (e - e_base) of the rejected completion]),
     with e the mean over mc_samples masks of n / (x C) times the sum of log p at a mask of x of its n scored tokens, x
     uniform on 1 .. n, C = gen_length. Policy and base policy share the masks. `lfpo dpo` trains it: rows 2p and 2p + 1
     are the chosen and the rejected completion of pair p.
-
-    beta: as in DARE, of ELBOs over C: on ELBOs themselves, as the paper writes it, it is beta / C.
-    mc_samples: masks of each completion. after_eos: also score the padding after the first EOS; otherwise it is masked.
     """
 
     normalizer = number_of_units

@@ -4,21 +4,20 @@ from collections.abc import Sequence
 
 import torch
 
-from lfpo.config import objectives as settings
+from lfpo.config import peers as settings
 from lfpo.objectives.advantages import group_advantages, group_sizes
 from lfpo.objectives.diffu_grpo import prompt_masked_views
 from lfpo.objectives.measures import Measures, measure_targets
-from lfpo.objectives.objective import number_of_units
+from lfpo.objectives.objective import Objective, number_of_units
 from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.views import Views
 from lfpo.rollout.trajectory import Trajectory
 
 
-class WD1(settings.WD1):
+class WD1(settings.WD1, Objective):
     """Raise the one-step log-likelihood of the completion (see diffu_grpo) with weight softmax(A) and lower it with
     weight softmax(-A), both over the rollouts of a prompt; averaged over prompts.
 
-    temperature: divides the advantages before the softmax. p_mask_prompt: chance of masking each prompt token.
     The public code takes the softmax over its micro-batch, which holds one prompt's rollouts.
     """
 

@@ -109,7 +109,10 @@ def rollouts_to_play(groups: list[dict[str, Any]]) -> dict[str, Any]:
     """The player's data for a run without evaluation: the best rollout of each prompt of the newest iteration, after
     the best of an older iteration where the page has the same prompt."""
     older: dict[str, dict[str, Any]] = {}
-    best: list[dict[str, Any]] = [{"step": g["step"], **max(g["rows"], key=_reward)} for g in groups]
+    best = []
+    for group in groups:
+        row: dict[str, Any] = max(group["rows"], key=_reward)
+        best.append({"step": group["step"], **row})
     for row in best:
         older.setdefault(row["prompt"], row)
     newest = [row for row in best if row["step"] == best[-1]["step"]][:PLAYED]

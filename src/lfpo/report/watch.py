@@ -4,7 +4,6 @@ import hmac
 import ipaddress
 import secrets
 import sys
-from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from lfpo.config.errors import UserError
+from lfpo.config.watch import WatchConfig
 from lfpo.report.data import run_data
 from lfpo.report.html import embedded, page
 from lfpo.runs.directory import Run
@@ -23,24 +23,6 @@ HEADERS = {
     "X-Frame-Options": "DENY",
 }
 AGAIN = {"Refresh": "2", "Retry-After": "2"}  # seconds
-
-
-@dataclass
-class WatchConfig:
-    """Configuration of `lfpo watch`.
-
-    run: the run's folder, as given to lfpo train by output_dir.
-    host: address to listen at. At any address but loopback, requests need the token that the command prints.
-    port: port to listen at; 0 takes a free one.
-    """
-
-    run: str
-    host: str = "127.0.0.1"
-    port: int = 8765
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise ValueError(f"'port' {self.port} must be between 0 and 65535")
 
 
 def run_watch(config: WatchConfig) -> None:

@@ -23,6 +23,7 @@ from lfpo.rollout.edits import EditRecord
 from lfpo.rollout.forward import Forward
 from lfpo.rollout.kept import KeptPredictions
 from lfpo.rollout.packing import rows_in_flight
+from lfpo.rollout.reveal import find_rule
 from lfpo.rollout.reveal.rule import TOKENS, Proposal, Revealed
 from lfpo.rollout.rows import ActiveRows, Drawing, Hook, block_sizes, finished_trajectory, join, unstarted
 from lfpo.rollout.schedule import Pace, reveal_schedule
@@ -196,7 +197,7 @@ class Denoiser:
             sampler=sampler,
             revealed=revealed,
         )
-        positions, at_step, edit, goes_on = sampler.reveal_rule.reveal(step)
+        positions, at_step, edit, goes_on = find_rule(sampler.rule_name).reveal(step)
         reveal, scheduled = positions & eligible, at_step is not None
         at_step = active.block_step if at_step is None else at_step
         if sampler.stops_at_confidence:

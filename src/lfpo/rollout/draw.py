@@ -6,6 +6,7 @@ import torch
 
 from lfpo.config.sampler import SamplerConfig
 from lfpo.models import MaskedDiffusionLM
+from lfpo.rollout.reveal import find_rule
 
 # Elements of the logits that one product with the head makes. On a GPU 2,048 positions of a large vocabulary, because
 # each product reads the whole head. On a CPU not less: glibc's heap serves tensors under 32 MiB and fragments; at 2**21
@@ -63,7 +64,7 @@ def draw_from_logits(
 ) -> Drawn:
     """Draw from logits [T, V] of any float dtype, with probabilities in `dtype`; see `draw`. Works in place where it
     can, to bound memory."""
-    rule = sampler.reveal_rule
+    rule = find_rule(sampler.rule_name)
     logp = logits_TV.log_softmax(-1, dtype=dtype)
     entropy = -logp.exp().mul_(logp).sum(-1)
     logp[:, mask_id] = -torch.inf

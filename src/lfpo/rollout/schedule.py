@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from lfpo.config.sampler import SamplerConfig
+from lfpo.rollout.reveal import find_rule
 
 
 def reveal_schedule(sampler: SamplerConfig) -> torch.Tensor:
@@ -13,12 +14,12 @@ def reveal_schedule(sampler: SamplerConfig) -> torch.Tensor:
 
     sampler: with its lengths filled in (SamplerConfig.for_length).
     """
-    rule = sampler.reveal_rule
-    if rule.schedule is None:
+    default = sampler.rule_keys.schedule
+    if default is None:
         return torch.zeros(0, dtype=torch.long)
     assert sampler.steps and sampler.gen_length and sampler.block_length
     steps = sampler.steps * sampler.block_length // sampler.gen_length
-    return reveal_counts(sampler.block_length, steps, sampler.schedule or rule.schedule, sampler.eps)
+    return reveal_counts(sampler.block_length, steps, sampler.schedule or default, sampler.eps)
 
 
 def reveal_counts(block_length: int, steps: int, schedule: str, eps: float = 1e-3) -> torch.Tensor:
@@ -63,7 +64,7 @@ class Pace:
         stops: bool,
         stores: bool = False,
     ):
-        plan, self.size = sampler.reveal_rule.plan, sampler.block_length or 0
+        plan, self.size = find_rule(sampler.rule_name).plan, sampler.block_length or 0
         self.forwards = [0] * len(seeds)
         # Of each row, active block and masked positions before each forward, and once more after the last one.
         self.steps: list[list[tuple[int, int]]] = []

@@ -14,15 +14,8 @@ from lfpo.rewards.answers import prompt_text
 from lfpo.runs.directory import Run
 
 TEXT_ROWS = 32  # most rollouts of an iteration in TensorBoard
-# Name -> packages, any one of which is enough.
+# Name (lfpo.config.training.Tracker) -> packages, any one of which is enough.
 TRACKERS = {"tensorboard": ["tensorboard", "tensorboardX"], "wandb": ["wandb"], "trackio": ["trackio"]}
-
-
-def check(names: list[str]) -> None:
-    """Raise ValueError for a name that is not in TRACKERS."""
-    for name in names:
-        if name not in TRACKERS:
-            raise ValueError(f"'report_to' {name!r} is not one of {', '.join(TRACKERS)}")
 
 
 def check_installed(names: list[str]) -> None:

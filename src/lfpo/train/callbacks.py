@@ -111,6 +111,7 @@ class Callbacks:
         self.trainer = trainer
         self.callbacks = [_made(callback) for callback in trainer.callbacks]
         self.error: UserError | None = None  # of a callback in the middle of an iteration; `call` raises it
+        self.failed = False  # on any rank
         self.epoch: int | None = None  # the epoch that has begun
         self.step = 0  # iterations that were done at the last event
         if not self.callbacks:
@@ -146,7 +147,7 @@ class Callbacks:
         """Call the event's methods after `step` iterations. A collective. Raises CannotGoOn where one raises, or has
         raised in `within`."""
         self.step = step
-        if not self.callbacks:
+        if not self.callbacks or self.failed:
             return
         self._at(step)
 
@@ -159,6 +160,7 @@ class Callbacks:
         try:
             distributed.together(call_all)  # all ranks stop where one rank's callback fails
         except UserError as error:
+            self.failed = True  # what was learned is saved without them
             raise CannotGoOn(str(error)) from error
 
     def within(self, event: str, **kwargs: Any) -> None:

@@ -12,9 +12,10 @@ from torch.nn import functional as F
 from lfpo.base import distributed
 from lfpo.base.batching import left_pad
 from lfpo.base.rng import key, python_rng
+from lfpo.config.dpo import DPOConfig
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
-from lfpo.config.sft import DPOConfig, examples_length
+from lfpo.config.training import examples_length
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.roles import BASE, CURRENT
 from lfpo.models.structure import Structure

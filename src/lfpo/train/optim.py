@@ -14,7 +14,7 @@ from torch import nn
 
 from lfpo.base import distributed
 from lfpo.config.errors import UserError
-from lfpo.config.train import Optim
+from lfpo.config.training import Optim
 from lfpo.models.four_bit import bitsandbytes
 
 BLOCK = 256  # numbers that share a scale, in bitsandbytes

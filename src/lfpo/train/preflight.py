@@ -19,7 +19,8 @@ from lfpo.base.environment import describe_environment
 from lfpo.base.measure import matmul_peak
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
-from lfpo.config.train import LFPOConfig, Optim
+from lfpo.config.train import LFPOConfig
+from lfpo.config.training import Optim
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.tensor_files import GIB
 from lfpo.prompts.encoding import encode_prompt, misfit

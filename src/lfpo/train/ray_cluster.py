@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from lfpo.base.environment import versions
+from lfpo.config.engine import EngineSettings
 from lfpo.config.errors import ProcessLost, UserError
-from lfpo.config.train import EngineSettings
 
 START = 1800.0  # seconds for all workers to load what they need
 LOOK = 5.0  # seconds between two looks at the head of the cluster, while tasks are waited for

@@ -11,8 +11,8 @@ from typing import Any
 
 from lfpo.base import distributed
 from lfpo.base.environment import versions
+from lfpo.config.engine import EngineSettings
 from lfpo.config.errors import UserError, last_line
-from lfpo.config.train import EngineSettings
 from lfpo.rewards import RewardFunction, reward_name
 from lfpo.rewards.attempt import RewardFailed, RewardTimeout
 from lfpo.rewards.values import checked

@@ -172,6 +172,7 @@ class TrainingRun:
         """Write one line of metrics and show it; after an evaluation the report is written too."""
         if metrics:
             distributed.together(lambda: self.folder.log(metrics))  # rank 0 writes; all stop where it cannot
+            self.unlogged = None  # also where showing it fails: a resume must not write the line again
             self.display.update(metrics)
             if "time/eval" in metrics and distributed.rank() == 0:
                 try:

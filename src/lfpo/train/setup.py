@@ -1,8 +1,7 @@
 """What a trainer is made of, from its configuration: policies, prompts, rewards, samplers, engine and queue."""
 
 import contextlib
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +11,13 @@ import torch
 
 from lfpo.base import distributed
 from lfpo.base.environment import describe_environment
+from lfpo.config.engine import ENGINES
 from lfpo.config.errors import UserError
+from lfpo.config.length import UNSET
 from lfpo.config.plugins import resolve
 from lfpo.config.sampler import SamplerConfig
-from lfpo.config.train import ENGINES, LFPOConfig, TrainingConfig
+from lfpo.config.train import LFPOConfig
+from lfpo.config.training import TrainingConfig
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.models.four_bit import quantize
 from lfpo.models.fsdp import frozen_copy as split_frozen_copy
@@ -105,7 +107,6 @@ def make_source(
     if functions and args.environment is not None:
         raise UserError("an environment gives the rewards itself; leave out reward_funcs")
     check_source(args, functions, train_dataset)
-    train_dataset = needed_rows(args, train_dataset)
     if args.task is not None:
         if eval_dataset is not None:
             raise UserError("eval_dataset goes with train_dataset; a task brings its own test split")
@@ -115,8 +116,7 @@ def make_source(
         elif functions:
             source = replace(source, reward_functions=functions)
     else:
-        needed = None if args.num_train_epochs else args.max_steps * args.prompts_per_iteration
-        found = {"train": read_rows(args, "train", train_dataset, needed)}
+        found = {"train": read_rows(args, "train", train_dataset, rows_of_stream(args, train_dataset))}
         if not found["train"]:
             raise UserError("train_dataset: no rows")
         found["eval"] = read_rows(args, "eval", eval_dataset, n_eval) if n_eval else []
@@ -137,16 +137,12 @@ def make_source(
     return replace(source, weights=weights, timeout=args.reward_timeout)
 
 
-def needed_rows(args: LFPOConfig, dataset: Any) -> Any:
-    """A data set that says its length, as it is; of another iterable, which may be endless, the rows of the run. Raises
-    UserError where the epochs of such a data set would count."""
-    if not isinstance(dataset, Iterable) or isinstance(dataset, Sized):
-        return dataset
-    try:
-        count = args.length(0).iterations * args.prompts_per_iteration
-    except UserError as error:
-        raise UserError("num_train_epochs: train_dataset has no length to count epochs by; give max_steps") from error
-    return list(itertools.islice(dataset, count))
+def rows_of_stream(args: LFPOConfig, dataset: Any) -> int | None:
+    """How many rows a run takes of a data set without a length, which may be endless; None of one with a length, and
+    where epochs of it would count, which `read_rows` refuses."""
+    if not is_stream(dataset) or (args.max_steps == UNSET and args.num_train_epochs):
+        return None
+    return args.length(0).iterations * args.prompts_per_iteration
 
 
 def _functions(

@@ -19,7 +19,8 @@ from lfpo.base import distributed
 from lfpo.base.batching import left_pad, pack_by_tokens
 from lfpo.base.rng import generator, python_rng
 from lfpo.config.errors import UserError
-from lfpo.config.sft import SFTConfig, examples_length
+from lfpo.config.sft import SFTConfig
+from lfpo.config.training import examples_length
 from lfpo.models import MaskedDiffusionLM, init_model
 from lfpo.models.fsdp import one_pass
 from lfpo.models.lora import factors

@@ -2,16 +2,13 @@
 gradients (2607.15200) follow a schedule. Fast-dLLM's (2505.22618), EB-Sampler's (2505.24857), SDAR's dynamic one and
 SLIM-RL's (2607.00208) decide by the confidence of what was drawn how many positions a step reveals."""
 
-from __future__ import annotations
+from collections.abc import Sequence
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+import torch
 
 from lfpo.base.rng import uniform
+from lfpo.config.sampler import SamplerConfig
 from lfpo.rollout.reveal.rule import PLAN, Proposal, Reveal, before_first, best, ranked
-
-if TYPE_CHECKING:  # a sampler's settings are checked before torch is loaded
-    import torch
 
 
 def dream(step: Proposal) -> Reveal:
@@ -30,11 +27,6 @@ def plackett_luce(step: Proposal) -> Reveal:
     takes the most probable token's probability for c.
     """
     return _drawn(step, step.confidence.clamp(min=1e-300).log())
-
-
-def check_plackett_luce(sampler: Any) -> None:
-    if not sampler.alg_temp:
-        raise ValueError("alg_temp 0.0: the reveal rule 'plackett_luce' needs a number above 0")
 
 
 def _drawn(step: Proposal, score: torch.Tensor) -> Reveal:
@@ -78,33 +70,16 @@ def origin_steps(uniform: torch.Tensor, steps: int, eps: float) -> torch.Tensor:
 
 
 def origin_plan(
-    sampler: Any, counts: Sequence[int], seeds: Sequence[int], sizes: Sequence[Sequence[int]]
+    sampler: SamplerConfig, counts: Sequence[int], seeds: Sequence[int], sizes: Sequence[Sequence[int]]
 ) -> list[list[list[int]]]:
     """Rule.plan: positions of a block that share a step are revealed together; noise is the same on every device."""
-    import torch
-
     noise = uniform(torch.tensor(list(seeds))[:, None], PLAN, torch.arange(max(sum(row) for row in sizes)))
     due = origin_steps(noise, len(counts), sampler.eps)
     rows = [own[: sum(row)].split(list(row)) for own, row in zip(due, sizes, strict=True)]
     return [[block.unique(return_counts=True)[1].tolist() for block in row] for row in rows]
 
 
-def check_origin(sampler: Any) -> None:
-    if sampler.schedule not in (None, "dream"):
-        raise ValueError(f"alg 'origin' follows Dream's schedule; schedule {sampler.schedule!r} does not go with it")
-
-
 # The rules that set their own pace.
-
-
-def needs(key: str) -> Callable[[Any], None]:
-    """Rule.check: the key must be given."""
-
-    def check(sampler: Any) -> None:
-        if getattr(sampler, key) is None:
-            raise ValueError(f"{key} None: the reveal rule {sampler.rule_name!r} needs a number")
-
-    return check
 
 
 def threshold(step: Proposal) -> Reveal:
@@ -176,14 +151,3 @@ def tau_budget(step: Proposal) -> Reveal:
 def _quota(step: Proposal) -> torch.Tensor:
     """The schedule's count at the current step of the block, at least 1; [A] int64."""
     return step.counts[step.block_step.clamp(max=len(step.counts) - 1)].clamp(min=1)
-
-
-def check_dynamic(sampler: Any) -> None:
-    needs("threshold")(sampler)
-    if sampler.max_post_steps != type(sampler).max_post_steps and not sampler.edits:
-        raise ValueError(f"max_post_steps {sampler.max_post_steps} needs editing_threshold")
-    if sampler.edits and sampler.stops_at_eos:
-        raise ValueError(
-            f"early_stop {sampler.early_stop!r} does not go with editing_threshold, because an EOS may still be "
-            "edited; a row ends after the block with its first EOS anyway, so leave it out"
-        )

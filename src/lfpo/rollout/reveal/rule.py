@@ -1,16 +1,15 @@
 """What a reveal rule is: its input (Proposal), its result (Reveal), and what the sampler must know of it (Rule)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch
 
 from lfpo.base.rng import uniform
-
-if TYPE_CHECKING:  # rules are looked up to check a sampler's settings, before torch is loaded
-    import torch
+from lfpo.config.reveal import RuleKeys
+from lfpo.config.sampler import SamplerConfig
 
 # What a row's random numbers are for: drawing tokens, the rule's choices at one forward, the rule's choices for a row.
 TOKENS, ORDER, PLAN = range(3)
@@ -47,7 +46,6 @@ class Proposal:
     counts [steps of a block] int64: positions that the schedule reveals at each step of a block; empty if the rule has
         no schedule.
     seed, nfe [A] int64: the row's seed and its forwards so far, which key the noise.
-    sampler: the SamplerConfig (typed Any, because SamplerConfig imports the rules for its checks).
     revealed: only if the sampler edits (SamplerConfig.edits).
     """
 
@@ -60,13 +58,11 @@ class Proposal:
     counts: torch.Tensor
     seed: torch.Tensor
     nfe: torch.Tensor
-    sampler: Any
+    sampler: Any  # a SamplerConfig; the rule's `check` has seen to keys that may be None elsewhere
     revealed: Revealed | None = None
 
     def next_scheduled(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The next step of the block at which the schedule reveals something, and how many positions; [A] int64."""
-        import torch
-
         steps = torch.arange(len(self.counts), device=self.counts.device)
         pending = (self.counts > 0) & (steps >= self.block_step[:, None])
         at_step = pending.int().argmax(-1)
@@ -81,8 +77,6 @@ class Proposal:
         return uniform(self.seed[:, None], PLAN, self._columns())
 
     def _columns(self) -> torch.Tensor:
-        import torch
-
         return torch.arange(self.eligible.shape[1], device=self.eligible.device)
 
 
@@ -103,28 +97,26 @@ class Reveal(NamedTuple):
     goes_on: torch.Tensor | None = None
 
 
+# Scores [T] of T drawn tokens, from the probabilities [T, V] they are drawn from (after temperature, top_k and top_p;
+# float64) and the tokens [T].
+Score = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+# Called with the sampler, the schedule's counts (a list), the seeds of B rows, and the masked positions of each block
+# of each row. Returns how many positions each forward reveals, as [row][block][forward], each above 0.
+Plan = Callable[[SamplerConfig, Sequence[int], Sequence[int], Sequence[Sequence[int]]], list[list[list[int]]]]
+
+
 @dataclass(frozen=True)
-class Rule:
-    """A reveal rule and what the sampler needs to know about it.
+class Rule(RuleKeys):
+    """A reveal rule and what the sampler needs to know about it: its keys, and
 
     reveal: the rule itself.
-    check: called with a SamplerConfig that selects this rule; raises ValueError for values the rule cannot use.
-    reads: the sampler keys that only this rule and similar ones read. Setting them with any other rule is an error.
-    schedule: the schedule followed unless the sampler's `schedule` names another. None: the rule decides how many
-        positions a step reveals, so `steps` and `schedule` must be left out.
-    plan: called with the sampler, the schedule's counts (a list), the seeds of B rows, and the masked positions of each
-        block of each row. Returns how many positions each forward reveals, as [row][block][forward], each above 0. With
-        it the device need not be asked while rows run. None: this is not known before a rollout.
-    score: scores [T] of T drawn tokens, from the probabilities [T, V] they are drawn from (after temperature, top_k and
-        top_p; float64) and the tokens [T]. None: the score is the confidence.
+    score: None: the score is the confidence.
+    plan: with it the device need not be asked while rows run. None: this is not known before a rollout.
     """
 
     reveal: Callable[[Proposal], Reveal]
-    check: Callable[[Any], None] | None = None
-    reads: tuple[str, ...] = ()
-    schedule: str | None = "llada"
-    score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
-    plan: Callable[[Any, Sequence[int], Sequence[int], Sequence[Sequence[int]]], list[list[list[int]]]] | None = None
+    score: Score | None = None
+    plan: Plan | None = None
 
 
 def ranked(score_AC: torch.Tensor, eligible_AC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

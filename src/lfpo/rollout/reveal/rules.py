@@ -1,22 +1,20 @@
-"""The registry REVEAL_RULES, and the rules of LLaDA (arXiv 2502.09992) and SDAR, which follow a schedule."""
-
-from __future__ import annotations
+"""The registry of rules, and the rules of LLaDA (arXiv 2502.09992) and SDAR, which follow a schedule."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
 
+import torch
+
+from lfpo.config.reveal import REVEAL_RULES
+from lfpo.config.sampler import SamplerConfig
 from lfpo.rollout.reveal import published
-from lfpo.rollout.reveal.rule import Proposal, Reveal, Rule, best
-
-if TYPE_CHECKING:  # a sampler's settings are checked before torch is loaded
-    import torch
+from lfpo.rollout.reveal.rule import Plan, Proposal, Reveal, Rule, Score, best
 
 # Where fewer positions are left than the schedule says, all of them are revealed. SDAR's code then writes another
 # position again, which may be one of the prompt.
 
 
 def scheduled_plan(
-    sampler: Any, counts: Sequence[int], seeds: Sequence[int], sizes: Sequence[Sequence[int]]
+    sampler: SamplerConfig, counts: Sequence[int], seeds: Sequence[int], sizes: Sequence[Sequence[int]]
 ) -> list[list[list[int]]]:
     """Rule.plan of rules that reveal what the schedule says, or what is left in the block if that is less."""
     of_size = {size: _spent(counts, size) for row in sizes for size in row}
@@ -55,36 +53,22 @@ def sequential(step: Proposal) -> Reveal:
     return Reveal(step.eligible & (step.eligible.cumsum(-1) <= count[:, None]), at_step)
 
 
-def _scored(score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Rule:
-    """One of Dream's scored algorithms."""
-    return Rule(published.dream, reads=("alg_temp",), schedule="dream", score=score, plan=scheduled_plan)
-
-
-REVEAL_RULES: dict[str, Rule] = {
-    "low_confidence": Rule(highest_score, plan=scheduled_plan),
-    "random": Rule(random, plan=scheduled_plan),
-    "low_confidence_static": Rule(highest_score, score=probability, plan=scheduled_plan),
-    "low_confidence_dynamic": Rule(
-        published.dynamic,
-        published.check_dynamic,
-        reads=("threshold", "editing_threshold", "max_post_steps"),
-        score=probability,
-    ),
-    "sequential": Rule(sequential, plan=scheduled_plan),
-    "origin": Rule(published.origin, published.check_origin, schedule="dream", plan=published.origin_plan),
-    "maskgit_plus": _scored(probability),
-    "topk_margin": _scored(published.margin),
-    "entropy": _scored(published.negative_entropy),
-    "plackett_luce": Rule(
-        published.plackett_luce, published.check_plackett_luce, reads=("alg_temp",), plan=scheduled_plan
-    ),
-    "threshold": Rule(published.threshold, published.needs("threshold"), reads=("threshold",), schedule=None),
-    "threshold_leftmost": Rule(
-        published.threshold_leftmost, published.needs("threshold"), reads=("threshold",), schedule=None
-    ),
-    "tau_budget": Rule(published.tau_budget, published.needs("threshold"), reads=("threshold",), score=probability),
-    "factor": Rule(published.factor, published.needs("factor"), reads=("factor",), schedule=None),
-    "entropy_bound": Rule(
-        published.entropy_bound, published.needs("entropy_bound"), reads=("entropy_bound",), schedule=None
-    ),
+# Name -> rule, score of drawn tokens, plan (see Rule). The keys of each are in lfpo.config.reveal.
+_RULES: dict[str, tuple[Callable[[Proposal], Reveal], Score | None, Plan | None]] = {
+    "low_confidence": (highest_score, None, scheduled_plan),
+    "random": (random, None, scheduled_plan),
+    "low_confidence_static": (highest_score, probability, scheduled_plan),
+    "low_confidence_dynamic": (published.dynamic, probability, None),
+    "sequential": (sequential, None, scheduled_plan),
+    "origin": (published.origin, None, published.origin_plan),
+    "maskgit_plus": (published.dream, probability, scheduled_plan),
+    "topk_margin": (published.dream, published.margin, scheduled_plan),
+    "entropy": (published.dream, published.negative_entropy, scheduled_plan),
+    "plackett_luce": (published.plackett_luce, None, scheduled_plan),
+    "threshold": (published.threshold, None, None),
+    "threshold_leftmost": (published.threshold_leftmost, None, None),
+    "tau_budget": (published.tau_budget, probability, None),
+    "factor": (published.factor, None, None),
+    "entropy_bound": (published.entropy_bound, None, None),
 }
+RULES = {name: Rule(reveal, score, plan, **vars(REVEAL_RULES[name])) for name, (reveal, score, plan) in _RULES.items()}

@@ -144,10 +144,10 @@ def _judge(job: dict[str, Any], report: Callable[..., None], pipes: list[int]) -
     sys.addaudithook(lambda event, arguments: _refuse_text(link, event, arguments))
     for code in job["tests"]:
         link.begin()
-        error = None if problem else _error_of(code, module)
-        if error is not None:
-            link.blame(error)
-        text = link.gone or link.failed or problem or ("" if error is None else describe(error) or "failed")
+        raised = None if problem else _error_of(code, module)
+        if raised is not None:
+            link.blame(raised)
+        text = link.gone or link.failed or problem or ("" if raised is None else describe(raised) or "failed")
         if link.forged:
             return report("x", link.gone)
         report("?" if link.unjudged and not link.gone else "-" if text else "+", link.unjudged or text)

@@ -69,7 +69,7 @@ class Handle(Remote):
             return self._link.ask("attribute", self, name)
         raise self._link.cannot(f"has as {name}")
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:  # `isinstance` looks here, after the real type
         raise self._link.cannot("is an instance of")
 

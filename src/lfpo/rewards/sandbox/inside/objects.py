@@ -157,7 +157,7 @@ class Instance:
     def __hash__(self) -> int:
         raise self._cannot("has as hash")
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:
         raise self._cannot("is an instance of")
 
@@ -202,7 +202,7 @@ class Match:
         if type(self.string) not in (str, bytes) or {*map(type, numbers)} != {int} or not all(map(_is_span, self.regs)):
             raise ValueError("not a match")
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:
         return named("re.Match")
 
@@ -213,7 +213,7 @@ class Match:
         number = self._names.get(group, group) if isinstance(group, str) else operator.index(group)
         if type(number) is not int or not 0 <= number < len(self.regs):
             raise IndexError("no such group")
-        return self.regs[number]  # type: ignore[no-any-return]
+        return self.regs[number]
 
     def start(self, group: Any = 0) -> int:
         return self.span(group)[0]
@@ -300,7 +300,9 @@ def _to_pandas(kind: str, content: Any) -> Any:
     if name != "DataFrame":
         raise ValueError(f"unknown kind {kind!r}")
     columns, labels, index = content
-    parts = {number: column(*part, pandas.Series, index=index) for number, part in enumerate(columns)}
+    parts = {
+        number: column(dtype, values, pandas.Series, index=index) for number, (dtype, values) in enumerate(columns)
+    }
     frame = pandas.DataFrame(parts, index=index)
     frame.columns = labels
     return frame

@@ -14,29 +14,20 @@ from benchmarks.update import BenchUpdateConfig
 from drill.command import DrillConfig
 from lfpo.cli.command_line import main
 from lfpo.cli.list_recipes import TITLES, kind_of, row
-from lfpo.config.build import (
-    PARTS,
-    RECIPES,
-    build,
-    load_yaml,
-    merge,
-    parse_overrides,
-    recipe_names,
-    text_keys,
-    to_dict,
-    yaml_text,
-)
+from lfpo.config.arguments import parse_overrides, text_keys
+from lfpo.config.build import PARTS, RECIPES, build, load_yaml, merge, recipe_names, to_dict, yaml_text
 from lfpo.config.compare import CompareConfig
+from lfpo.config.dpo import DPOConfig
 from lfpo.config.errors import UserError
 from lfpo.config.eval import EvalConfig
 from lfpo.config.plan import PlanConfig
 from lfpo.config.sample import SampleConfig, demo_config
-from lfpo.config.sft import DPOConfig, SFTConfig
+from lfpo.config.sft import SFTConfig
 from lfpo.config.train import LFPOConfig
+from lfpo.config.watch import WatchConfig
 from lfpo.objectives import make_objective
 from lfpo.objectives.objective import check_rollouts
 from lfpo.prompts.tasks import get_task
-from lfpo.report.watch import WatchConfig
 
 COMMANDS = [
     *(BenchRolloutConfig, BenchSandboxConfig, BenchUpdateConfig, CompareConfig, DrillConfig, EvalConfig, LFPOConfig),

@@ -1,0 +1,91 @@
+"""Arguments of a command, [CONFIG] --key value ..., as its configuration."""
+
+import dataclasses
+import typing
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from lfpo.config.build import PARTS, build, command_of, load_yaml, merge, typed
+from lfpo.config.checks import options
+from lfpo.config.errors import UserError
+from lfpo.config.help import describe
+
+
+def text_keys(cls: type, prefix: str = "") -> set[str]:
+    """The keys of a configuration that hold text, those of nested dataclasses as `a.b`."""
+    found: set[str] = set()
+    for name, hint in typing.get_type_hints(cls).items():
+        first = options(hint)[0]
+        if dataclasses.is_dataclass(first):
+            found |= text_keys(typing.cast(type, first), f"{prefix}{name}.")
+        elif first is str:
+            found.add(prefix + name)
+    return found
+
+
+def parse_overrides(arguments: list[str], texts: Collection[str] = ()) -> dict[str, Any]:
+    """`--a.b value` and `--a.b=value` pairs as a nested mapping; a bare `--flag` means true. Values are YAML, but those
+    of the keys in `texts` are kept as they are typed (`null` means none there too). A later value replaces an earlier
+    one, `--a '{c: 1}'` all that `--a.b` gave.
+
+    Raises UserError for an argument that does not begin with `--`, and for `--a.b` after a plain `--a`.
+    """
+    result: dict[str, Any] = {}
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        if not argument.startswith("--") or argument == "--":
+            raise UserError(f"argument {argument!r}: expected --key value")
+        name, equals, text = argument[2:].partition("=")
+        key = name.replace("-", "_")
+        given = bool(equals or (rest and not rest[0].startswith("--")))
+        if not equals:
+            text = rest.pop(0) if given else "true"
+        as_typed = given and key in texts and text != "null"
+        node = result
+        *parents, leaf = key.split(".")
+        for parent in parents:
+            node = node.setdefault(parent, {})
+            if not isinstance(node, dict):
+                raise UserError(f"--{name}: {parent!r} was already given a plain value")
+        node[leaf] = text if as_typed else typed(text)
+    return result
+
+
+def read_arguments(
+    rest: list[str], command: str, about: str, *classes: type, takes_file: bool = True
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A command's arguments, [CONFIG] --key value ...: the values of the configuration file or recipe, and the others.
+
+    about: the help, which is printed for -h and --help; then the command exits. classes: whose keys are given.
+    Raises UserError for a shipped recipe that is for another command.
+    """
+    if {"-h", "--help"} & set(rest):
+        print(about)
+        raise SystemExit(0)
+    values: dict[str, Any] = {}
+    if takes_file and rest and not rest[0].startswith("--"):
+        path, *rest = rest
+        values = load_yaml(path)
+        kind = command_of(values)
+        if kind != command and not Path(path).is_file() and path.partition("/")[0] not in PARTS:
+            raise UserError(f"config {path!r}: this recipe is for `lfpo {kind}`; `lfpo recipes` lists all of them")
+    return values, parse_overrides(rest, set().union(*map(text_keys, classes)))
+
+
+def configure(
+    cls: type, rest: list[str], *, takes_file: bool, command: str, flags: tuple[str, ...] = ()
+) -> tuple[Any, set[str]]:
+    """A command's configuration from its arguments (see `read_arguments`), and those of its flags that were given.
+
+    flags: names of switches that are no keys of the configuration, such as "resume" for --resume.
+    Raises UserError for a wrong key or value.
+    """
+    about = describe(cls, command, takes_file, flags)
+    values, overrides = read_arguments(rest, command, about, cls, takes_file=takes_file)
+    given = {name: overrides.pop(name) for name in flags if name in overrides}
+    for name, value in given.items():
+        if not isinstance(value, bool):
+            raise UserError(f"--{name} takes no value, found {value!r}")
+    return build(cls, merge(values, overrides), f"lfpo {command}"), {name for name, value in given.items() if value}

@@ -1,0 +1,364 @@
+"""The knobs of objectives with PPO's clipped loss, each under the name of its class in lfpo.objectives."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from lfpo.config.checks import AtLeastOne, Count, CountOrZero, NotNegative, Positive, Share, ShareBelowOne
+from lfpo.config.lfpo import Advantage, RolloutKnobs
+
+KL = Literal["k1", "k2", "k3"]
+
+
+@dataclass(frozen=True)
+class Clip(RolloutKnobs):
+    """The knobs of PPO's loss. dual_clip and beta, the weight of KL to the base policy, are knobs of some only."""
+
+    epsilon: NotNegative = 0.2
+    """The ratio's clip from below, 1 - epsilon."""
+
+    epsilon_high: NotNegative | None = None
+    """The ratio's clip from above, 1 + epsilon_high (None: epsilon on both sides)."""
+
+    @property
+    def dual_clip(self) -> float | None:
+        return None
+
+    @property
+    def beta(self) -> float:
+        return 0.0
+
+    @property
+    def needs_base(self) -> bool:
+        return self.beta > 0
+
+
+@dataclass(frozen=True)
+class Clipped(Clip):
+    """PPO's loss of group-relative advantages."""
+
+    advantage: Advantage = "mean"
+    """How much better a rollout is than the others of its prompt: its reward minus the group's mean, in this form (see
+    lfpo.objectives.advantages)."""
+
+
+@dataclass(frozen=True)
+class ClippedWithKL(Clipped):
+    """With KL to the base policy."""
+
+    beta: NotNegative = 0.0
+    """Weight of KL to the base policy."""
+
+
+@dataclass(frozen=True)
+class DiffuGRPO(ClippedWithKL):
+    """diffu-GRPO of d1 (arXiv 2504.12216)."""
+
+    num_iterations: Count = 12
+    p_mask_prompt: Share = 0.15
+    """Chance of masking each prompt token; new masks for each pass."""
+
+    epsilon: NotNegative = 0.5
+    beta: NotNegative = 0.04
+
+
+@dataclass(frozen=True)
+class UniGRPO(ClippedWithKL):
+    """UniGRPO of MMaDA (arXiv 2505.15809)."""
+
+    num_iterations: Count = 4
+    """mu passes; the mask ratio starts at a random t_1 and reaches 1 in equal steps (the paper's formula; its worked
+    example differs). With one pass the ratio is t_1."""
+
+    diffusion_steps: int = 1000
+    """T, the resolution of t."""
+
+    min_step: CountOrZero = 0
+    """t_1 is drawn from min_step .. T - 2."""
+
+    after_eos: bool = True
+    """Also score masked positions after the first EOS, as the public code does. Positions that the sampler never
+    reached are left out either way."""
+
+    beta: NotNegative = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.diffusion_steps < self.min_step + 2:
+            raise ValueError(
+                f"diffusion_steps {self.diffusion_steps} must be at least min_step + 2, {self.min_step + 2}"
+            )
+
+
+@dataclass(frozen=True)
+class CoupledGRPO(ClippedWithKL):
+    """coupled-GRPO of DiffuCoder (arXiv 2506.20639)."""
+
+    num_iterations: Count = 2
+    min_ratio: Share = 0.2
+    """The least mask ratio rho, which is drawn for each rollout and pass."""
+
+    max_ratio: Share = 0.8
+    """The largest mask ratio."""
+
+    epsilon: NotNegative = 0.5
+    beta: NotNegative = 0.01
+    advantage: Advantage = "leave_one_out"
+    """The public code always uses leave-one-out, its configuration has no effect; the paper found "mean" better on
+    EvalPlus."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.min_ratio <= self.max_ratio < 1:
+            raise ValueError(
+                f"min_ratio {self.min_ratio} and max_ratio {self.max_ratio} must be ordered, inside (0, 1)"
+            )
+
+
+@dataclass(frozen=True)
+class AGRPO(ClippedWithKL):
+    """AGRPO (arXiv 2510.04019)."""
+
+    mc_samples: Count = 24
+    """M, steps sampled for each rollout, with replacement, stratified within the rollout. The public code stratifies
+    over the micro-batch, so that the steps of a rollout depend on the other rollouts."""
+
+    step_distribution: Literal["uniform", "entropy"] = "entropy"
+    """How steps are drawn: alike, or in proportion to the mean entropy of what a step revealed, with importance weights
+    that correct for it."""
+
+
+@dataclass(frozen=True)
+class CJGRPO(ClippedWithKL):
+    """CJ-GRPO (arXiv 2509.23924)."""
+
+    num_iterations: Count = 12
+    epsilon: NotNegative = 0.5
+    dual_clip: AtLeastOne | None = None
+    """c; where A < 0 the loss is at most -c A (arXiv 1912.09729; None: off)."""
+
+    beta: NotNegative = 0.04
+    after_eos: bool = True
+    """Also score what was revealed after the first EOS, as published."""
+
+
+@dataclass(frozen=True)
+class ESPO(ClippedWithKL):
+    """ESPO (arXiv 2512.03759)."""
+
+    num_iterations: Count = 8
+    mc_samples: Count = 2
+    """Masks of each rollout and pass."""
+
+    beta: NotNegative = 1e-3
+    advantage: Advantage = "leave_one_out"
+    after_eos: bool = True
+    """Also score what was revealed after the first EOS, as published."""
+
+
+@dataclass(frozen=True)
+class GDSD(ClippedWithKL):
+    """GDSD and GDSD-TLC (arXiv 2605.29398)."""
+
+    num_iterations: Count = 8
+    mc_samples: Count = 2
+    """Masks of each rollout and pass."""
+
+    psi: NotNegative = 10.0
+    """Scale of the advantage."""
+
+    epsilon: ShareBelowOne = 4e-4  # the score is clamped to log(1 - epsilon)
+    """Bound of the change from below, and with epsilon_high from above. They act on a sum over the completion, whatever
+    the sign of A: with the published 4e-4 the gradient vanishes as soon as a completion's log-probability has moved by
+    4e-4, so of several steps on a batch only the first learns from rewards. Values near 0.5 let the others learn
+    too."""
+
+    beta: NotNegative = 1e-3
+    """Weight of the distance to the base policy."""
+
+    tlc: bool = False
+    """The score S with ESPO's weights (n + 1) / x and (n + 1) / (n - x): the authors' GDSD-TLC. Their centring of the
+    logits is left out, because a softmax does not see it."""
+
+    advantage: Advantage = "leave_one_out"
+    after_eos: bool = True
+    """Also score what was revealed after the first EOS, as published."""
+
+
+@dataclass(frozen=True)
+class GDPO(ClippedWithKL):
+    """GDPO (arXiv 2510.08554)."""
+
+    num_iterations: Count = 12
+    nodes: Count = 3
+    """Quadrature nodes: 3 is the authors' launch script, 2 their configuration's default."""
+
+    epsilon: NotNegative = 0.5
+    beta: NotNegative = 0.0
+    """Weight of the KL, 0 as published: k3 of a whole completion's E grows exponentially."""
+
+    after_eos: bool = True
+    """Also score what was revealed after the first EOS, as published."""
+
+
+@dataclass(frozen=True)
+class EBPO(ClippedWithKL):
+    """EBPO (LLaDA2.1's report, arXiv 2602.08676)."""
+
+    mc_samples: Count = 16
+    """Masks of each rollout and pass."""
+
+    advantage: Advantage = "zscore"
+
+
+@dataclass(frozen=True)
+class EGSPO(ClippedWithKL):
+    """EGSPO (arXiv 2603.12554)."""
+
+    steps: Count = 8
+    """Those with the largest mean entropy of the predictions they revealed; all, where a rollout has fewer."""
+
+    epsilon_high: NotNegative | None = 0.5
+    beta: NotNegative = 0.04
+    exact_kl: bool = False
+    """KL to the base policy over the vocabulary at the step's tokens; otherwise k3 of l."""
+
+    aggregation: Literal["sum", "mean"] = "sum"
+    """How l adds up the m tokens of a step: "mean" takes their mean and does not divide the loss by m."""
+
+    after_eos: bool = True
+    """Also score what was revealed after the first EOS, as published."""
+
+
+@dataclass(frozen=True)
+class RLDF(ClippedWithKL):
+    """RLDF ("Drift", arXiv 2605.25638)."""
+
+    states: Count = 4
+    """K, drawn among a rollout's distinct steps, without replacement while there are any left, with probability
+    softmax(mean of -log p of what the step revealed / temperature)."""
+
+    temperature: NotNegative = 1.0
+    """Of the draw of states; 0 takes the largest."""
+
+    threshold: Share = 0.6
+    """Tokens are kept that their state's step revealed, or that are at least this probable."""
+
+    aggregation: Literal["token", "sample"] = "token"
+    """"token", the mean over k = 1 .. K of the mean over the tokens kept in the k-th states of all rollouts (the
+    authors' for LLaDA); "sample", of the mean over rollouts of each state's mean (Dream)."""
+
+    beta: NotNegative = 0.01
+    """Weight of KL to the base policy (.04 on MATH)."""
+
+    kl: KL = "k3"
+    """Estimate of KL to the base policy."""
+
+    advantage: Advantage = "zscore_floored"
+
+
+@dataclass(frozen=True)
+class MDPO(Clip):
+    """MDPO (arXiv 2508.13148)."""
+
+    steps: Count = 8
+    """Trained steps of a prompt: those with the largest sum of |A|."""
+
+    rewarded_steps: Count | None = None
+    """Scheduled steps, evenly spaced, whose predictions are kept and rewarded (None: all). States with A = 0 are left
+    out."""
+
+    beta: NotNegative = 0.02
+    """Weight of k2 to the base policy."""
+
+
+@dataclass(frozen=True)
+class BGPO(Clipped):
+    """BGPO (arXiv 2510.11683)."""
+
+    mc_samples: Count = 16
+    """Masks of each rollout and pass."""
+
+    dual_clip: AtLeastOne | None = 3.0
+    """c; where A < 0 the loss is at most -c A (arXiv 1912.09729; None: off)."""
+
+    advantage: Advantage = "zscore"
+    after_eos: bool = True
+    """Also score what was revealed after the first EOS, as published."""
+
+
+@dataclass(frozen=True)
+class JustGRPO(Clipped):
+    """JustGRPO ("The Flexibility Trap", arXiv 2601.15165)."""
+
+    advantage: Advantage = "zscore"
+    after_eos: bool = True
+    """Also score what was revealed after the first EOS, as published."""
+
+
+@dataclass(frozen=True)
+class MaskAware(Clipped):
+    """Mask-aware policy gradients (arXiv 2607.15200)."""
+
+    num_iterations: Count = 12
+    segments: Count = 32
+    """Segments of equal numbers that the scheduled steps of a rollout are cut into."""
+
+    mc_samples: Count = 12
+    """Segments that are drawn of each rollout."""
+
+    position_weight: NotNegative = 1.0
+    """Weight of the choice of positions; 0 leaves it out."""
+
+    position_temperature: Positive = 1.0
+    """tau, in the choice of positions."""
+
+    epsilon: NotNegative = 3e-4
+    epsilon_high: NotNegative | None = 4e-4
+    advantage: Advantage = "leave_one_out"
+
+
+@dataclass(frozen=True)
+class OfMediumPrompts(Clip):
+    """Prompts that are too easy or too hard are left out."""
+
+    beta: NotNegative = 0.01
+    """Weight of KL to theta_old (not to the base policy)."""
+
+    min_accuracy: Share = 0.2
+    """Prompts with a mean reward below are left out."""
+
+    max_accuracy: Share = 0.8
+    """Prompts with a mean reward above are left out."""
+
+    needs_base = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.min_accuracy > self.max_accuracy:
+            raise ValueError(f"min_accuracy {self.min_accuracy} is above max_accuracy {self.max_accuracy}")
+
+
+@dataclass(frozen=True)
+class TraceRL(OfMediumPrompts):
+    """TraceRL (arXiv 2509.06949)."""
+
+    shrink: Count = 8
+    """Steps put together in one state."""
+
+
+@dataclass(frozen=True)
+class SLIMRL(OfMediumPrompts):
+    """SLIM-RL (arXiv 2607.00208)."""
+
+    nodes: Count = 3
+    """Number of masks: quadrature nodes."""
+
+    spread: Share = 0.2
+    """How much more earlier blocks are hidden than later ones."""
+
+    epsilon: NotNegative = 0.1
+    kl: KL = "k3"
+    """Estimate of KL to theta_old."""
+
+    advantage: Advantage = "mean"
+    """The form of the advantages (see lfpo.objectives.advantages)."""

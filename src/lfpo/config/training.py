@@ -1,0 +1,178 @@
+"""What `lfpo train`, `lfpo sft` and `lfpo dpo` share."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, Protocol
+
+from lfpo.config.build import check_types, checked_new
+from lfpo.config.checks import (
+    Count,
+    CountOrZero,
+    NotNegative,
+    Positive,
+    Seconds,
+    ShareBelowOne,
+    check_ranges,
+)
+from lfpo.config.length import Length, run_length
+from lfpo.config.models import LoraSettings, ModelName
+from lfpo.config.other_names import SHARED
+
+# transformers' names. All but adamw_torch are bitsandbytes'.
+Optim = Literal["adamw_torch", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"]
+Tracker = Literal["tensorboard", "wandb", "trackio"]
+
+
+@dataclass
+class TrainingConfig:
+    """What the configurations of `lfpo train`, `sft` and `dpo` share."""
+
+    __new__ = checked_new
+    REFUSED: ClassVar[dict[str, str]] = SHARED
+
+    output_dir: str
+    """The run's folder."""
+
+    model: ModelName | None = None
+    """The checkpoint to start from: a folder, a hub id, or one of the package's own small models: "embedded", and
+    "embedded-block", which attends block by block."""
+
+    lora: LoraSettings | None = None
+    """Train an adapter instead of all weights. The exported model is merged."""
+
+    bf16: bool = True
+    """On a GPU, run the bodies of all forwards under bfloat16 autocast."""
+
+    fsdp: bool = False
+    """Split weights, gradients and optimiser state over the ranks of `torchrun` (PyTorch's FSDP2). Without it every
+    rank holds all of them. The result is the same."""
+
+    fsdp_size: CountOrZero = 0
+    """Ranks that one copy of the weights is split over (0: all). With the number of GPUs of a machine, weights are
+    gathered within machines, and only gradients pass between them (HSDP); each machine then holds a copy."""
+
+    gradient_checkpointing: bool = False
+    """Keep only each layer's input for the backward pass; less memory, a third more compute."""
+
+    optim: Optim = "adamw_torch"
+    """adamw_torch, or bitsandbytes' adamw_8bit (8-bit moments, a quarter of the memory), paged_adamw_8bit or
+    paged_adamw_32bit (moments move to CPU memory when the GPU is full)."""
+
+    learning_rate: Positive = 3e-4
+    """The optimiser's, after warm-up."""
+
+    lr_scheduler_type: Literal["constant", "cosine", "linear"] = "constant"
+    """How the learning rate goes on after warm-up: it stays, or falls to 0 at the last step."""
+
+    warmup_steps: CountOrZero = 0
+    """Optimiser steps over which the learning rate rises from 0."""
+
+    weight_decay: NotNegative = 0.01
+    """AdamW's."""
+
+    adam_beta1: ShareBelowOne = 0.9
+    """Decay of AdamW's first moment."""
+
+    adam_beta2: ShareBelowOne = 0.99
+    """Decay of AdamW's second moment."""
+
+    max_grad_norm: NotNegative = 1.0
+    """Gradients are scaled down to this norm (0: never)."""
+
+    update_tokens: Count = 8192
+    """Tokens in one pass of the update. Memory and speed only, never the result."""
+
+    num_train_epochs: NotNegative = 0.0
+    """Passes over the rows of a data set. As in transformers they count only where max_steps (`steps` of sft) is not
+    given."""
+
+    seed: int = 0
+    """The key of all random choices."""
+
+    threads: CountOrZero = 0
+    """CPU threads of torch (0: torch's default)."""
+
+    save_steps: Count = 10
+    """Iterations (steps of sft and dpo) between two checkpoints."""
+
+    save_total_limit: Count = 2
+    """Checkpoints that are kept, the newest ones."""
+
+    report_to: list[Tracker] = field(default_factory=list)
+    """Trackers that get metrics and completions beside the run's files (see lfpo.runs.trackers)."""
+
+    rank_timeout: Seconds = 300.0
+    """Seconds without a sign of life after which a rank is lost and the others exit with code 75 (0: no limit)."""
+
+    progress_timeout: Seconds = 7200.0
+    """Seconds that a collective waits for a rank (the process group's timeout); above the longest time of rollouts,
+    rewards or evaluation (0: no limit)."""
+
+    # These are keys of some commands only.
+    dtype = "float32"
+    head_precision = "auto"
+    load_in_4bit = False
+    offload_reference = False
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_ranges(self)
+        if self.dtype == "bfloat16" and self.lora is None:
+            raise ValueError(
+                "'dtype' bfloat16 needs 'lora': trained weights must be float32, bfloat16 rounds small steps away"
+            )
+        if self.load_in_4bit and self.lora is None:
+            raise ValueError("'load_in_4bit' needs 'lora': 4-bit weights cannot be trained themselves")
+        if self.fsdp_size and not self.fsdp:
+            raise ValueError("'fsdp_size' is for 'fsdp: true'")
+        if self.load_in_4bit and self.fsdp:
+            raise ValueError(
+                "'load_in_4bit' does not work with 'fsdp', which would split the blocks that share a scale; "
+                "without fsdp every rank holds the small base"
+            )
+        if self.fsdp and self.lora is None and self.optim != "adamw_torch":
+            raise ValueError(
+                f"'optim' {self.optim} scales moments in blocks, which fsdp would split; with fsdp use "
+                "adamw_torch, or train with 'lora'"
+            )
+
+
+@dataclass
+class PolicyConfig(TrainingConfig):
+    """What the configurations of `lfpo train` and `dpo` share besides: how the weights of large models are kept."""
+
+    model: ModelName = "embedded"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the weights; bfloat16 needs lora, whose factors stay float32."""
+
+    head_precision: Literal["auto", "float32", "tf32", "bfloat16"] = "auto"
+    """Of all products with the head, in rollouts, losses and evaluation: float32 (exact), tf32 (inputs rounded to 10
+    bits of mantissa; slow on a CPU) or bfloat16 (to 7 bits). Sums and logits are float32 always; the probabilities that
+    rollouts draw from are float64 with float32, else float32. auto: float32 on a CPU; on a GPU tf32, or bfloat16 for
+    `dtype` bfloat16."""
+
+    load_in_4bit: bool = False
+    """Keep the layers' matrices in bitsandbytes' NF4, an eighth of float32 (needs lora)."""
+
+
+class Examples(Protocol):
+    """The keys of `lfpo sft` and `lfpo dpo` that say which examples there are, and how many a step takes."""
+
+    tasks: dict[str, float]
+    data_file: str | None
+    num_train_epochs: float
+    batch_size: int
+
+
+def check_examples(args: Examples) -> None:
+    """Raise ValueError unless either tasks or a file give the examples, and each task's share of them is above 0."""
+    if bool(args.tasks) == (args.data_file is not None):
+        raise ValueError("give either 'tasks' or 'data_file'")
+    for task, share in args.tasks.items():
+        if not share > 0:
+            raise ValueError(f"'tasks': the share {share} of {task!r} must be positive; or leave out the task")
+
+
+def examples_length(args: Examples, steps: int, rows: int) -> Length:
+    """The length of a run on so many distinct examples, 0 for those of tasks. steps: the key that says it, or UNSET."""
+    epochs, endless = args.num_train_epochs, "'tasks'"
+    return run_length(steps, epochs, rows=rows, batch=args.batch_size, default=1000, endless=endless)

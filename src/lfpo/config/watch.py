@@ -1,0 +1,22 @@
+"""The configuration of `lfpo watch`."""
+
+from dataclasses import dataclass
+
+from lfpo.config.checks import Port, check_ranges
+
+
+@dataclass
+class WatchConfig:
+    """Configuration of `lfpo watch`."""
+
+    run: str
+    """The run's folder, as given to lfpo train by output_dir."""
+
+    host: str = "127.0.0.1"
+    """Address to listen at. At any address but loopback, requests need the token that the command prints."""
+
+    port: Port = 8765
+    """Port to listen at; 0 takes a free one."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
