@@ -15,7 +15,8 @@ def reward_name(function: Callable[..., Any]) -> str:
         return reward_name(function.func)
     name = getattr(function, "__name__", None)
     if name == "__call__" and inspect.ismethod(function):
-        return reward_name(function.__self__)
+        owner: Any = function.__self__
+        return reward_name(owner)
     return name if isinstance(name, str) and name else type(function).__name__
 
 
