@@ -133,7 +133,7 @@ def means_over_sums(sums: dict[str, tuple[float, int]]) -> dict[str, float]:
 def test_trajectories_by_hand():
     """Four rollouts of 3, 2, 4 and 1 tokens, the third without an EOS. Entropies after an EOS are large, so that one
     that counts shows."""
-    entropy = [[1.0, 2, 3, 100], [4, 5, 0, 0], [0.5, 0.5, 0.5, 0.5], [7, 100, 200, 300]]
+    entropy: list[list[float]] = [[1.0, 2, 3, 100], [4, 5, 0, 0], [0.5, 0.5, 0.5, 0.5], [7, 100, 200, 300]]
     t = rollouts(["abea", "aeee", "abab", "eaba"], ["0123", "01--", "0123", "3210"], entropy=entropy)
     t = dataclasses.replace(t, scheduled_steps=torch.tensor([4, 2, 4, 6]), nfe=torch.tensor([8, 4, 6, 4]))
     assert means_over_sums(trajectory_sums(t)) == {

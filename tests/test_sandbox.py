@@ -228,6 +228,7 @@ def test_confined_processes_end_when_the_training_process_is_killed(rung, tmp_pa
     assert len(remains(tag)) >= 2
     host.kill()
     host.join()
+    until = time.monotonic() + 30
     while remains(tag) and time.monotonic() < until:
         time.sleep(0.1)
     assert not remains(tag)
