@@ -180,7 +180,7 @@ class Judge:
 
 @pytest.fixture
 def judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lfpo.cli.commands.check_inputs", lambda *given: None)
+    monkeypatch.setattr("lfpo.cli.inputs.check_inputs", lambda *given: None)
     monkeypatch.setattr(command, "get_task", lambda name: Judge() if name == "judged" else get_task(name))
 
 

@@ -82,6 +82,19 @@ def test_shipped_recipes_keep_to_their_schema(path: Path) -> None:
         assert not complaints(typed(path.read_text()), command)  # with its `include`
 
 
+PAGES = [*sorted(DOCS.glob("*.md")), DOCS.parent / "README.md"]
+ON_PAGES = [
+    pytest.param(block, id=page.stem)
+    for page in PAGES
+    for block in re.findall(r"^```yaml\n(include:.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+]
+
+
+@pytest.mark.parametrize("recipe", ON_PAGES)
+def test_recipes_on_pages_keep_to_their_schema(recipe: str) -> None:
+    assert not complaints(typed(recipe))
+
+
 @pytest.mark.parametrize("hint", FIELDS)
 def test_schema_and_reader_agree_on_every_key(hint: Any) -> None:
     """But for text in place of a list, whose parts an editor does not see, and for a number in place of a name."""

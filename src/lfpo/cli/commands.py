@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from lfpo.config.arguments import configure, read_arguments
 from lfpo.config.build import build, merge
 from lfpo.config.errors import UserError
 from lfpo.config.help import describe
-
-if TYPE_CHECKING:
-    from lfpo.config.sampler import SamplerConfig
 
 
 def _trained(cls: type, rest: list[str], command: str, *flags: str) -> tuple[Any, set[str]]:
@@ -88,20 +85,8 @@ def dpo(rest: list[str]) -> None:
         train_dpo(config, resume="resume" in flags)
 
 
-def check_inputs(command: str, model: str, tasks: Sequence[str], sampler: SamplerConfig) -> None:
-    """Raise UserError for a model folder or a task that does not exist, or a sampler that does not go with a task's
-    length, before torch is loaded, which takes seconds."""
-    from lfpo.config.models import check_model_name
-    from lfpo.config.sampler import check_length
-    from lfpo.prompts.tasks import get_task
-
-    check_model_name(model)
-    for name in tasks:
-        task = get_task(name)
-        check_length(sampler, task.gen_length, model, f"lfpo {command}: task {task.name!r}: sampler")
-
-
 def sample(rest: list[str]) -> None:
+    from lfpo.cli.inputs import check_inputs
     from lfpo.config.sample import SampleConfig
 
     config, _ = configure(SampleConfig, rest, takes_file=False, command="sample")
@@ -112,6 +97,7 @@ def sample(rest: list[str]) -> None:
 
 
 def eval_(rest: list[str]) -> None:
+    from lfpo.cli.inputs import check_inputs
     from lfpo.config.eval import EvalConfig, configure
 
     about = describe(EvalConfig, "eval", takes_file=False)
