@@ -50,15 +50,15 @@ PAPER = f"{TINY} --sampler.early_stop none " + " ".join(
 )
 PAPER += " --eval_samplers.greedy.steps 8 --eval_samplers.confidence.steps 8"
 LONG = re.compile(r"^(?:plan|compare)\b")
-AWAY = re.compile(r"GSAI-ML|/models/|/data/|gsm8k|embedded-pretrain|--task all|--n_samples")
-# Tests of their own start these: torchrun, Ray, servers, LoRA runs, lm-evaluation-harness on data at hand.
-ELSEWHERE = re.compile(r"^(?:lm-eval|watch|push) |--fsdp|--adapter|name: ray")
+AWAY = re.compile(r"GSAI-ML|models/|/data/|gsm8k|embedded-pretrain|--task all|--n_samples")
+# Tests of their own start these: convert, torchrun, Ray, servers, LoRA runs, lm-evaluation-harness on data at hand.
+ELSEWHERE = re.compile(r"^(?:convert|lm-eval|watch|push) |--fsdp|--adapter|name: ray")
 # What a page takes from the hub or from somebody's folders, and what stands for it here.
 STAND_INS = {
     r"((?:paper/)?llada-8b-gsm8k(?:-lora)?)(?= |$)(?! --model)": r"\1 --model tiny",
     r"((?:paper/)?llada-8b-gsm8k(?:-lora)?)(?= |$)": rf"\1 --task gsm8k@{ROWS}/gsm8k",
     r"paged_(?=adamw_8bit)": "",  # which needs a GPU
-    r"GSAI-ML/[\w.-]+|/models/[\w.-]+|runs/gsm8k/model": "tiny",
+    r"GSAI-ML/[\w.-]+|/?models/[\w.-]+|runs/gsm8k/model": "tiny",
     r"(?<=^train )my.yaml(?= --task)": "my.yaml --model tiny",
     r"/data/gsm8k/(train|test)\.jsonl": rf"{ROWS}/gsm8k/\1.jsonl",
     r"/data/math500": f"{ROWS}/math500",
@@ -236,7 +236,9 @@ def test_a_command_with_models_and_data_from_elsewhere(
     line = shlex.join(arguments)
     for pattern, stand_in in STAND_INS.items():
         line = re.sub(pattern, stand_in, line)
-    sizes = PAPER if "llada-8b-gsm8k" in line else TINY if "tiny" in line and arguments[0] != "export" else ""
+    sizes = (
+        PAPER if "llada-8b-gsm8k" in line else TINY if "tiny" in line and arguments[0] not in ("export", "sft") else ""
+    )
     typed(f"{line} {sizes}", folder, capsys)
 
 

@@ -118,11 +118,14 @@ def rounding_loss(model: MaskedDiffusionLM) -> float:
     lost = change = 0.0
     for name, weight in model.weights().items():
         path, _, kind = name.rpartition(".")
-        delta = added(model.backbone.get_submodule(path), kind, model.adapter or CURRENT)
-        if delta is not None:
-            rounded = merged(model, name).float().sub_(weight)
-            lost += float(rounded.sub_(delta).double().square_().sum())
-            change += float(delta.double().square_().sum())
+        adapted = (model.backbone.get_submodule(path), kind, model.adapter or CURRENT)
+        delta = added(*adapted)
+        if delta is None:
+            continue
+        change += float(torch.linalg.vector_norm(delta)) ** 2
+        del delta  # made twice, so that one float32 copy of a matrix less is held while the sum is made
+        rounded = merged(model, name).float().sub_(weight)
+        lost += float(torch.linalg.vector_norm(rounded.sub_(added(*adapted)))) ** 2
     return math.sqrt(lost / change) if change else 0.0
 
 
