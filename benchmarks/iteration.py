@@ -127,4 +127,4 @@ def _spaced(prompts: list[str], completions: list[str], **columns: Any) -> list[
 
 
 def _iterations(trainer: LFPOTrainer, number: int) -> list[dict[str, Any]]:
-    return [trainer.iterate(i) for i in range(number)]
+    return [trainer.run_iteration(i) for i in range(number)]

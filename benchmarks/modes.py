@@ -12,11 +12,11 @@ from benchmarks.plain_blocks import plain_block_rollout
 from benchmarks.problem import BenchRolloutConfig, Problem
 from lfpo.config.models import LoraSettings
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core.trajectory import Trajectory
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.lora import attach
 from lfpo.models.placement import sampling
-from lfpo.rollout.denoise import rollout
-from lfpo.rollout.trajectory import Trajectory
+from lfpo.rollout.sampling import rollout
 
 # Of a mode: what the engine returns, or tokens [B, C] and forwards of the plain loop.
 Result = Trajectory | tuple[torch.Tensor, int]

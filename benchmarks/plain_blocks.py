@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import torch
 
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core.attention import Structure
+from lfpo.core.reveal import reveal_schedule
+from lfpo.core.rows import ActiveRows, finished_trajectory, unstarted
+from lfpo.core.trajectory import Trajectory
 from lfpo.models import MaskedDiffusionLM
-from lfpo.models.structure import Structure
-from lfpo.rollout.rows import ActiveRows, finished_trajectory, unstarted
-from lfpo.rollout.schedule import reveal_schedule
-from lfpo.rollout.trajectory import Trajectory
 
 
 @torch.no_grad()

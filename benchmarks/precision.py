@@ -10,8 +10,8 @@ from benchmarks.measure import write_results
 from benchmarks.table import markdown
 from lfpo.base.environment import use_threads
 from lfpo.config.checks import Count, CountOrZero, check_ranges
-from lfpo.models.head import Precision, product
-from lfpo.objectives.ops.fused import rectified_sum
+from lfpo.core.fused import rectified_sum
+from lfpo.core.head import Precision, product
 
 
 @dataclass

@@ -16,8 +16,8 @@ from benchmarks.table import markdown, rows_of_cells
 from lfpo.base.environment import use_threads
 from lfpo.base.measure import matmul_peak
 from lfpo.config.files import replace_file
+from lfpo.core.trajectory import Trajectory
 from lfpo.models.layouts import LAYOUTS
-from lfpo.rollout.trajectory import Trajectory
 from lfpo.train.flops import rollout_flops
 
 BLOCK_LENGTH = 8  # of a model that has none of its own

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from lfpo.models import MaskedDiffusionLM
+from lfpo.models import MaskedDiffusionLM, kv_cache
+from lfpo.rollout import cached
 from lfpo.train.flops import forward_flops
 
 
@@ -29,7 +30,7 @@ class Forwards:
 def recorded(model: MaskedDiffusionLM) -> Iterator[Forwards]:
     """Records the forwards of this policy inside the block."""
     found = Forwards()
-    hidden, window_hidden, head = model.hidden, model.window_hidden, model.head
+    hidden, window_hidden, head = model.hidden, kv_cache.window_hidden, model.head
 
     def rows(ids: torch.Tensor, run: int) -> None:
         found.lengths += [ids.shape[1]] * len(ids)
@@ -39,18 +40,21 @@ def recorded(model: MaskedDiffusionLM) -> Iterator[Forwards]:
         rows(ids, ids.shape[1])
         return hidden(ids, *rest, **more)
 
-    def window(ids: torch.Tensor, mask: torch.Tensor, start: torch.Tensor, width: int, *rest: Any, **more: Any) -> Any:
-        rows(ids, width + int(model.family.shift))
-        return window_hidden(ids, mask, start, width, *rest, **more)
+    def window(policy: MaskedDiffusionLM, ids: torch.Tensor, *rest: Any, **more: Any) -> Any:
+        if policy is model:
+            rows(ids, rest[2] + int(model.family.shift))  # its width
+        return window_hidden(policy, ids, *rest, **more)
 
     def logits(states: torch.Tensor) -> torch.Tensor:
         found.predicted += states.numel() // states.shape[-1]
         return head(states)
 
-    ours = {"hidden": whole, "window_hidden": window, "head": logits}
+    ours = {"hidden": whole, "head": logits}
     vars(model).update(ours)  # before the class's methods
+    vars(cached)["window_hidden"] = window
     try:
         yield found
     finally:
         for name in ours:
             del vars(model)[name]
+        vars(cached)["window_hidden"] = window_hidden

@@ -11,24 +11,23 @@ from benchmarks.iteration import Iteration, measure_iterations
 from benchmarks.measure import against_first, attempt, deadline, measured, write_results
 from benchmarks.table import markdown, rows_of_cells
 from lfpo.base.environment import use_threads
-from lfpo.base.rng import key
 from lfpo.config.checks import Count, CountOrZero, NotNegative, check_ranges
 from lfpo.config.files import replace_file
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core.encoding import encode_rows
+from lfpo.core.fused import rectified_sum
+from lfpo.core.head import precision_of
+from lfpo.core.learner import accumulate_gradients
+from lfpo.core.predictions import Predictions
+from lfpo.core.rectified import rectified_loss
+from lfpo.core.rng import key
+from lfpo.core.roles import CURRENT, OLD
+from lfpo.core.trajectory import Trajectory
+from lfpo.core.views import passes
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
-from lfpo.models.head import precision_of
-from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import make_objective
-from lfpo.objectives.ops.fused import rectified_sum
-from lfpo.objectives.ops.rectified import rectified_loss
-from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.views import passes
-from lfpo.prompts.encoding import encode_rows
 from lfpo.prompts.tasks import get_task
-from lfpo.rollout.denoise import rollout
-from lfpo.rollout.edits import in_rounds
-from lfpo.rollout.trajectory import Trajectory
-from lfpo.train.algorithm import accumulate_gradients
+from lfpo.rollout.sampling import rollout
 
 Case = Callable[[], float]
 TIMESTEPS = 4  # K of every case
@@ -220,7 +219,7 @@ def _parts(model: MaskedDiffusionLM, batch: Trajectory) -> tuple[Any, dict[str, 
     objective = make_objective({"name": "lfpo", "timesteps": TIMESTEPS})
     policies = {CURRENT: model, OLD: model.frozen_copy()}
     signal = torch.linspace(0, 1, len(batch), device=model.device)
-    views = objective.views(in_rounds(batch), signal, [key("bench", i) for i in range(len(batch))], 0)
+    views = objective.views(batch.in_rounds(), signal, [key("bench", i) for i in range(len(batch))], 0)
     return objective, policies, signal, views
 
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import yaml
 
-from lfpo.base.rng import python_rng
+from lfpo.core.batch import Batch
+from lfpo.core.rng import python_rng
 from lfpo.prompts.sources import in_epochs
 from lfpo.prompts.tasks import Row, Task, get_task
-from lfpo.train.collect import Batch
 from research.study import frontier_of, training_config
 
 WAYS = ("uniform", "success", "unsolved", "easy")

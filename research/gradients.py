@@ -21,11 +21,11 @@ import torch
 
 from lfpo.config.build import build, load_yaml, merge
 from lfpo.config.train import LFPOConfig
-from lfpo.models.roles import BASE, OLD
+from lfpo.core.learner import accumulate_gradients
+from lfpo.core.observer import Observer
+from lfpo.core.predictions import Predictions
+from lfpo.core.roles import BASE, OLD
 from lfpo.objectives import make_objective
-from lfpo.objectives.predictions import Predictions
-from lfpo.runs.context import Context
-from lfpo.train.algorithm import accumulate_gradients
 from lfpo.train.rl import LFPOTrainer
 
 PUBLISHED = {"name": "lfpo", "timesteps": 4, "num_iterations": 1, "states": "stratified", "target_weight": "equal"}
@@ -73,7 +73,7 @@ def compare(
     )
     trainer = LFPOTrainer(args=build(LFPOConfig, values))
     trainer.policies.setdefault(BASE, trainer.reference)
-    sampled = [trainer.sample_and_score(i, Context()) for i in range(batches)]
+    sampled = [trainer.sample_and_score(i, Observer()) for i in range(batches)]
     steps = samples or int(max(b.trajectory.scheduled_steps.max() for b in sampled))
     reference = gradients(trainer, sampled, {"name": "agrpo", "mc_samples": steps, "step_distribution": "uniform"})
     for label, settings in objectives.items():

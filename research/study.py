@@ -25,10 +25,10 @@ from typing import Any
 
 import yaml
 
-from lfpo.base.rng import key as hash_key
 from lfpo.config.build import build, load_yaml, merge
+from lfpo.core.rng import key as hash_key
+from lfpo.core.scoring import Row
 from lfpo.prompts.tasks import Task, get_task
-from lfpo.prompts.tasks.task import Row
 
 # Two of three solutions of a test split are for evaluation, the rest for tuning. The base has seen no demonstration of
 # either, and no run trains on them.
@@ -134,7 +134,7 @@ def frontier_of(model: Any, tokenizer: Any, config: Any, study: dict[str, Any], 
     token a step."""
     from lfpo.config.sampler import SamplerConfig
     from lfpo.eval.evaluate import evaluate
-    from lfpo.rollout.engine import as_it_is
+    from lfpo.rollout.sampling import as_it_is
 
     task = get_task(config.task)
     assert isinstance(task, Task)
@@ -160,7 +160,7 @@ def fingerprint(cell: dict[str, Any], study: dict[str, Any]) -> str:
     small["optimizer_steps_per_iteration"] = min(2, config.optimizer_steps_per_iteration)
     trainer, seen = LFPOTrainer(args=dataclasses.replace(config, **small)), []
     for step in range(2):
-        metrics = trainer.iterate(step)
+        metrics = trainer.run_iteration(step)
         # The loss is left out: of policy gradients it is rounding noise around 0.
         seen.append([f"{metrics[k]:.3g}" for k in ("grad_norm", "reward", "nfe")])
         seen.append([f"{k} {v:.3f}" for k, v in sorted(metrics.items()) if k.startswith("p_target")])

@@ -6,22 +6,22 @@ from typing import Any
 
 import torch
 
-from lfpo.models.roles import CURRENT, OLD
-from lfpo.objectives.advantages import batch_ranks, group_advantages, group_means, group_ranges
+from lfpo.core.advantages import batch_ranks, group_advantages, group_means, group_ranges
+from lfpo.core.fused import rectified_sum
+from lfpo.core.lfpo import LFPO
+from lfpo.core.measures import Measures, measure_targets
+from lfpo.core.predictions import Predictions
+from lfpo.core.roles import CURRENT, OLD
+from lfpo.core.trajectory import Trajectory
+from lfpo.core.views import Views
 from lfpo.objectives.agrpo import AGRPO
 from lfpo.objectives.coupled_grpo import CoupledGRPO
 from lfpo.objectives.diffu_grpo import DiffuGRPO
 from lfpo.objectives.dtm import DTM, mixture_sum
 from lfpo.objectives.espo import ESPO
-from lfpo.objectives.lfpo import LFPO
-from lfpo.objectives.measures import Measures, measure_targets
-from lfpo.objectives.ops.fused import rectified_sum
-from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.rejection import Rejection
 from lfpo.objectives.spg import SPG
 from lfpo.objectives.unigrpo import UniGRPO
-from lfpo.objectives.views import Views
-from lfpo.rollout.trajectory import Trajectory
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from lfpo.models import attention
-from lfpo.objectives.ops import fused
+from lfpo.core import attention, fused
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 # Operations that may take tensors of two devices. Indexing has checks of its own.

@@ -14,13 +14,14 @@ import torch
 
 from lfpo import LFPOConfig, SamplerConfig, load_model, load_tokenizer
 from lfpo.config.plugins import resolve
+from lfpo.core.encoding import encode_prompt
+from lfpo.core.engine import Request
+from lfpo.core.predictions import Predictions
+from lfpo.core.roles import CURRENT
+from lfpo.core.trajectory import Trajectory
+from lfpo.core.views import replay
 from lfpo.models import MaskedDiffusionLM
-from lfpo.models.roles import CURRENT
-from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.views import replay
-from lfpo.prompts.encoding import encode_prompt
-from lfpo.rollout.engine import GIVES, Request
-from lfpo.rollout.trajectory import Trajectory
+from lfpo.objectives.needs import GIVES
 
 GENERATIONS = 8
 THRESHOLD = 0.6

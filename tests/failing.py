@@ -8,9 +8,9 @@ from typing import Literal
 
 import torch
 
-from lfpo.objectives.lfpo import LFPO
-from lfpo.objectives.measures import Measures
-from lfpo.objectives.predictions import Predictions
+from lfpo.core.lfpo import LFPO
+from lfpo.core.measures import Measures
+from lfpo.core.predictions import Predictions
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from lfpo.base.batching import left_pad
 from lfpo.config.sampler import SamplerConfig
-from lfpo.rollout.trajectory import Trajectory, of_completions
+from lfpo.core.rows import left_pad
+from lfpo.core.trajectory import Trajectory, of_completions
 
 LETTERS = "abe_"  # e: end of sequence and padding; _: the mask token
 EOS, MASK = 2, 3

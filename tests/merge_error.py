@@ -14,7 +14,7 @@ import torch
 
 from lfpo.config.models import LoraSettings
 from lfpo.models import MaskedDiffusionLM, init_model
-from lfpo.models.lora import attach, factors
+from lfpo.models.lora import attach
 from lfpo.models.placement import sampling
 from split_memory import config
 
@@ -24,7 +24,7 @@ def adapted(width: int, vocabulary: int, rank: int, share: float) -> MaskedDiffu
     model = init_model(config(2, width, 3 * width, vocabulary), seed=0)
     attach(model, LoraSettings(r=rank, lora_alpha=rank // 2, target_modules="all-linear"))
     rng = torch.Generator().manual_seed(1)
-    for name, factor in factors(model):
+    for name, factor in model.factors():
         if "lora_B" in name:
             layer = model.backbone.get_submodule(name.split(".lora_B")[0])
             factor.data.copy_(torch.randn(factor.shape, generator=rng))

@@ -10,8 +10,8 @@ from torch import nn
 
 from letters import LogitsAsStates
 from lfpo.config.sampler import SamplerConfig
-from lfpo.rollout.trajectory import Trajectory, of_completions
-from lfpo.train.algorithm import accumulate_gradients
+from lfpo.core.learner import accumulate_gradients
+from lfpo.core.trajectory import Trajectory, of_completions
 
 FOLDER = Path(__file__).parent / "goldens"
 GOLDEN = json.loads((FOLDER / "peers.json").read_text())

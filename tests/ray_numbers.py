@@ -25,13 +25,13 @@ import processes
 from lfpo.config.build import build
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
+from lfpo.core.encoding import encode_rows
+from lfpo.core.engine import Request
+from lfpo.core.roles import OLD
+from lfpo.core.trajectory import Trajectory
 from lfpo.models import init_model, load_tokenizer, save_model
 from lfpo.models.layouts import LAYOUTS
-from lfpo.models.roles import OLD
-from lfpo.prompts.encoding import encode_rows
 from lfpo.prompts.tasks import get_task
-from lfpo.rollout.engine import Request
-from lfpo.rollout.trajectory import Trajectory
 from lfpo.runs.display import Display
 from lfpo.train.ray_engine import RayEngine, Worker
 from lfpo.train.rl import LFPOTrainer

@@ -7,17 +7,17 @@ from typing import Any
 import torch
 
 import tiny
-from lfpo.base.batching import tensor_fields
 from lfpo.config.build import build
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
+from lfpo.core.objective import Objective
+from lfpo.core.roles import BASE, CURRENT, OLD
+from lfpo.core.trajectory import Trajectory, tensor_fields
+from lfpo.core.views import Views
 from lfpo.models import load_model
-from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives import make_objective
-from lfpo.objectives.objective import Objective, kept_steps
-from lfpo.objectives.views import Views
-from lfpo.rollout.denoise import rollout
-from lfpo.rollout.trajectory import Trajectory
+from lfpo.objectives.needs import kept_steps
+from lfpo.rollout.sampling import rollout
 from lfpo.train.rl import LFPOTrainer
 
 # LFPO as published: states that the sampler visited, one pass, the whole mean subtracted, equal weights.

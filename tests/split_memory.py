@@ -32,8 +32,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lfpo.base import distributed
+from lfpo.core import collectives
+from lfpo.core.model import one_pass
 from lfpo.models import init_model, load_model, save_model
-from lfpo.models.fsdp import frozen_copy, gathered, gathered_by_layer, one_pass
+from lfpo.models.fsdp import frozen_copy, gathered, gathered_by_layer
 from lfpo.models.layouts import LAYOUTS
 from processes import run_ranks
 
@@ -111,7 +113,7 @@ def rollouts(folder: Path, output: Path) -> None:
     for name in ("model", "layer"):
         ready = gathered(model, cast=False) if name == "model" else gathered_by_layer(model)
         with added_memory() as peak, gathered_bytes() as moved, torch.no_grad(), ready as policy:
-            for _ in range(FORWARDS - distributed.rank()):
+            for _ in range(FORWARDS - collectives.rank()):
                 policy.head(policy.hidden(torch.arange(8)[None]))
         found |= {f"{name}: peak": peak[0], f"{name}: bytes gathered": moved[0]}
     _write(output, found)
@@ -170,8 +172,8 @@ def _anonymous() -> int:
 
 
 def _write(output: Path, values: dict[str, int]) -> None:
-    of_ranks = distributed.gather(values)
-    if distributed.rank() == 0:
+    of_ranks = collectives.gather(values)
+    if collectives.rank() == 0:
         output.write_text(json.dumps({name: max(v[name] for v in of_ranks) for name in values}))
     distributed.stop()
 

@@ -7,8 +7,8 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from cuda_stand_in import cuda_stand_in
-from lfpo.models import attention
-from lfpo.models.attention import bidirectional_attention
+from lfpo.core import attention
+from lfpo.core.attention import bidirectional_attention
 
 # What each case of attention runs on: dtype, heads of keys, masked -> kernel on a GPU.
 KERNELS = [

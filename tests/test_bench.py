@@ -25,12 +25,12 @@ from benchmarks.true_size import main as true_size
 from benchmarks.update import FORMS, BenchUpdateConfig, padding_cases, run_bench_update
 from benchmarks.update import LAYOUTS as UPDATE_LAYOUTS
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core.encoding import encode_rows
 from lfpo.models import load_model, load_tokenizer
 from lfpo.models.layouts import LAYOUTS
-from lfpo.prompts.encoding import encode_rows
 from lfpo.prompts.tasks import get_task
 from lfpo.rewards.sandbox import Sandbox
-from lfpo.rollout.denoise import rollout
+from lfpo.rollout.sampling import rollout
 from lfpo.train.flops import forward_flops, rollout_flops
 from reference_sampler import generate
 

@@ -12,19 +12,18 @@ import tiny
 from lfpo.cli.command_line import main
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core.attention import Structure
+from lfpo.core.reveal import Revealed
+from lfpo.core.trajectory import Trajectory
+from lfpo.core.views import replay
 from lfpo.models import MaskedDiffusionLM, load_model
-from lfpo.models.structure import Structure
 from lfpo.objectives import OBJECTIVES, make_objective
-from lfpo.objectives.objective import check_rollouts
+from lfpo.objectives.needs import GIVES, check_rollouts
 from lfpo.objectives.step_views import step_means, step_views
-from lfpo.objectives.views import replay
 from lfpo.report.completions import playable
-from lfpo.rollout.denoise import rollout
-from lfpo.rollout.edits import EditedTrajectory, in_rounds
-from lfpo.rollout.engine import GIVES
-from lfpo.rollout.reveal import Proposal, find_rule
-from lfpo.rollout.reveal.rule import Revealed
-from lfpo.rollout.trajectory import Trajectory
+from lfpo.rollout.edits import EditedTrajectory
+from lfpo.rollout.reveal import Proposal
+from lfpo.rollout.sampling import find_rule, rollout
 from lfpo.train.records import completion_record
 from small_runs import AS_PUBLISHED
 from test_block_rollout import SEEDS, edits_of
@@ -112,7 +111,7 @@ def test_steps_and_rounds_by_hand(by_hand: Trajectory):
     assert by_hand.distinct_steps(after_eos=True)[0].tolist() == [0, 1, 2, 3, 4, 5, 6]
     means = step_means(by_hand, by_hand.with_edits("entropy"))[0].tolist()
     assert means == [1, 2, 10, 25, 3.5, (5 + 40) / 2]
-    rounds = in_rounds(by_hand)
+    rounds = by_hand.in_rounds()
     assert rounds.reveal_step.tolist() == [[0, 1, 0, 0, 1, 1]]
     assert isinstance(rounds, EditedTrajectory) and rounds.edit_step.tolist() == [[2, 3, 3, 1, 2, -1]]
     # Before round 2 the first block holds both tokens that it was given, the second one all that step 5 wrote.
@@ -121,7 +120,7 @@ def test_steps_and_rounds_by_hand(by_hand: Trajectory):
 
 def test_labels_by_hand(by_hand: Trajectory):
     row, width = torch.zeros(1, dtype=torch.long), 2
-    views = step_views(in_rounds(by_hand), row, torch.tensor([1]))
+    views = step_views(by_hand.in_rounds(), row, torch.tensor([1]))
     assert views.input_ids[0, width:].tolist() == [30, MASK, 20, 21, MASK, MASK]
     assert views.target[0, width:].tolist() == [False, True, True, False, True, False]
     assert views.labels[views.target].tolist() == [11, 22, EOS]  # what the round wrote, also where it is edited later
@@ -187,8 +186,8 @@ def test_a_replay_gives_the_log_probabilities_that_were_recorded(
     name: str, knobs: dict[str, Any], model: MaskedDiffusionLM, edited: Trajectory
 ):
     """In the doubled layout, of revealed tokens and of edits, for prompts of any length."""
-    asked = asked_of_replay(name, views_for(name, edited, **knobs), in_rounds(edited), model)
-    revealed = in_rounds(edited).reveal_step
+    asked = asked_of_replay(name, views_for(name, edited, **knobs), edited.in_rounds(), model)
+    revealed = edited.in_rounds().reveal_step
     assert sum(step > int(revealed[row, place]) for row, place, step in asked) > 3
 
 
@@ -215,7 +214,7 @@ def test_lfpo_shows_states_that_the_sampler_saw_and_asks_for_the_final_tokens(ed
 
 
 def test_rldf_asks_for_what_its_step_wrote_and_else_for_the_final_tokens(edited: Trajectory):
-    t = in_rounds(edited)
+    t = edited.in_rounds()
     objective = make_objective({"name": "rldf", "states": 1})
     step_B = torch.ones(len(t), 1, dtype=torch.long)
     views = objective.state_views(t, step_B)  # type: ignore[attr-defined]

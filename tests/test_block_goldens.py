@@ -8,9 +8,9 @@ import torch
 
 from golden_families import golden, golden_sampler
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core.trajectory import Trajectory
 from lfpo.models import load_model
-from lfpo.rollout.denoise import rollout
-from lfpo.rollout.trajectory import Trajectory
+from lfpo.rollout.sampling import rollout
 
 # Runs that are not to be reproduced, by the beginning of their `case`, and why.
 INELIGIBLE = {

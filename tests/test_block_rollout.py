@@ -15,11 +15,11 @@ from lfpo.cli.command_line import main
 from lfpo.config import sampler as sampler_module
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core.attention import Structure
+from lfpo.core.trajectory import Trajectory
 from lfpo.models import MaskedDiffusionLM, load_model
-from lfpo.models.structure import Structure
-from lfpo.rollout.denoise import rollout
 from lfpo.rollout.edits import EditedTrajectory
-from lfpo.rollout.trajectory import Trajectory
+from lfpo.rollout.sampling import rollout
 from lfpo.train.flops import forward_flops, rollout_flops
 from test_rollout import assert_same_rows
 
@@ -96,7 +96,7 @@ def test_a_row_is_the_same_alone_together_refilled_and_without_stored_blocks(
     same(rollout(model, PROMPTS[::-1], sampler, SEEDS[::-1], rollout_tokens=17), every[::-1])
     same(rollout(model, PROMPTS[2:3], sampler, SEEDS[2:3]), [2])
     # On a GPU the device is not asked which positions are masked, and finished rows are looked for now and then.
-    monkeypatch.setattr("lfpo.rollout.denoise.LOOK_EVERY", {"cpu": 4})
+    monkeypatch.setattr("lfpo.core.denoise.LOOK_EVERY", {"cpu": 4})
     monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
     same(rollout(model, PROMPTS, sampler, SEEDS, rollout_tokens=12), every)
 

@@ -9,17 +9,16 @@ import torch
 
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core.attention import Structure
+from lfpo.core.learner import accumulate_gradients
+from lfpo.core.predictions import Predictions
+from lfpo.core.roles import BASE, CURRENT, OLD
+from lfpo.core.trajectory import Trajectory
+from lfpo.core.views import Views, passes
 from lfpo.models import MaskedDiffusionLM, load_model
-from lfpo.models.roles import BASE, CURRENT, OLD
-from lfpo.models.structure import Structure
 from lfpo.objectives import OBJECTIVES, make_objective
-from lfpo.objectives.objective import check_rollouts
-from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.views import Views, passes
-from lfpo.rollout.denoise import rollout
-from lfpo.rollout.edits import in_rounds
-from lfpo.rollout.trajectory import Trajectory
-from lfpo.train.algorithm import accumulate_gradients
+from lfpo.objectives.needs import check_rollouts
+from lfpo.rollout.sampling import rollout
 from lfpo.train.flops import forward_flops, update_flops
 from tiny import random_ids, write_llada
 
@@ -52,7 +51,7 @@ def policies(model: MaskedDiffusionLM) -> dict[str, Any]:
 
 def views_for(name: str, t: Trajectory, **knobs: Any) -> Views:
     signal = torch.ones(len(t), dtype=torch.float64)
-    return make_objective({"name": name, **knobs}).views(in_rounds(t), signal, range(len(t)), 0)
+    return make_objective({"name": name, **knobs}).views(t.in_rounds(), signal, range(len(t)), 0)
 
 
 def test_rounds_count_the_steps_of_each_block(rollouts: Trajectory):
@@ -61,11 +60,11 @@ def test_rounds_count_the_steps_of_each_block(rollouts: Trajectory):
         reveal_step=torch.tensor([[3, 1, 9, 9, 5, 14, 20, -1, 19, 30, -1, -1, -1, -1, -1]]),
     )
     assert t.block_BC.tolist() == [[1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4, 5]]
-    assert in_rounds(t).reveal_step.tolist() == [[1, 0, 1, 1, 0, 2, 1, -1, 0, 2, -1, -1, -1, -1, -1]]
+    assert t.in_rounds().reveal_step.tolist() == [[1, 0, 1, 1, 0, 2, 1, -1, 0, 2, -1, -1, -1, -1, -1]]
     assert t.entered.tolist() == [[True] * 10 + [False] * 5]
-    again = in_rounds(rollouts)
+    again = rollouts.in_rounds()
     for row in range(len(rollouts)):  # rows do not depend on each other
-        alone = in_rounds(rollouts.rows(torch.tensor([row]))).reveal_step[0]
+        alone = rollouts.rows(torch.tensor([row])).in_rounds().reveal_step[0]
         assert torch.equal(again.reveal_step[row], alone)
 
 
@@ -105,7 +104,7 @@ def asked_of_replay(name: str, views: Views, t: Trajectory, model: MaskedDiffusi
 def test_a_replay_gives_the_probabilities_that_the_sampler_drew_with(
     name: str, knobs: dict[str, Any], model: MaskedDiffusionLM, rollouts: Trajectory
 ):
-    views, t = views_for(name, rollouts, **knobs), in_rounds(rollouts)
+    views, t = views_for(name, rollouts, **knobs), rollouts.in_rounds()
     assert asked_of_replay(name, views, t, model)
     steps = sum(len(s) for s in rollouts.distinct_steps(after_eos=True))
     assert len(views) <= (int(t.reveal_step.amax()) + 1) * len(rollouts) < steps  # not a forward for each step
@@ -166,7 +165,7 @@ def test_a_gradient_does_not_depend_on_passes_or_batch_mates(name: str, tmp_path
     gradients = []
     for budget in (10_000, 1):
         model.zero_grad()
-        views = objective.views(in_rounds(rollouts), signal, SEEDS, 0)
+        views = objective.views(rollouts.in_rounds(), signal, SEEDS, 0)
         accumulate_gradients(objective, policies(model), views, signal, update_tokens=budget)
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
     assert gradients[0].norm() > 0

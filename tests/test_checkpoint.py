@@ -8,8 +8,8 @@ import torch
 
 from lfpo.config.errors import UserError
 from lfpo.models import MaskedDiffusionLM, init_model, load_model, load_tokenizer
+from lfpo.train.adamw import build_adamw
 from lfpo.train.checkpoint import latest_checkpoint, load_optimizer, load_weights, save_checkpoint, verify
-from lfpo.train.optim import build_adamw
 from tiny import LLADA_CONFIG, optimiser_settings, random_ids, write_llada
 
 

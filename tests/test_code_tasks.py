@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from lfpo.config.errors import UserError
-from lfpo.prompts.encoding import encode_prompt
+from lfpo.core.encoding import encode_prompt
 from lfpo.prompts.sources import task_source
 from lfpo.prompts.tasks import DataTask, code_task, get_task
 from lfpo.prompts.tasks.code_task import STRICT, CodeTask

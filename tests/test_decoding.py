@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from lfpo.config.build import build
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
-from lfpo.rollout.reveal import Proposal, find_rule
+from lfpo.core.reveal import reveal_counts
+from lfpo.rollout.reveal import Proposal
 from lfpo.rollout.reveal.published import origin_steps
-from lfpo.rollout.schedule import reveal_counts
+from lfpo.rollout.sampling import find_rule
 
 
 def revealed(

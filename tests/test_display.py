@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lfpo.base import progress as progress_module
-from lfpo.base.progress import Progress, duration
 from lfpo.cli import main
+from lfpo.core import observer as progress_module
+from lfpo.core.observer import Observer, duration
 from lfpo.runs import display as display_module
 from lfpo.runs.display import Display, _iterations
 from test_cli import train_arguments
@@ -99,7 +99,7 @@ def test_time_left_by_hand(clock: SimpleNamespace):
 
 def test_without_a_terminal_the_phase_is_told_again_and_again(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(display_module, "PHASE_LINES", 0.02)
-    progress, out = Progress(), io.StringIO()
+    progress, out = Observer(), io.StringIO()
     progress.begin("evaluation, greedy", 200, "problems")
     with Display(9, Console(file=out, width=200), progress=progress):
         until = time.monotonic() + 10
@@ -113,7 +113,7 @@ def test_without_a_terminal_the_phase_is_told_again_and_again(monkeypatch: pytes
 
 
 def test_a_resumed_run_is_shown_where_it_goes_on():
-    progress = Progress()
+    progress = Observer()
     progress.resumed_at = 2
     with Display(3, Console(file=io.StringIO()), progress=progress) as display:
         assert display.phase_line().startswith("iteration 3/3")
@@ -124,14 +124,14 @@ def test_a_resumed_run_is_shown_where_it_goes_on():
 def test_training_goes_through_its_phases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """What a run of one iteration begins, in order, and that each phase is done to its end."""
     ended: list[tuple[str, int, int]] = []
-    begin = Progress.begin
+    begin = Observer.begin
 
-    def record(self: Progress, phase: str, total: int = 0, unit: str = "") -> None:
+    def record(self: Observer, phase: str, total: int = 0, unit: str = "") -> None:
         if getattr(self, "phase", "") and (self.total or phase != self.phase):
             ended.append((self.phase, self.done, self.total))
         begin(self, phase, total, unit)
 
-    monkeypatch.setattr(Progress, "begin", record)
+    monkeypatch.setattr(Observer, "begin", record)
     assert main(train_arguments(tmp_path, optimizer_steps_per_iteration="2", update_tokens="64")) == 0
     evaluations = [("evaluation, greedy", 4, 4), ("evaluation, threshold", 4, 4)]
     names = [name for name, _, _ in ended]

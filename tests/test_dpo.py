@@ -12,8 +12,8 @@ from lfpo.cli.command_line import main
 from lfpo.config.dpo import DPOConfig
 from lfpo.config.errors import UserError
 from lfpo.config.tasks import TASKS
+from lfpo.core.roles import BASE, CURRENT
 from lfpo.models import load_model
-from lfpo.models.roles import BASE, CURRENT
 from lfpo.prompts.preferences import load_preferences, preference, task_pair
 from lfpo.prompts.tasks import Task, get_task
 from lfpo.runs.context import Context
@@ -113,7 +113,7 @@ def test_policy_and_base_see_the_same_masks_and_the_base_stays(
 
         monkeypatch.setattr(policy, "hidden", hidden)
     before = [p.clone() for p in trainer.policies[BASE].parameters()]
-    trainer.iterate(0, Context())
+    trainer.run_iteration(0, Context())
     assert seen[CURRENT] == seen[BASE] and len(seen[BASE]) >= 1
     assert all(torch.equal(a, b) for a, b in zip(before, trainer.policies[BASE].parameters(), strict=True))
     assert set(trainer.policies) == {CURRENT, BASE}

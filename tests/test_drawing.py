@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from lfpo.config.sampler import SamplerConfig
-from lfpo.rollout.draw import CHUNK_ELEMENTS, LOGIT_ELEMENTS, Drawn, draw, draw_from_logits, inverse_cdf
+from lfpo.core.draw import CHUNK_ELEMENTS, LOGIT_ELEMENTS, Drawn, draw, draw_from_logits, inverse_cdf
+from lfpo.rollout.sampling import find_rule
 
 JUST_BELOW_ONE = 1 - 2.0**-53
 MASK = 4
@@ -21,7 +22,9 @@ def evenly(n: int) -> torch.Tensor:
 
 
 def repeated(settings: dict[str, Any], n: int = 20_000) -> Drawn:
-    return draw_from_logits(HALF_MASKED.repeat(n, 1), SamplerConfig(**settings), MASK, evenly(n))
+    sampler = SamplerConfig(**settings)
+    score = find_rule(sampler.rule_name).score
+    return draw_from_logits(HALF_MASKED.repeat(n, 1), sampler, MASK, evenly(n), score)
 
 
 def test_inverse_cdf_never_draws_what_has_no_probability():

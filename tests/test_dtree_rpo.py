@@ -12,11 +12,10 @@ from dtree_rpo import DTreeRPO, node_values, nodes, tree_rollout
 from letters import rollouts
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core.trajectory import Trajectory
 from lfpo.models import load_model
-from lfpo.objectives.objective import check_rollouts
-from lfpo.rollout.denoise import rollout
-from lfpo.rollout.engine import GIVES
-from lfpo.rollout.trajectory import Trajectory
+from lfpo.objectives.needs import GIVES, check_rollouts
+from lfpo.rollout.sampling import rollout
 from lfpo.train.rl import LFPOTrainer
 from test_objectives import loss_of
 from test_train import ROWS, config, metrics

@@ -12,13 +12,13 @@ from lfpo.config.build import load_yaml
 from lfpo.config.files import read_json
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.tasks import TASKS
+from lfpo.core.attention import Structure
 from lfpo.eval.estimates import mean_interval, pass_at_k, wilson_interval
 from lfpo.eval.evaluate import evaluate
 from lfpo.models import load_model, load_tokenizer
 from lfpo.models.loading import EMBEDDED, SHIPPED
-from lfpo.models.structure import Structure
 from lfpo.prompts.tasks import get_task
-from lfpo.rollout.engine import as_it_is
+from lfpo.rollout.sampling import as_it_is
 from tiny import random_ids
 
 

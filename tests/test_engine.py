@@ -26,17 +26,17 @@ from lfpo.config.engine import EngineSettings
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
+from lfpo.core import collectives
+from lfpo.core.engine import LocalEngine, Request
+from lfpo.core.roles import CURRENT, OLD
+from lfpo.core.trajectory import Trajectory
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.loading import EMBEDDED
-from lfpo.models.lora import factors
-from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import make_objective
-from lfpo.objectives.objective import check_rollouts
+from lfpo.objectives.needs import check_rollouts
 from lfpo.prompts.tasks import get_task
 from lfpo.rewards import Rewards, in_child, score
-from lfpo.rollout.denoise import rollout
-from lfpo.rollout.engine import LocalEngine, Request, as_it_is
-from lfpo.rollout.trajectory import Trajectory
+from lfpo.rollout.sampling import as_it_is, rollout
 from lfpo.runs.context import Context
 from lfpo.runs.directory import Run
 from lfpo.train.ray_cluster import connect, wait_for_start
@@ -126,7 +126,7 @@ def test_weights_arrive_as_they_were(lora: bool, llada: Path):
     changes: dict[str, Any] = {"lora": {"r": 2, "lora_alpha": 4}} if lora else {}
     sent, found = (load_policies(config(llada, **changes), None, None, needs_base=False)[0] for _ in range(2))
     policy, other = sent[OLD if lora else CURRENT], found[OLD if lora else CURRENT]
-    changed = [p for _, p in factors(policy)] if lora else list(policy.backbone.parameters())
+    changed = [p for _, p in policy.factors()] if lora else list(policy.backbone.parameters())
     with torch.no_grad():
         for p in changed:
             p.add_(torch.randn(p.shape))
@@ -180,7 +180,7 @@ def test_a_worker_samples_with_an_adapter_what_the_local_engine_samples(llada: P
             found = engine.sample(REQUEST, lambda index, t: told.extend(index))
             assert same(found, local(policy, 3).sample(REQUEST))
             with torch.no_grad():
-                for _, p in factors(policy):
+                for _, p in policy.factors():
                     p.mul_(1.1)
         assert sorted(told) == sorted(2 * list(range(12)))
         metrics = engine.metrics()
@@ -453,7 +453,7 @@ def two_ranks(folder: Path) -> None:
     policies, _ = load_policies(args, None, None, needs_base=False)
     engine = RayEngine(args)
     engine.update(0, policies[OLD])
-    rank = distributed.rank()
+    rank = collectives.rank()
     mine = Request(PROMPTS[6 * rank :][:6], list(range(6 * rank, 6 * rank + 6)), SAMPLER, generations=3)
     assert same(engine.sample(mine), local(policies[OLD], 3).sample(mine))
     with contextlib.ExitStack() as closing:

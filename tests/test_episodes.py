@@ -12,19 +12,21 @@ import torch
 import games
 import tiny
 from lfpo import LFPOConfig, LFPOTrainer, SamplerConfig
-from lfpo.base.batching import left_pad
-from lfpo.base.progress import Progress
 from lfpo.config.errors import UserError
+from lfpo.core.batch import Batch, gathered
+from lfpo.core.encoding import encode_prompt
+from lfpo.core.engine import Engine, Request
+from lfpo.core.observer import Observer
+from lfpo.core.rollouts import Sampled
+from lfpo.core.rows import left_pad
+from lfpo.core.trajectory import Trajectory, of_completions
+from lfpo.core.views import fully_masked, replay
 from lfpo.models import load_model, load_tokenizer
 from lfpo.objectives import make_objective
-from lfpo.objectives.views import fully_masked, replay
-from lfpo.prompts.encoding import encode_prompt
 from lfpo.prompts.sources import PromptSource
 from lfpo.report.completions import rollout_sample
-from lfpo.rollout.engine import Engine, Request, as_it_is
-from lfpo.rollout.episodes import Environment, play
-from lfpo.rollout.trajectory import Trajectory, of_completions
-from lfpo.train.collect import Batch, Rollouts, collect
+from lfpo.rollout.episodes import Environment, Played, play
+from lfpo.rollout.sampling import as_it_is
 from lfpo.train.plan.estimate import Estimate
 from lfpo.train.records import rollout_records
 from lfpo.train.setup import samplers
@@ -44,6 +46,9 @@ class ScriptedEngine:
 
     def __init__(self, model: Any, tokenizer: Any, calls: list[list[str]]):
         self.model, self.tokenizer, self.calls, self.requests = model, tokenizer, calls, list[Request]()
+
+    def update(self, version: Any, policy: Any) -> None:
+        pass
 
     def sample(self, request: Request, finished: Any = None) -> Trajectory:
         self.requests.append(request)
@@ -72,8 +77,9 @@ def scripted(checkpoint: Path, prompts: Sequence[Any], calls: list[list[str]], n
     rows = [{"prompt": prompt} for prompt in prompts]
     source = PromptSource("rows", lambda index: rows[index], [], lambda split, index: "", [], rows=rows)
     args = LFPOConfig("unused", prompts_per_iteration=len(prompts), num_generations=n, optimizer_steps_per_iteration=1)
-    rollouts = Rollouts(args, source, model, tokenizer, cast(Engine, engine), None, SCRIPTED, SAMPLER, keep_steps=[])
-    batch = collect(rollouts, 0, Progress())
+    state = {"rows_skipped": 0}
+    sampled = Sampled(args, source, model, tokenizer, cast(Engine, engine), SAMPLER, [], state)
+    batch = gathered(Played(SCRIPTED, sampled).roll(0, Observer()), len(prompts), n)
     return batch, engine, tokenizer
 
 

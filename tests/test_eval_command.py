@@ -14,12 +14,12 @@ import tiny
 from lfpo.cli.command_line import main
 from lfpo.config.errors import UserError
 from lfpo.config.eval import EvalConfig, configure
+from lfpo.core.scoring import Row
 from lfpo.eval import command
 from lfpo.eval.estimates import scores
 from lfpo.eval.store import Journal, file_sha256, read_partial
 from lfpo.eval.terminal import group_means, progress, show
 from lfpo.prompts.tasks import get_task
-from lfpo.prompts.tasks.task import Row
 from processes import run_lfpo
 from written_runs import write_rows
 

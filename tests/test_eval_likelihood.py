@@ -10,9 +10,9 @@ import torch
 
 import tiny
 from lfpo.config.errors import UserError
+from lfpo.core.attention import Structure
 from lfpo.eval.likelihood import Pair, block_maskings, likelihood_bounds, maskings, text_pair
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
-from lfpo.models.structure import Structure
 
 PROMPT = [40, 41, 42]
 

@@ -14,6 +14,9 @@ from golden_families import golden, golden_io
 from lfpo.cli.command_line import main
 from lfpo.config.errors import UserError
 from lfpo.config.models import LoraSettings
+from lfpo.core.learner import accumulate_gradients
+from lfpo.core.optim import ema_update
+from lfpo.core.roles import BASE, CURRENT, OLD
 from lfpo.models import load_model, save_model
 from lfpo.models.experts import grouped_experts, routers
 from lfpo.models.export import export_adapter
@@ -21,11 +24,9 @@ from lfpo.models.four_bit import quantize
 from lfpo.models.layouts import LAYOUTS
 from lfpo.models.lora import attach, load_adapter, save_adapter, target_names
 from lfpo.models.placement import sampling
-from lfpo.models.roles import BASE, CURRENT, OLD
+from lfpo.models.router_measures import watched_routers
 from lfpo.objectives import make_objective
-from lfpo.objectives.measures import watched_routers
-from lfpo.rollout.denoise import rollout
-from lfpo.train.algorithm import accumulate_gradients, ema_update
+from lfpo.rollout.sampling import rollout
 from lfpo.train.flops import forward_flops
 from lfpo.train.plan.model import model_shape
 from processes import run_ranks
@@ -145,14 +146,14 @@ def test_the_measures_of_routers_by_hand(tmp_path: Path) -> None:
         for router in routers(model.backbone):
             router.weight.zero_()  # all scores are equal, and the same two of four experts are chosen
     ids = torch.arange(6)[None]
-    with watched_routers(model) as measures:
+    with watched_routers(model.backbone) as measures:
         model(ids)
         with torch.no_grad():
             model(ids)  # a policy that is not trained
     layers = len(routers(model.backbone))
     assert measures["router/entropy"].tolist() == pytest.approx([6 * layers, 6 * layers])
     assert measures["router/max_load"].tolist() == [2 * layers, layers]
-    with watched_routers(load_model("embedded")) as measures:
+    with watched_routers(load_model("embedded").backbone) as measures:
         pass
     assert not measures
 

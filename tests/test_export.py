@@ -30,9 +30,9 @@ from lfpo.config.models import LoraSettings
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.models import load_model, load_tokenizer, save_model
-from lfpo.models.lora import attach, factors
+from lfpo.models.lora import attach
 from lfpo.models.tensor_files import save_tensors
-from lfpo.rollout.denoise import rollout
+from lfpo.rollout.sampling import rollout
 from lfpo.runs.card import SAMPLER
 from lfpo.train.checkpoint import save_checkpoint
 from lfpo.train.export import run_export, run_push
@@ -78,7 +78,7 @@ def lora_run(folder: Path, base: Path) -> Path:
     model = load_model(base)
     attach(model, settings)
     generator = torch.Generator().manual_seed(3)
-    for _, factor in factors(model):
+    for _, factor in model.factors():
         factor.data = torch.randn(factor.shape, generator=generator) * 0.1
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters)
@@ -221,7 +221,7 @@ def test_the_disk_of_a_lora_run_must_hold_the_merged_model(home: Path, tmp_path:
     model = load_model(home / "own/llada")
     whole = sum(weight.nbytes for weight in model.weights().values())
     attach(model, LoraSettings(r=2, lora_alpha=4))
-    adapter = sum(factor.nbytes for _, factor in factors(model))
+    adapter = sum(factor.nbytes for _, factor in model.factors())
     needed, _ = check_disk(tmp_path, [model], "adamw_torch", keep=1)
     assert needed == 2 * 3 * adapter + whole  # two checkpoints of an adapter and AdamW's two moments, and the export
 

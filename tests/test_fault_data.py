@@ -24,11 +24,11 @@ from lfpo import LFPOConfig, LFPOTrainer, SamplerConfig
 from lfpo.config.errors import UserError
 from lfpo.config.files import json_lines, plain
 from lfpo.config.sft import SFTConfig
+from lfpo.core.encoding import as_completions, encode_prompt, prefill, without_prefill
 from lfpo.eval.command import as_text
 from lfpo.models import load_model, load_tokenizer
 from lfpo.models.loading import EMBEDDED
 from lfpo.prompts.dataset import read_rows
-from lfpo.prompts.encoding import as_completions, encode_prompt, prefill, without_prefill
 from lfpo.prompts.files import load_rows
 from lfpo.prompts.preferences import load_preferences
 from lfpo.rollout.episodes import Environment, Episode

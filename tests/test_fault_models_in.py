@@ -17,11 +17,11 @@ from lfpo.cli import main
 from lfpo.config.build import to_dict, yaml_text
 from lfpo.config.errors import UserError
 from lfpo.config.models import LoraSettings
+from lfpo.core.roles import CURRENT
 from lfpo.models import load_model, load_tokenizer
 from lfpo.models.export import rounding_loss
 from lfpo.models.loading import resolve, trained_block_length
-from lfpo.models.lora import attach, factors
-from lfpo.models.roles import CURRENT
+from lfpo.models.lora import attach
 from lfpo.train.checkpoint import save_checkpoint
 from written_runs import write_run
 
@@ -179,7 +179,7 @@ def lora_run(folder: Path, dtype: str, size: float) -> tuple[Any, Any]:
     model = load_model(base, dtype=getattr(torch, dtype))
     attach(model, settings)
     generator = torch.Generator().manual_seed(3)
-    for _, factor in factors(model):
+    for _, factor in model.factors():
         factor.data = torch.randn(factor.shape, generator=generator) * size
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
     trainer: Any = SimpleNamespace(model=model, reference=None, tokenizer=None, optimizer=optimizer, parts={})

@@ -18,16 +18,15 @@ from typing import Any
 import pytest
 
 import tiny
-from lfpo.base.handlers import handling
 from lfpo.config.errors import UserError
 from lfpo.config.plugins import resolve
+from lfpo.core.attempt import handling, time_limit
+from lfpo.core.learner import Learner
 from lfpo.eval.evaluate import grade
 from lfpo.prompts.tasks import Row
 from lfpo.rewards import score
-from lfpo.rewards.attempt import time_limit
 from lfpo.runs.context import StopRequests
 from lfpo.train import run
-from lfpo.train.algorithm import Learner
 from lfpo.train.rl import LFPOTrainer
 from processes import run_lfpo
 from test_train import config, metrics

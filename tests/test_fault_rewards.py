@@ -13,14 +13,13 @@ import pytest
 import torch
 
 from lfpo.config.errors import CannotGoOn, UserError
+from lfpo.core.batch import group_metrics
+from lfpo.core.objective import check_range, share_with_signal, signal_of
+from lfpo.core.scoring import checked, measured
 from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.rewards import score
 from lfpo.rewards.names import reward_names
-from lfpo.rewards.scoring import measured
-from lfpo.rewards.values import checked
 from lfpo.runs.health import no_signal
-from lfpo.train.collect import group_metrics
-from lfpo.train.signals import check_range, share_with_signal, signal_of
 
 NAN = math.nan
 
@@ -288,4 +287,8 @@ def test_each_of_two_judges_keeps_its_own_metrics():
     a, b = Grader("a"), Grader("b")
     assert scored(a, b, n=2).parts.keys() == {"Grader(model=a)", "Grader(model=b)"}
     a([], ["one more"])
-    assert measured([a, b]) == {"rewards/Grader(model=a)/asked": 3, "rewards/Grader(model=b)/asked": 2}
+    named = dict(zip(reward_names([a, b]), [a, b], strict=True))
+    assert measured(named) == {
+        "rewards/Grader(model=a)/asked": 3,
+        "rewards/Grader(model=b)/asked": 2,
+    }

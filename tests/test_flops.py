@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core.learner import accumulate_gradients
+from lfpo.core.observer import Observer
+from lfpo.core.roles import BASE, CURRENT, OLD
 from lfpo.models import load_model
-from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives import make_objective
-from lfpo.rollout.denoise import rollout
-from lfpo.train.algorithm import accumulate_gradients
-from lfpo.train.flops import Meter, forward_flops, rollout_flops
+from lfpo.rollout.sampling import rollout
+from lfpo.train.flops import forward_flops, rollout_flops, update_flops
 from test_rollout import count_forwards
 
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12]]
@@ -71,7 +72,9 @@ def test_an_update_counts_a_backward_as_two_forwards_and_each_policy_it_asks(lla
         views = objective.views(t, signal, [1, 2, 3], 0)
         once = forward_flops(model, views.attention_mask.sum(-1), int(views.target.sum()))
         for tokens in (10**6, 1):
-            meter = Meter()
             policies = {CURRENT: model, OLD: model.frozen_copy(), BASE: model.frozen_copy()}
-            accumulate_gradients(objective, policies, views, signal.abs(), update_tokens=tokens, meter=meter)
-            assert meter.flops == pytest.approx(times * once)
+            passes, observer = list[tuple[Any, ...]](), Observer()
+            observer.ran = lambda *ran, passes=passes: passes.append(ran)
+            accumulate_gradients(objective, policies, views, signal.abs(), update_tokens=tokens, observer=observer)
+            spent = [update_flops(policies[p], v, backward=backward) for p, v, backward in passes]
+            assert sum(spent) == pytest.approx(times * once)

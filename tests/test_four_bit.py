@@ -10,10 +10,11 @@ import torch
 import tiny
 from lfpo.config.errors import UserError
 from lfpo.config.models import LoraSettings
+from lfpo.core.model import original_shape
+from lfpo.core.roles import BASE
 from lfpo.models import MaskedDiffusionLM, init_model, load_model, load_tokenizer, save_model
-from lfpo.models.four_bit import BYTES_PER_WEIGHT, dequantized, original_shape, quantize
-from lfpo.models.lora import attach, factors, load_adapter
-from lfpo.models.roles import BASE
+from lfpo.models.four_bit import BYTES_PER_WEIGHT, dequantized, quantize
+from lfpo.models.lora import attach, load_adapter
 from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.flops import forward_flops
 from lfpo.train.rl import LFPOTrainer
@@ -72,7 +73,7 @@ def test_forward_and_gradients_use_the_dequantised_matrices(pair: tuple[MaskedDi
     for policy in (model, same):
         reference = attach(policy, LoraSettings(r=2))
         with torch.no_grad():
-            for (_, p), (_, q) in zip(factors(policy), factors(reference), strict=True):
+            for (_, p), (_, q) in zip(policy.factors(), reference.factors(), strict=True):
                 p.add_(0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())))
                 q.copy_(p)
             policy.eval()
@@ -80,7 +81,7 @@ def test_forward_and_gradients_use_the_dequantised_matrices(pair: tuple[MaskedDi
         policy.train()
         logits = policy(IDS)
         torch.testing.assert_close(logits, quiet, rtol=1e-5, atol=1e-5)
-        grads.append(torch.autograd.grad(logits.square().mean(), [p for _, p in factors(policy)]))
+        grads.append(torch.autograd.grad(logits.square().mean(), [p for _, p in policy.factors()]))
     for a, b in zip(*grads, strict=True):
         assert a.abs().sum() > 0
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
@@ -103,7 +104,7 @@ FOUR_BIT: dict[str, Any] = {
 def test_training_resumes_exactly_and_exports_a_plain_model(dtype: str, wide: Path, tmp_path: Path):
     more: dict[str, Any] = {"dtype": dtype, "objective": {"name": "coupled_grpo"}, "gradient_checkpointing": True}
     whole, resumed = whole_and_resumed(tmp_path, wide, 2, **FOUR_BIT, **more)
-    for (_, a), (_, b) in zip(factors(whole.model), factors(resumed.model), strict=True):
+    for (_, a), (_, b) in zip(whole.model.factors(), resumed.model.factors(), strict=True):
         assert torch.equal(a, b)
     width = getattr(torch, dtype)
     exported = load_model(tmp_path / "whole" / "model", dtype=width)
@@ -118,7 +119,7 @@ def test_training_resumes_exactly_and_exports_a_plain_model(dtype: str, wide: Pa
     original = load_model(wide)
     attach(original, LoraSettings(r=2, target_modules="as-published"))
     load_adapter(original, checkpoint / "model")  # the adapter also loads onto the original weights
-    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(factors(original), factors(whole.model), strict=True))
+    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(original.factors(), whole.model.factors(), strict=True))
 
 
 def test_where_it_cannot_work(llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

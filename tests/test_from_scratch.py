@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from lfpo import SamplerConfig, load_model, load_tokenizer
-from lfpo.models.roles import CURRENT, OLD
-from lfpo.objectives.lfpo import LFPO
-from lfpo.objectives.views import noised
+from lfpo.core.learner import accumulate_gradients
+from lfpo.core.lfpo import LFPO
+from lfpo.core.roles import CURRENT, OLD
+from lfpo.core.views import noised
 from lfpo.prompts.tasks import get_task
-from lfpo.rollout.denoise import rollout
-from lfpo.train.algorithm import accumulate_gradients
+from lfpo.rollout.sampling import rollout
 
 FORM = LFPO(
     beta=page.BETA,

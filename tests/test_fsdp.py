@@ -13,16 +13,18 @@ from lfpo.config.errors import UserError
 from lfpo.config.models import LoraSettings
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
+from lfpo.core import collectives
+from lfpo.core.learner import accumulate_gradients
+from lfpo.core.optim import ema_update
+from lfpo.core.roles import BASE, CURRENT, OLD
+from lfpo.core.views import fully_masked
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.fsdp import frozen_copy, gathered, gathered_by_layer
-from lfpo.models.lora import attach, factors, inject
+from lfpo.models.lora import attach, inject
 from lfpo.models.placement import sampling
-from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives import make_objective
-from lfpo.objectives.views import fully_masked
-from lfpo.rollout.denoise import rollout
-from lfpo.train.algorithm import accumulate_gradients, ema_update
-from lfpo.train.optim import build_adamw
+from lfpo.rollout.sampling import rollout
+from lfpo.train.adamw import build_adamw
 from lfpo.train.setup import check_ranks
 from processes import run_ranks
 from split_memory import FORWARDS, gathered_bytes, measured, one_backward, rollouts, save, start, write_model
@@ -69,10 +71,10 @@ class Training:
         filler = fully_masked(trajectory.rows(torch.tensor([0])))
         loss, _ = accumulate_gradients(objective, self.policies, views, signal, update_tokens=20, filler=filler)
         parameters = dict(self.policies[CURRENT].backbone.named_parameters())
-        distributed.sum_gradients(parameters.values())
-        found = {n: distributed.whole(p.grad).clone() for n, p in parameters.items() if p.grad is not None}
-        found["loss"] = torch.tensor(distributed.sum_number(loss))
-        found["norm"] = torch.tensor(distributed.clip_gradients(parameters.values(), 1.0))
+        collectives.sum_gradients(parameters.values())
+        found = {n: collectives.whole(p.grad).clone() for n, p in parameters.items() if p.grad is not None}
+        found["loss"] = torch.tensor(collectives.sum_number(loss))
+        found["norm"] = torch.tensor(collectives.clip_gradients(parameters.values(), 1.0))
         self.optimizer.step()
         self.optimizer.zero_grad()
         ema_update(self.policies[OLD], self.policies[CURRENT], 0.5)
@@ -92,10 +94,10 @@ def trains_as_one(folder: Path, shards: int, lora: LoraSettings | None, checkpoi
     alone = Training(folder, None, **settings)
     expected = [alone.step(trajectory, [0, 1, 2, 3]) for _ in range(STEPS)]
     distributed.start()
-    rank = distributed.rank()
+    rank = collectives.rank()
     split = Training(folder, distributed.mesh(shards), **settings)
     for n in range(STEPS):
-        found = split.step(trajectory, distributed.share(4))
+        found = split.step(trajectory, collectives.share(4))
         assert found.keys() == expected[n].keys()
         for name, value in found.items():
             rtol, atol = (1e-5, 1e-7) if lora else (1e-9, 1e-12)  # factors are float32
@@ -110,7 +112,7 @@ def trains_as_one(folder: Path, shards: int, lora: LoraSettings | None, checkpoi
     body = [p for name, p in split.policies[CURRENT].backbone.named_parameters() if "lora_" not in name]
     matrices = [p for p in body if p.ndim > 1]
     assert all(isinstance(p, DTensor) == (p.ndim > 1) for p in body)
-    parts = shards or distributed.world()
+    parts = shards or collectives.world()
     one_row = sum(p.numel() // len(p) for p in matrices)
     assert sum(p.to_local().numel() for p in matrices) <= sum(p.numel() for p in matrices) / parts + one_row
 
@@ -140,7 +142,7 @@ def gathers_in_bfloat16(folder: Path, trajectory: Any) -> None:
     for cast in (False, True):
         training = Training(folder, distributed.mesh(), lora=None, checkpointing=True, cast=cast)
         with gathered_bytes() as bytes_:
-            found.append([training.step(trajectory, distributed.share(4)) for _ in range(STEPS)])
+            found.append([training.step(trajectory, collectives.share(4)) for _ in range(STEPS)])
         sent.append(bytes_[0])
     for wide, narrow in zip(*found, strict=True):
         assert all(torch.equal(wide[name], narrow[name]) for name in wide)
@@ -162,7 +164,7 @@ def test_copies_with_an_adapter_apart_or_merged_are_those_of_one_process(group: 
     plain.autocast = split.autocast = cast
     for policy in (plain, split):
         attach(policy, LORA)
-        for _, factor in factors(policy):
+        for _, factor in policy.factors():
             factor.data.copy_(torch.randn(factor.shape, generator=torch.Generator().manual_seed(len(factor))))
     inject(split.unsplit[0], LORA)
     with torch.no_grad():

@@ -18,11 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from lfpo.config.sampler import SamplerConfig
-from lfpo.models.roles import CURRENT, OLD
+from lfpo.core.fused import CHUNK_ELEMENTS, in_chunks, rectified_sum
+from lfpo.core.predictions import Predictions
+from lfpo.core.rectified import rectified_loss
+from lfpo.core.roles import CURRENT, OLD
 from lfpo.objectives.agrpo import logp_as_drawn
-from lfpo.objectives.ops.fused import CHUNK_ELEMENTS, in_chunks, rectified_sum
-from lfpo.objectives.ops.rectified import rectified_loss
-from lfpo.objectives.predictions import Predictions
 from small_runs import step_of
 
 

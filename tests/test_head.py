@@ -11,9 +11,9 @@ from torch import nn
 from benchmarks.precision import BenchPrecisionConfig, error, random_problem, results, run_bench_precision
 from cuda_stand_in import cuda_stand_in
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core.head import CAST_ELEMENTS, Precision, add_product, as_input, precision_of, product
 from lfpo.models import load_model, narrow_products
-from lfpo.models.head import CAST_ELEMENTS, Precision, add_product, as_input, precision_of, product
-from lfpo.rollout.denoise import rollout
+from lfpo.rollout.sampling import rollout
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:

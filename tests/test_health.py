@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from lfpo.cli import main
+from lfpo.core.batch import share_of_commonest_ending
 from lfpo.runs.health import Health
-from lfpo.train.collect import share_of_commonest_ending
 from test_cli import train_arguments
 
 

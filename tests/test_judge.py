@@ -15,9 +15,10 @@ import pytest
 from judge_endpoint import Endpoint, endpoint
 from lfpo.cli import main
 from lfpo.config.errors import UserError
-from lfpo.rewards.attempt import RewardFailed
+from lfpo.core.attempt import RewardFailed
+from lfpo.core.scoring import measured
+from lfpo.rewards import score
 from lfpo.rewards.judge import Judge
-from lfpo.rewards.scoring import measured, score
 from lfpo.rewards.terms import weighted
 from lfpo.train.rl import LFPOTrainer
 from small_runs import choice_config
@@ -152,7 +153,7 @@ def test_equal_requests_are_sent_once_and_only_scores_are_kept(server: Endpoint)
     assert ask(function, "a", "a", "broken 1 4") == [0.8, 0.8, None]
     assert ask(function, "a", "b", "broken 1 4") == [0.8, 0.8, 0.4]
     assert server.times == {"a": 1, "b": 1, "broken 1 4": 2}
-    assert measured([function]) == {
+    assert measured({"judge": function}) == {
         f"rewards/judge/{key}": value
         for key, value in {
             "completions": 6,
@@ -165,7 +166,7 @@ def test_equal_requests_are_sent_once_and_only_scores_are_kept(server: Endpoint)
             "failure_rate": 1 / 6,
         }.items()
     }
-    assert measured([weighted(function, "w")])["rewards/judge/completions"] == 0
+    assert measured({"judge": weighted(function, "w")})["rewards/judge/completions"] == 0
     small = judge(server, cache_size=1)
     ask(small, "c", "d")
     assert list(small.cache.values()) == [0.8]
@@ -173,10 +174,10 @@ def test_equal_requests_are_sent_once_and_only_scores_are_kept(server: Endpoint)
 
 
 def test_counts_of_ranks_are_added(server: Endpoint, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("lfpo.base.distributed.gather", lambda own: [own, own])
+    monkeypatch.setattr("lfpo.core.collectives.gather", lambda own: [own, own])
     function = judge(server)
     ask(function, "a", "slow 0 none", "b")
-    found = measured([ask, function])
+    found = measured({"ask": ask, "judge": function})
     assert found["rewards/judge/prompt_tokens"] == 60 and found["rewards/judge/failure_rate"] == 1 / 3
 
 

@@ -12,8 +12,8 @@ from unittest import mock
 import pytest
 import torch
 
-from lfpo.models.head import Precision
-from lfpo.objectives.ops import fused
+from lfpo.core import fused
+from lfpo.core.head import Precision
 from test_fused import chunks_of, plain, random_case
 from test_fused import fused as rectified
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="no Triton: 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The module, with a block of 16 logits."""
-    from lfpo.objectives.ops import kernel  # not at the top: Triton may be missing
+    from lfpo.core import kernel  # not at the top: Triton may be missing
 
     monkeypatch.setattr(kernel, "BLOCK", 16)
     return kernel
@@ -106,7 +106,7 @@ COMPILE = """
 from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from lfpo.objectives.ops import kernel
+from lfpo.core import kernel
 
 pointers = dict.fromkeys(("z_ptr", "old_ptr", "gradient_ptr", "loss_ptr", "y_ptr", "sign_ptr", "share_ptr"), "*fp32")
 for generation in (80, 90):

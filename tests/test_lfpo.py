@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from lfpo.config.errors import UserError
+from lfpo.core.fused import rectified_sum
+from lfpo.core.lfpo import LFPO
+from lfpo.core.rectified import rectified_loss
 from lfpo.models import load_model
-from lfpo.objectives.lfpo import LFPO
-from lfpo.objectives.ops.fused import rectified_sum
-from lfpo.objectives.ops.rectified import rectified_loss
 from small_runs import AS_PUBLISHED, rolled
 
 GOLDENS = json.loads((Path(__file__).parent / "goldens" / "lfpo.json").read_text())

@@ -9,11 +9,11 @@ from golden_families import golden
 from lfpo.config.errors import UserError
 from lfpo.config.models import LoraSettings
 from lfpo.config.train import LFPOConfig
+from lfpo.core.optim import ema_update
+from lfpo.core.roles import BASE
 from lfpo.models import MaskedDiffusionLM, load_model, save_model
 from lfpo.models.export import merge_adapter
-from lfpo.models.lora import attach, factors, load_adapter, save_adapter, settings_of, target_names
-from lfpo.models.roles import BASE
-from lfpo.train.algorithm import ema_update, own_parameters
+from lfpo.models.lora import attach, load_adapter, save_adapter, settings_of, target_names
 from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.rl import LFPOTrainer
 from small_runs import AS_PUBLISHED, choice_config, whole_and_resumed
@@ -25,7 +25,7 @@ IDS = torch.tensor([[5, 6, 7, 8, 9, 10], [11, 12, 13, 14, 15, 16]])
 def moved(model: MaskedDiffusionLM) -> MaskedDiffusionLM:
     """Give the current adapter values that change something."""
     rng = torch.Generator().manual_seed(0)
-    for _, p in factors(model):
+    for _, p in model.factors():
         p.data.add_(torch.randn(p.shape, generator=rng) * 0.3)
     return model
 
@@ -62,8 +62,8 @@ def test_only_the_current_factors_train_and_running_others_leaves_that_so(checkp
     loss = model(IDS).square().mean() + 0 * reference(IDS).sum() + 0 * model.with_adapter(BASE)(IDS).sum()
     loss.backward()
     assert {n for n, p in model.named_parameters() if p.requires_grad} == trained
-    assert any(p.grad is not None and p.grad.abs().sum() > 0 for _, p in factors(model))
-    assert all(p.grad is None for p in own_parameters(reference))
+    assert any(p.grad is not None and p.grad.abs().sum() > 0 for _, p in model.factors())
+    assert all(p.grad is None for p in reference.own_parameters())
 
 
 def test_a_checkpoint_s_adapter_is_added_to_a_bfloat16_base_in_float32(llada: Path, tmp_path: Path):
@@ -84,7 +84,7 @@ def test_adapters_are_written_for_peft_and_read_back(llada: Path, tmp_path: Path
         torch.testing.assert_close(loaded(input_ids=IDS).logits, model(IDS), atol=1e-5, rtol=1e-5)
     other = adapted(llada)
     load_adapter(other, tmp_path / "adapter")
-    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(factors(model), factors(other), strict=True))
+    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(model.factors(), other.factors(), strict=True))
     wider = load_model(llada)
     attach(wider, LoraSettings(r=3))
     with pytest.raises(UserError, match="other layers or rank"):
@@ -134,7 +134,7 @@ def test_training_resumes_exactly_and_exports_a_plain_model(objective: str, expe
     more: dict[str, Any] = {"objective": {"name": objective}, "ema_decay": 0.5}
     whole, resumed = whole_and_resumed(tmp_path, llada, 2, lora=lora, **more)
     for policy, other in ((whole.model, resumed.model), (whole.reference, resumed.reference)):
-        assert all(torch.equal(a, b) for a, b in zip(own_parameters(policy), own_parameters(other), strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(policy.own_parameters(), other.own_parameters(), strict=True))
     start = load_model(llada)
     base = whole.model.with_adapter(BASE)
     with torch.no_grad():
@@ -170,6 +170,6 @@ def test_gradient_checkpointing_changes_no_gradient(llada: Path, tmp_path: Path)
     for number, kept in enumerate((False, True)):
         trainer = LFPOTrainer(args=config(tmp_path / str(number), llada, max_steps=1, gradient_checkpointing=kept))
         trainer.train()
-        losses.append([p.detach().clone() for p in own_parameters(trainer.model)])
+        losses.append([p.detach().clone() for p in trainer.model.own_parameters()])
     for a, b in zip(*losses, strict=True):
         torch.testing.assert_close(a, b)

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from letters import Table, rollouts
-from lfpo.models.roles import CURRENT, OLD
-from lfpo.objectives.measures import Measures, measure_targets, ratio_measures, sum_and_count
-from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.views import fully_masked
+from lfpo.core.measures import Measures, measure_targets, ratio_measures, sum_and_count
+from lfpo.core.predictions import Predictions
+from lfpo.core.roles import CURRENT, OLD
+from lfpo.core.views import fully_masked
 
 
 def means(measures: Measures) -> dict[str, float]:
@@ -42,7 +42,7 @@ def test_targets_by_hand():
 
 def test_a_large_vocabulary_is_measured_at_every_eighth_target(monkeypatch: pytest.MonkeyPatch):
     """Twenty targets, of which those of rollouts 0, 8 and 16 are measured."""
-    monkeypatch.setattr("lfpo.objectives.measures.LARGE_VOCABULARY", 3)
+    monkeypatch.setattr("lfpo.core.measures.LARGE_VOCABULARY", 3)
     tables: Any = {CURRENT: Table({"_": "211"})}
     predictions = Predictions(fully_masked(rollouts(["a"] * 8 + ["b"] * 12)), tables)
     predictions.hidden(CURRENT)

@@ -20,30 +20,32 @@ import torch
 import tiny
 from golden_families import golden
 from letters import Table, rollouts
+from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
-from lfpo.models import load_model
-from lfpo.models.experts import routers
-from lfpo.models.roles import BASE, CURRENT, OLD
-from lfpo.objectives import make_objective
-from lfpo.objectives.lfpo import LFPO
-from lfpo.objectives.measures import (
+from lfpo.core import learner
+from lfpo.core.batch import group_metrics, reward_sums, share_of_commonest_ending, trajectory_sums
+from lfpo.core.learner import accumulate_gradients, optimizer_blocks
+from lfpo.core.lfpo import LFPO
+from lfpo.core.measures import (
     add_measures,
     means_over_ranks,
     measure_targets,
     ratio_measures,
-    watched_routers,
 )
-from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.views import Views, fully_masked
+from lfpo.core.objective import share_with_signal
+from lfpo.core.observer import Observer
+from lfpo.core.optim import step_if_finite
+from lfpo.core.predictions import Predictions
+from lfpo.core.roles import BASE, CURRENT, OLD
+from lfpo.core.views import Views, fully_masked
+from lfpo.models import load_model
+from lfpo.models.experts import routers
+from lfpo.models.router_measures import watched_routers
+from lfpo.objectives import make_objective
 from lfpo.rewards import Rewards
 from lfpo.rollout.edits import EditedTrajectory
 from lfpo.runs.context import Context
-from lfpo.train import algorithm
-from lfpo.train.algorithm import accumulate_gradients, optimizer_blocks
-from lfpo.train.collect import group_metrics, reward_sums, share_of_commonest_ending, trajectory_sums
-from lfpo.train.optim import step_if_finite
 from lfpo.train.rl import LFPOTrainer
-from lfpo.train.signals import share_with_signal
 from small_runs import AS_PUBLISHED
 from test_episodes import scripted
 from test_train import ROWS, config, even_letters, metrics
@@ -157,8 +159,9 @@ def test_edits_by_hand():
     t = rollouts(["abe", "bbe"])
     step_BE = torch.tensor([[2, 3, 3], [4, -1, -1]])  # three edits, and one
     none = torch.zeros_like(step_BE)
+    editing = SamplerConfig(remasking="low_confidence_dynamic", threshold=0.9, editing_threshold=0.9)
     edited = EditedTrajectory(
-        **{f.name: getattr(t, f.name) for f in dataclasses.fields(t)},
+        **{f.name: getattr(t, f.name) for f in dataclasses.fields(t)} | {"sampler": editing},
         revealed=t.tokens,
         edit_position=none,
         edit_step=step_BE,
@@ -280,7 +283,7 @@ def test_routers_by_hand(tmp_path: Path):
 
     for router in routers(model.backbone):
         router.register_forward_hook(replaced)
-    with watched_routers(model) as measures:
+    with watched_routers(model.backbone) as measures:
         model(torch.arange(6)[None])
     # Entropy of (1/2, 1/4, 1/8, 1/8) over ln 4; the busiest expert has 4 tokens, an even share is 6 * 2 / 4.
     assert means_over_ranks(measures) == pytest.approx({"router/entropy": 1.75 / 2, "router/max_load": 4 / 3})
@@ -310,7 +313,7 @@ def test_loss_and_norm_of_a_step_by_hand():
 def test_steps_are_averaged_and_skipped_ones_counted(llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Two iterations of two steps, a learning rate that falls to 0 over the four; the fourth update is not finite."""
     steps: list[dict[str, float]] = []
-    step, loss = algorithm.optimizer_step, LFPO.loss
+    step, loss = learner.optimizer_step, LFPO.loss
 
     def recorded(*args: Any) -> Any:
         steps.append(step(*args)[0])
@@ -320,7 +323,7 @@ def test_steps_are_averaged_and_skipped_ones_counted(llada: Path, tmp_path: Path
         value, measures = loss(self, *args)
         return value * (math.nan if len(steps) == 3 else 1.0), measures
 
-    monkeypatch.setattr(algorithm, "optimizer_step", recorded)
+    monkeypatch.setattr(learner, "optimizer_step", recorded)
     monkeypatch.setattr(LFPO, "loss", poisoned)
     changes = {"objective": AS_PUBLISHED, "learning_rate": 0.01, "lr_scheduler_type": "linear"}
     args = config(tmp_path, max_steps=2, eval_steps=0, **changes)
@@ -339,13 +342,13 @@ def test_flops_by_hand(llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     d, layers = tiny.D, tiny.LAYERS
     weights = layers * (2 * d + 4 * d * d + 3 * d * tiny.MLP)
     seen: list[Views] = []
-    accumulate = algorithm.accumulate_gradients
+    accumulate = learner.accumulate_gradients
 
     def recorded(objective: Any, policies: Any, views: Views, *args: Any, **settings: Any) -> Any:
         seen.append(views)
         return accumulate(objective, policies, views, *args, **settings)
 
-    monkeypatch.setattr(algorithm, "accumulate_gradients", recorded)
+    monkeypatch.setattr(learner, "accumulate_gradients", recorded)
     args = config(tmp_path, max_steps=2, objective=AS_PUBLISHED)
     trainer = LFPOTrainer(str(llada), even_letters, args=args, train_dataset=ROWS)
     vocabulary = trainer.model.vocab_size
@@ -356,7 +359,7 @@ def test_flops_by_hand(llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     total = 0
     for iteration in range(2):
         seen.clear()
-        line = trainer.iterate(iteration, Context(trainer.run))
+        line = trainer.run_iteration(iteration, Context(trainer.run))
         for record in rollout_lines(tmp_path / "run", iteration + 1):
             length = len(record["prompt_ids"]) + len(record["token_ids"])
             total += sum(forward(length, sum(s >= step for s in record["reveal_step"])) for step in range(4))
@@ -474,9 +477,9 @@ def test_a_failed_function_is_counted_for_its_iteration(llada: Path, tmp_path: P
 
     args = config(tmp_path, objective=AS_PUBLISHED)
     trainer = LFPOTrainer(str(llada), [even_letters, sometimes], args=args, train_dataset=ROWS)
-    assert "rewards/sometimes/failed" not in trainer.iterate(0)
+    assert "rewards/sometimes/failed" not in trainer.run_iteration(0)
     broken = True
-    line = trainer.iterate(1)
+    line = trainer.run_iteration(1)
     assert line["rewards/sometimes/failed"] == 1.0 and "rewards/even_letters/failed" not in line
     assert "rewards/sometimes/mean" not in line
     assert line["reward"] == pytest.approx(line["rewards/even_letters/mean"])
@@ -509,7 +512,7 @@ def test_times_by_a_clock(llada: Path, tmp_path: Path, monkeypatch: pytest.Monke
     args = config(tmp_path, max_steps=2, eval_steps=1, objective=AS_PUBLISHED)
     trainer = LFPOTrainer(str(llada), reward, args=args, train_dataset=ROWS, eval_dataset=ROWS)
     monkeypatch.setattr(trainer.engine, "sample", clock.takes(3, trainer.engine.sample))
-    monkeypatch.setattr(algorithm, "optimizer_step", clock.takes(7, algorithm.optimizer_step))
+    monkeypatch.setattr(learner, "optimizer_step", clock.takes(7, learner.optimizer_step))
     trainer.train()
     lines = metrics(tmp_path / "run")
     assert lines[0]["time/eval"] == 8
@@ -527,7 +530,7 @@ def test_rollouts_sampled_ahead_by_hand(llada: Path, tmp_path: Path, monkeypatch
     engine: Any = trainer.engine
     monkeypatch.setattr(engine, "submit", clock.takes(3, engine.submit))
     monkeypatch.setattr(engine, "result", clock.takes(2, engine.result))
-    lines = [trainer.iterate(i) for i in range(4)]
+    lines = [trainer.run_iteration(i) for i in range(4)]
     assert [line["engine/staleness"] for line in lines] == [0, 1, 2, 2]
     assert [line["engine/queue"] for line in lines] == [2, 2, 1, 0]  # behind the batch that is learned from
     assert [line["time/waiting"] for line in lines] == [2] * 4  # without what it took to submit
@@ -547,7 +550,7 @@ def test_scored_predictions_by_hand(llada: Path, tmp_path: Path, monkeypatch: py
     clock = Clock(monkeypatch)
     args = config(tmp_path, objective={"name": "mdpo", "rewarded_steps": 3})
     trainer = LFPOTrainer(str(llada), clock.takes(5, even), args=args, train_dataset=ROWS)
-    batch = trainer.sample_and_score(0, Context())
+    batch = trainer.sample_and_score(0, Observer())
     t = batch.trajectory
     assert t.predicted_tokens is not None
     of_steps = t.predicted_tokens.tolist()  # 8 rollouts, 3 steps

@@ -12,11 +12,11 @@ import yaml
 import tiny
 from lfpo.cli.command_line import main
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core.learner import accumulate_gradients
+from lfpo.core.roles import BASE, CURRENT, OLD
+from lfpo.core.views import passes
 from lfpo.models import load_model
-from lfpo.models.roles import BASE, CURRENT, OLD
 from lfpo.objectives import OBJECTIVES
-from lfpo.objectives.views import passes
-from lfpo.train.algorithm import accumulate_gradients
 from lfpo.train.rl import LFPOTrainer
 from small_runs import step_of
 from test_distributed import ARGUMENTS, assert_same_run, run

@@ -9,6 +9,8 @@ import torch
 
 import small_runs
 from letters import MASK, rollouts, spell
+from lfpo.core.trajectory import Trajectory
+from lfpo.core.views import Views, noised
 from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.objectives.agrpo import AGRPO
 from lfpo.objectives.coupled_grpo import CoupledGRPO
@@ -18,9 +20,7 @@ from lfpo.objectives.spg import SPG
 from lfpo.objectives.step_views import step_means
 from lfpo.objectives.trace_rl import TraceRL
 from lfpo.objectives.unigrpo import UniGRPO
-from lfpo.objectives.views import Views, noised
 from lfpo.objectives.wd1 import WD1
-from lfpo.rollout.trajectory import Trajectory
 
 N = 1500
 

@@ -12,18 +12,19 @@ from letters import Table, rollouts
 from lfpo.config.errors import UserError
 from lfpo.config.lfpo import Advantage
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core.advantages import group_advantages
+from lfpo.core.draw import kept_tokens
+from lfpo.core.learner import accumulate_gradients
+from lfpo.core.objective import Objective
+from lfpo.core.views import Views, noised
 from lfpo.objectives import OBJECTIVES, make_objective
-from lfpo.objectives.advantages import group_advantages
 from lfpo.objectives.agrpo import AGRPO
 from lfpo.objectives.diffu_grpo import DiffuGRPO
-from lfpo.objectives.objective import Objective, check_rollouts
+from lfpo.objectives.needs import check_rollouts
 from lfpo.objectives.rejection import Rejection
 from lfpo.objectives.sequences import masked_views
 from lfpo.objectives.spg import SPG
 from lfpo.objectives.trace_rl import TraceRL
-from lfpo.objectives.views import Views, noised
-from lfpo.rollout.draw import kept_tokens
-from lfpo.train.algorithm import accumulate_gradients
 
 GOOD_BAD = torch.tensor([1.0, -0.5], dtype=torch.float64)  # the advantages of most tests below
 

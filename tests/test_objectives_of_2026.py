@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from letters import Table, rollouts
-from lfpo.models.roles import CURRENT, OLD
+from lfpo.core.learner import accumulate_gradients
+from lfpo.core.predictions import Predictions
+from lfpo.core.roles import CURRENT, OLD
+from lfpo.core.views import noised
 from lfpo.objectives.dtm import DTM, mixture_sum
 from lfpo.objectives.ebpo import EBPO
 from lfpo.objectives.mask_aware import MaskAware
-from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import gauss_legendre
 from lfpo.objectives.slim_rl import SLIMRL
-from lfpo.objectives.views import noised
-from lfpo.train.algorithm import accumulate_gradients
 from test_fused import chunks_of, random_case
 from test_newer_objectives import HALF, LN2, masks
 from test_objective_views import check_rate, hidden, views_of

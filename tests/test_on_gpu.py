@@ -16,10 +16,11 @@ from lfpo.config.build import build
 from lfpo.config.eval import EvalConfig
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.sft import SFTConfig
+from lfpo.core.denoise import LOOK_EVERY
 from lfpo.eval.command import run_eval
 from lfpo.eval.likelihood import Pair, likelihood_bounds
 from lfpo.models import load_model
-from lfpo.rollout.denoise import LOOK_EVERY, rollout
+from lfpo.rollout.sampling import rollout
 from lfpo.train.rl import LFPOTrainer
 from lfpo.train.sft import train_sft
 from small_runs import choice_config

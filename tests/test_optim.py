@@ -14,9 +14,10 @@ from lfpo.config.build import build
 from lfpo.config.errors import UserError
 from lfpo.config.train import LFPOConfig
 from lfpo.config.training import Optim
+from lfpo.core.optim import lr_at
 from lfpo.models import load_model
+from lfpo.train.adamw import build_adamw, moment_bytes
 from lfpo.train.checkpoint import TABLES, latest_checkpoint
-from lfpo.train.optim import build_adamw, lr_at, moment_bytes
 from lfpo.train.rl import LFPOTrainer
 from small_runs import choice_config as config
 from small_runs import whole_and_resumed

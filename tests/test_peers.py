@@ -10,6 +10,11 @@ from dtree_rpo import DTreeRPO
 from torch.nn import functional as F
 
 import peers
+from lfpo.core.learner import accumulate_gradients
+from lfpo.core.objective import Objective
+from lfpo.core.predictions import Predictions
+from lfpo.core.trajectory import Trajectory
+from lfpo.core.views import Views, fully_masked
 from lfpo.objectives.agrpo import AGRPO, logp_as_drawn
 from lfpo.objectives.bgpo import BGPO
 from lfpo.objectives.cj_grpo import CJGRPO
@@ -21,19 +26,14 @@ from lfpo.objectives.gdpo import GDPO
 from lfpo.objectives.gdsd import GDSD
 from lfpo.objectives.justgrpo import JustGRPO
 from lfpo.objectives.mdpo import MDPO
-from lfpo.objectives.objective import Objective
-from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.rldf import RLDF
 from lfpo.objectives.sequences import Sequences, elbo_views, gauss_legendre, masked_views
 from lfpo.objectives.spg import SPG
 from lfpo.objectives.stable_drl import StableDRL
 from lfpo.objectives.step_views import step_means, step_views
 from lfpo.objectives.unigrpo import UniGRPO
-from lfpo.objectives.views import Views, fully_masked
 from lfpo.objectives.vrpo import VRPO, elbos
 from lfpo.objectives.wd1 import WD1
-from lfpo.rollout.trajectory import Trajectory
-from lfpo.train.algorithm import accumulate_gradients
 
 CASES: dict[str, dict[str, Any]] = peers.NEWER["cases"]
 

@@ -10,13 +10,13 @@ from torch import nn
 
 from lfpo.config.models import LoraSettings
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core.predictions import Predictions
+from lfpo.core.roles import CURRENT, OLD
+from lfpo.core.views import replay
 from lfpo.models import MaskedDiffusionLM, load_model
-from lfpo.models.lora import attach, factors
+from lfpo.models.lora import attach
 from lfpo.models.placement import frozen_copy_on_cpu, sampling
-from lfpo.models.roles import CURRENT, OLD
-from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.views import replay
-from lfpo.rollout.denoise import rollout
+from lfpo.rollout.sampling import rollout
 from lfpo.train.rl import LFPOTrainer
 from merge_error import adapted, errors
 from small_runs import choice_config
@@ -133,7 +133,7 @@ def test_a_reference_in_cpu_memory_changes_nothing(llada: Path, tmp_path: Path):
 def with_adapter(checkpoint: Path) -> MaskedDiffusionLM:
     """A reference policy whose adapter adds a hundredth of the weights' size."""
     policy = attach(load_model(checkpoint, dtype=torch.float64), LoraSettings(r=4))
-    for _, factor in factors(policy):
+    for _, factor in policy.factors():
         factor.data.copy_(0.1 * torch.randn(factor.shape, generator=torch.Generator().manual_seed(factor.numel())))
     return policy
 

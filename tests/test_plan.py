@@ -23,10 +23,10 @@ from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.models import load_model
 from lfpo.models.layouts import LAYOUTS, PUBLISHED
-from lfpo.models.lora import factors, inject
+from lfpo.models.lora import inject
 from lfpo.models.tensor_files import GIB
 from lfpo.objectives import OBJECTIVES, make_objective
-from lfpo.rollout.denoise import rollout
+from lfpo.rollout.sampling import rollout
 from lfpo.train.flops import model_flops
 from lfpo.train.plan.command import command, duration, readable, seconds, ways, whole_run
 from lfpo.train.plan.estimate import Estimate
@@ -145,7 +145,7 @@ def test_an_adapter_counts_the_layers_that_have_experts(experts: bool):
     config = {**model_config("llada2-mini"), "num_hidden_layers": 4, "first_k_dense_replace": 2}
     settings, model = LoraSettings(r=2, experts=experts), skeleton(config)
     inject(model, settings)
-    assert adapter_size(config, settings) == sum(p.numel() for _, p in factors(model))
+    assert adapter_size(config, settings) == sum(p.numel() for _, p in model.factors())
 
 
 QUARTER: dict[str, Any] = {"prompts_per_iteration": 4, "gradient_checkpointing": True}

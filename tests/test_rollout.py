@@ -10,19 +10,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lfpo.base.rng import uniform
 from lfpo.config.build import build
 from lfpo.config.errors import UserError
 from lfpo.config.reveal import needs
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core.attention import FULL
+from lfpo.core.forward import FORWARD_TOKENS, bucket, pieces
+from lfpo.core.reveal import PLAN, Proposal, Reveal, Rule
+from lfpo.core.rng import uniform
+from lfpo.core.trajectory import Trajectory
 from lfpo.models import MaskedDiffusionLM, load_model
-from lfpo.models.structure import FULL
-from lfpo.rollout.denoise import rollout
-from lfpo.rollout.packing import FORWARD_TOKENS, bucket, pieces
 from lfpo.rollout.reveal.published import dynamic, origin_steps
-from lfpo.rollout.reveal.rule import PLAN, Proposal, Reveal, Rule
 from lfpo.rollout.reveal.rules import probability
-from lfpo.rollout.trajectory import Trajectory
+from lfpo.rollout.sampling import rollout
 from reference_sampler import dream_generate, generate
 
 PROMPTS = [[5, 6, 7, 8], [9, 10], [40, 41, 42, 43, 44, 45, 46], [100]]
@@ -124,7 +124,7 @@ def test_a_row_does_not_depend_on_its_batch_mates_nor_on_the_device(
         alone = rollout(model, [ROWS[row]], sampler, [SEEDS[row]])
         assert_same_rows(alone, together, [row])
     # On a GPU the device is not asked which positions are masked, nor which rows are finished if the plan says it.
-    monkeypatch.setattr("lfpo.rollout.denoise.LOOK_EVERY", {"cpu": 4})
+    monkeypatch.setattr("lfpo.core.denoise.LOOK_EVERY", {"cpu": 4})
     monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
     assert_same_rows(rollout(model, ROWS, sampler, SEEDS, rollout_tokens=34), together, [0, 1, 2, 3, 4])
 
@@ -236,7 +236,7 @@ def test_short_rows_are_not_padded_to_the_longest(model: MaskedDiffusionLM, monk
     sampler = SamplerConfig(gen_length=4, temperature=1.0)
     expected = rollout(model, PROMPTS, sampler, [0] * 4)
     shapes = count_forwards(model, monkeypatch)
-    monkeypatch.setattr("lfpo.rollout.forward.PIECE_TOKENS", {"cpu": 16})
+    monkeypatch.setattr("lfpo.core.forward.PIECE_TOKENS", {"cpu": 16})
     assert_same_rows(rollout(model, PROMPTS, sampler, [0] * 4), expected, [0, 1, 2, 3])
     # Prompts of 7, 4, 2 and 1 and 4 tokens each: at most 16 together, and the last two are padded least.
     assert shapes == [(1, 11), (1, 8), (2, 6)] * 4

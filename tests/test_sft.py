@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from lfpo.base.rng import generator
 from lfpo.config.build import build, to_dict, yaml_text
 from lfpo.config.errors import UserError
 from lfpo.config.sft import SFTConfig
+from lfpo.core.attention import Structure
+from lfpo.core.rng import generator
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
-from lfpo.models.structure import Structure
 from lfpo.objectives.vrpo import VRPO
 from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.dpo import as_trajectory

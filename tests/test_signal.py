@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lfpo.objectives.advantages import batch_ranks, group_ranges
-from lfpo.objectives.lfpo import LFPO
+from lfpo.core.advantages import batch_ranks, group_ranges
+from lfpo.core.lfpo import LFPO
 
 
 def signal(groups: list[list[float]], **knobs: float) -> list[list[float]]:

@@ -12,14 +12,14 @@ import torch
 
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core.batch import Batch, gathered
+from lfpo.core.learner import accumulate_gradients
+from lfpo.core.roles import OLD
+from lfpo.core.trajectory import join
 from lfpo.models import load_model
-from lfpo.models.roles import OLD
-from lfpo.rollout.denoise import rollout
-from lfpo.rollout.trajectory import join
+from lfpo.rollout.sampling import rollout
 from lfpo.runs.context import Stopped
-from lfpo.train.algorithm import accumulate_gradients
 from lfpo.train.checkpoint import latest_checkpoint
-from lfpo.train.collect import Batch, collect
 from lfpo.train.queue import part
 from lfpo.train.rl import LFPOTrainer
 from small_runs import AS_PUBLISHED, same
@@ -41,10 +41,10 @@ def test_batch_i_is_sampled_by_version_i_minus_k(k: int, llada: Path, tmp_path: 
 
     def collected(*args: Any, **settings: Any) -> Batch:
         weights[len(batches)] = copy.deepcopy(trainer.reference.state_dict())  # of this version, before its update
-        batches.append(collect(*args, **settings))
+        batches.append(gathered(*args, **settings))
         return batches[-1]
 
-    monkeypatch.setattr("lfpo.train.rl.collect", collected)
+    monkeypatch.setattr("lfpo.train.rl.gathered", collected)
     trainer.train()
     assert [batch.version for batch in batches] == [max(0, i - k) for i in range(4)]
     assert [m["engine/staleness"] for m in metrics(tmp_path / "run")] == [min(i, k) for i in range(4)]
@@ -80,14 +80,14 @@ def test_theta_old_of_the_loss(old_policy: str, llada: Path, tmp_path: Path, mon
     def collected(*args: Any, **settings: Any) -> Batch:
         weights.append(flat(trainer.reference))
         theta.append(flat(trainer.model))
-        return collect(*args, **settings)
+        return gathered(*args, **settings)
 
     def updated(objective: Any, policies: Any, *args: Any, **settings: Any) -> Any:
         seen.append(flat(policies[OLD]))
         return accumulate_gradients(objective, policies, *args, **settings)
 
-    monkeypatch.setattr("lfpo.train.rl.collect", collected)
-    monkeypatch.setattr("lfpo.train.algorithm.accumulate_gradients", updated)
+    monkeypatch.setattr("lfpo.train.rl.gathered", collected)
+    monkeypatch.setattr("lfpo.core.learner.accumulate_gradients", updated)
     trainer.train()
     assert not torch.equal(weights[0], weights[1])
     for i, found in enumerate(seen):

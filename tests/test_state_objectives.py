@@ -10,11 +10,11 @@ import torch
 from letters import rollouts
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core.observer import Observer
 from lfpo.models import load_model
 from lfpo.objectives.mdpo import MDPO
-from lfpo.objectives.objective import kept_steps
-from lfpo.rollout.denoise import rollout
-from lfpo.runs.context import Context
+from lfpo.objectives.needs import kept_steps
+from lfpo.rollout.sampling import rollout
 from lfpo.train.rl import LFPOTrainer
 from test_train import ROWS, config, metrics
 
@@ -50,7 +50,7 @@ def test_predictions_are_rewarded_by_the_same_functions_and_their_cost_is_logged
     args = config(tmp_path, objective={"name": "mdpo", "rewarded_steps": 2}, max_steps=1)
     trainer = LFPOTrainer(str(llada), length, args=args, train_dataset=ROWS)
     calls.clear()  # those on stand-in completions
-    batch = trainer.sample_and_score(0, Context())
+    batch = trainer.sample_and_score(0, Observer())
     t, (whole, predicted) = batch.trajectory, calls
     assert t.predicted_at is not None and t.predicted_tokens is not None and batch.predicted_RM is not None
     assert t.predicted_at[0].tolist() == [1, 3] and trainer.keep_steps == [1, 3]

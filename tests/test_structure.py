@@ -7,8 +7,8 @@ import torch
 from torch.nn.attention.flex_attention import create_mask
 
 from golden_families import golden, golden_io
+from lfpo.core.attention import FULL, Structure
 from lfpo.models import load_model
-from lfpo.models.structure import FULL, Structure
 
 BLOCK = 3
 # Real tokens of four rows: whole, padded on the left, on the right, and on both sides.

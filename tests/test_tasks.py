@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lfpo.base.rng import python_rng
 from lfpo.config.errors import UserError
 from lfpo.config.sft import SFTConfig
 from lfpo.config.tasks import LENGTHS, TASKS
+from lfpo.core.rng import python_rng
 from lfpo.models import load_tokenizer
 from lfpo.prompts.tasks import Task, get_task, sudoku
 from lfpo.prompts.tasks.countdown import problems

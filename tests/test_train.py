@@ -12,10 +12,11 @@ from lfpo.config.engine import EngineSettings
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
+from lfpo.core.lfpo import LFPO
+from lfpo.core.optim import Average
 from lfpo.models import load_model, load_tokenizer
-from lfpo.objectives.lfpo import LFPO
 from lfpo.train.checkpoint import latest_checkpoint
-from lfpo.train.copies import Average
+from lfpo.train.copies import AverageFiles
 from lfpo.train.rl import LFPOTrainer
 from small_runs import AS_PUBLISHED, choice_config
 
@@ -160,12 +161,12 @@ def test_the_average_by_hand(tmp_path: Path):
     with average.in_place():
         assert weight.item() == pytest.approx(0.5 * now + 4.0)
     assert weight.item() == 8.0
-    average.save(tmp_path)
+    AverageFiles(average).save(tmp_path)
     other = Average([weight], 0.5)
-    other.load(tmp_path)
+    AverageFiles(other).load(tmp_path)
     assert other.updates == 9 and torch.equal(other.values[0], average.values[0])
     with pytest.raises(UserError, match="average_decay"):
-        Average([weight, weight], 0.5).load(tmp_path)
+        AverageFiles(Average([weight, weight], 0.5)).load(tmp_path)
 
 
 def test_only_what_is_evaluated_and_exported_is_averaged(llada: Path, tmp_path: Path):

@@ -2,10 +2,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lfpo.base.rng import generator
 from lfpo.config.sampler import SamplerConfig
-from lfpo.objectives.step_views import stratified_indices
-from lfpo.rollout.trajectory import Trajectory, of_completions
+from lfpo.core.rng import generator
+from lfpo.core.trajectory import Trajectory, of_completions
+from lfpo.core.views import stratified_indices
 
 MASK, EOS = 90, 91
 

@@ -13,12 +13,12 @@ import torch
 from gpu.memory import peak
 from lfpo.config.models import LoraSettings
 from lfpo.config.train import LFPOConfig
+from lfpo.core.head import CAST_ELEMENTS, logits
 from lfpo.models import load_model, save_model
 from lfpo.models.families import family_of
 from lfpo.models.four_bit import BYTES_PER_WEIGHT
-from lfpo.models.head import CAST_ELEMENTS, logits
 from lfpo.models.layouts import LAYOUTS, with_layers
-from lfpo.models.lora import attach, factors
+from lfpo.models.lora import attach
 from lfpo.models.tensor_files import FILE_BYTES, tensor_paths
 from lfpo.models.weights import checkpoint_shapes, state_shapes
 from lfpo.train.plan.estimate import PHASES, Estimate
@@ -100,7 +100,7 @@ def test_a_4_bit_start_holds_one_matrix_beside_the_quantised_ones(dtype: torch.d
 def test_an_export_holds_a_file_and_a_sum(wide: Path, tmp_path: Path):
     model = load_model(wide, dtype=torch.bfloat16)
     attach(model, LoraSettings(r=4))
-    for _, factor in factors(model):
+    for _, factor in model.factors():
         factor.data.fill_(0.5)
     with growth() as found:
         save_model(model, tmp_path / "model")

@@ -7,11 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lfpo.config.train import LFPOConfig
+from lfpo.core.learner import accumulate_gradients, equal_weights, optimizer_blocks
+from lfpo.core.lfpo import LFPO
+from lfpo.core.optim import ema_update
+from lfpo.core.roles import CURRENT, OLD
 from lfpo.models import MaskedDiffusionLM, load_model
-from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import OBJECTIVES
-from lfpo.objectives.lfpo import LFPO
-from lfpo.train.algorithm import accumulate_gradients, ema_update, equal_weights, optimizer_blocks
 from lfpo.train.plan.work import fullest_rank
 from small_runs import rolled, step_of
 

@@ -32,7 +32,7 @@ def main() -> None:
     trainer = LFPOTrainer(model, rewards, args=args, train_dataset=prompts(asked), tokenizer=tokenizer)
     for turn in range(asked.turns):
         wait()
-        metrics = trainer.iterate(turn)
+        metrics = trainer.run_iteration(turn)
         report(metrics["time/rollout"], metrics["time/update"] + metrics.get("time/reward", 0.0))
 
 

@@ -21,24 +21,25 @@ from typing import Any
 
 import torch
 
-from lfpo.base import distributed
 from lfpo.config.checks import Count, NotNegative, Positive, Share
 from lfpo.config.clipped import Clip
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
+from lfpo.core import collectives
+from lfpo.core.advantages import check_groups, group_sizes
+from lfpo.core.engine import LocalEngine, Request
+from lfpo.core.measures import Measures, measure_targets
+from lfpo.core.objective import Objective
+from lfpo.core.predictions import Predictions
+from lfpo.core.reveal import reveal_schedule
+from lfpo.core.rows import ActiveRows, Drawing, Hook
+from lfpo.core.trajectory import Trajectory
+from lfpo.core.views import Views, noised
 from lfpo.models import MaskedDiffusionLM
-from lfpo.objectives.advantages import check_groups, group_sizes
-from lfpo.objectives.measures import Measures, measure_targets
-from lfpo.objectives.objective import Objective
+from lfpo.objectives.needs import GIVES
 from lfpo.objectives.policy_gradient import clipped_losses
-from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.views import Views, noised
-from lfpo.rollout.denoise import rollout
-from lfpo.rollout.engine import GIVES, LocalEngine, Request, run_unit
-from lfpo.rollout.rows import ActiveRows, Drawing, Hook
-from lfpo.rollout.schedule import reveal_schedule
-from lfpo.rollout.trajectory import Trajectory
+from lfpo.rollout.sampling import rollout, run_unit
 from lfpo.train.setup import local_engine
 
 
@@ -139,7 +140,7 @@ class DTreeRPO(Clip, Objective):
         collective; no policy runs."""
         kept = views.select(views.target.any(-1).nonzero().flatten())
         share_SL = kept.weight if kept.second is None else kept.second  # None where a rank has no edges
-        n, edges, positions = (distributed.sum_number(float(x)) for x in (len(kept), len(views), share_SL.sum()))
+        n, edges, positions = (collectives.sum_number(float(x)) for x in (len(kept), len(views), share_SL.sum()))
         weight, second = kept.weight * (n / max(edges, 1.0)), share_SL * (n / max(positions, 1.0))
         return dataclasses.replace(kept, weight=weight, second=second)
 

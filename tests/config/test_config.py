@@ -26,7 +26,7 @@ from lfpo.config.sft import SFTConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.config.watch import WatchConfig
 from lfpo.objectives import make_objective
-from lfpo.objectives.objective import check_rollouts
+from lfpo.objectives.needs import check_rollouts
 from lfpo.prompts.tasks import get_task
 
 COMMANDS = [

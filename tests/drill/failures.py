@@ -19,10 +19,10 @@ import lfpo
 from drill.harness import EVERY, ITERATIONS, Child, Drill, Row, difference, not_possible, same_weights, train_arguments
 from drill.inside import LEAK, Fault
 from drill.stops import no_sandbox
+from lfpo.core.learner import MAX_SKIPPED
 from lfpo.models.loading import EMBEDDED
 from lfpo.rewards.sandbox import Job, Limits, Sandbox
 from lfpo.runs.directory import Run
-from lfpo.train.algorithm import MAX_SKIPPED
 from lfpo.train.rl import MAX_FAILED
 from processes import environment
 

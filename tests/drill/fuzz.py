@@ -23,13 +23,13 @@ from lfpo.config.build import build, load_yaml
 from lfpo.config.errors import UserError
 from lfpo.config.tasks import TASKS
 from lfpo.config.train import LFPOConfig
+from lfpo.core.attempt import RewardTimeout, time_limit
+from lfpo.core.encoding import encode_rows
 from lfpo.models import init_model, load_model, load_tokenizer
 from lfpo.models.loading import save_model
-from lfpo.prompts.encoding import encode_rows
 from lfpo.prompts.jsonl import load_jsonl
 from lfpo.prompts.tasks import get_task
 from lfpo.rewards import choices, code, formats, math, sudoku
-from lfpo.rewards.attempt import RewardTimeout, time_limit
 
 Inputs = tuple[Any, Callable[[Any], None]]  # what is drawn, and what takes it
 SECONDS = 20.0  # that one input may take

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from lfpo.base import distributed
+from lfpo.core import collectives
 from lfpo.prompts.tasks import Row
 from lfpo.prompts.tasks.choice import TASK as CHOICE
 from lfpo.train.preflight import STAND_IN
@@ -63,7 +63,7 @@ def arm(fault: Fault | None) -> None:
     global _fault
     _fault = fault
     sys.addaudithook(_file_event)
-    distributed.sum_gradients = _poisoning(distributed.sum_gradients)
+    collectives.sum_gradients = _poisoning(collectives.sum_gradients)
     if fault is not None and fault.do == "clock":  # the wall clock jumps by a day, forward and back, at each call
         real, jumps = time.time, itertools.cycle((86_400, -86_400))
         time.time = lambda: real() + next(jumps)

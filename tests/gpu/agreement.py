@@ -16,7 +16,7 @@ from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.objectives import OBJECTIVES
-from lfpo.rollout.denoise import rollout
+from lfpo.rollout.sampling import rollout
 from lfpo.train.rl import LFPOTrainer
 
 PROMPTS = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
@@ -103,6 +103,6 @@ def _iteration(objective: str, source: str | Path, device: str) -> dict[str, Any
     settings["reward_funcs"] = ["reward_samples.even_tokens"]
     model = load_model(source, device=device)
     # A trainer moves its model to the device of its rank.
-    with mock.patch("lfpo.base.distributed.device", return_value=torch.device(device)):
+    with mock.patch("lfpo.core.collectives.device", return_value=torch.device(device)):
         trainer = LFPOTrainer(model, args=build(LFPOConfig, settings), tokenizer=load_tokenizer(source))
-        return trainer.iterate(0)
+        return trainer.run_iteration(0)

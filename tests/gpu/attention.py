@@ -9,8 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from gpu.rows import Machine, Row, at_most, measured, passes
 from lfpo.base.measure import timed
-from lfpo.models.attention import bidirectional_attention, mask_bias
-from lfpo.models.structure import Structure
+from lfpo.core.attention import Structure, bidirectional_attention, mask_bias
 
 MODULE = torch.nn.Identity()
 

@@ -12,10 +12,10 @@ import torch
 
 from gpu.rows import Machine, Row, at_least, at_most, measured, not_run, passes
 from lfpo.base.measure import timed
-from lfpo.models.head import Precision
-from lfpo.objectives.ops import fused
-from lfpo.objectives.ops.fused import rectified_sum
-from lfpo.objectives.ops.rectified import rectified_loss
+from lfpo.core import fused
+from lfpo.core.fused import rectified_sum
+from lfpo.core.head import Precision
+from lfpo.core.rectified import rectified_loss
 
 BETA = 0.3
 # head_precision -> (milliseconds on an H200, relative error of the gradients).
@@ -72,7 +72,7 @@ def kernel(machine: Machine) -> list[Row]:
     time of the whole loss, and the kernel's share of the memory's rate."""
     if importlib.util.find_spec("triton") is None:
         return [not_run("the kernel", "Triton is not installed")]
-    from lfpo.objectives.ops.kernel import loss_and_gradient
+    from lfpo.core.kernel import loss_and_gradient
 
     if machine.gpu and fused.kernel_on(machine.device) is None:
         return [passes("the kernel", False, "cannot run here", "runs")]

@@ -13,10 +13,10 @@ from gpu.rows import Machine, Row, at_most, measured, not_run
 from gpu.shapes import SMALL
 from lfpo.config.build import build
 from lfpo.config.train import LFPOConfig
+from lfpo.core.learner import Update, optimizer_step
+from lfpo.core.observer import Observer
 from lfpo.models import init_model, load_tokenizer
 from lfpo.models.layouts import LAYOUTS, with_layers
-from lfpo.runs.context import Context
-from lfpo.train.algorithm import Step, optimizer_step
 from lfpo.train.plan.estimate import LIBRARIES, Estimate
 from lfpo.train.rl import LFPOTrainer
 
@@ -116,10 +116,10 @@ def peaks(config: dict[str, Any], args: LFPOConfig, prompt: str, device: torch.d
 
     def step() -> None:
         signal = trainer.objective.signal(batches[0].reward_R, batches[0].group_R)
-        only_step = Step(0, 0, 0, torch.arange(len(signal)))
-        optimizer_step(trainer.learner, trainer.objective, batches[0], signal, only_step, Context())
+        only_step = Update(0, 0, 0, torch.arange(len(signal)))
+        optimizer_step(trainer.learner, trainer.objective, batches[0], signal, only_step, Observer())
 
-    rollouts = peak(lambda: batches.append(trainer.sample_and_score(0, Context())), device)
+    rollouts = peak(lambda: batches.append(trainer.sample_and_score(0, Observer())), device)
     step()
     return Peaks(trainer, rollouts, peak(step, device))
 

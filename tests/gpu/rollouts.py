@@ -18,12 +18,12 @@ from gpu.shapes import SMALL
 from lfpo.base.measure import timed
 from lfpo.config.models import LoraSettings
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core.trajectory import Trajectory
 from lfpo.models import init_model, load_model
 from lfpo.models.layouts import LAYOUTS
 from lfpo.models.lora import attach
 from lfpo.models.placement import sampling
-from lfpo.rollout.denoise import rollout
-from lfpo.rollout.trajectory import Trajectory
+from lfpo.rollout.sampling import rollout
 
 Cache = Literal["none", "prefix", "dual"]
 

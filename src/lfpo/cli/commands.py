@@ -35,18 +35,19 @@ def train(rest: list[str]) -> None:
 
     config, flags = _trained(LFPOConfig, rest, "train", "dry_run")
     from lfpo.base import distributed
+    from lfpo.core import collectives
     from lfpo.report import write_report
     from lfpo.train.rl import LFPOTrainer
 
     with _memory_explained(config):
         trainer = LFPOTrainer(args=config)
         if "dry_run" in flags:
-            if distributed.rank() == 0:
+            if collectives.rank() == 0:
                 print(f"{trainer.about}\nNothing was written. Without --dry_run the training begins.")
             distributed.stop()
             return
         folder = trainer.train(resume="resume" in flags)
-    if distributed.rank() == 0:
+    if collectives.rank() == 0:
         print(f"model   {folder}\nreport  {write_report(trainer.run)}")
     distributed.stop()
 
@@ -57,10 +58,10 @@ def _memory_explained(config: Any) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        from lfpo.base import distributed
+        from lfpo.core import collectives
         from lfpo.train.plan.command import out_of_memory
 
-        if (explained := out_of_memory(error, config, distributed.world())) is None:
+        if (explained := out_of_memory(error, config, collectives.world())) is None:
             raise
         raise explained from error
 

@@ -13,11 +13,12 @@ from rich.table import Table
 
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core.engine import Request
 from lfpo.models import FAMILIES, load_model, load_tokenizer
 from lfpo.models.loading import EMBEDDED
 from lfpo.prompts.tasks import get_task
 from lfpo.rewards.sandbox import available_rungs
-from lfpo.rollout.engine import Request, as_it_is
+from lfpo.rollout.sampling import as_it_is
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "matplotlib", "rich")
 OPTIONAL = {"datasets": "hub tasks", "peft": "LoRA", "accelerate": "trackers", "math_verify": "symbolic maths"}

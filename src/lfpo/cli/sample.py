@@ -7,21 +7,22 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lfpo.base.batching import evenly_spaced
-from lfpo.base.rng import key
+from lfpo.base.spacing import evenly_spaced
 from lfpo.config.sample import SampleConfig
+from lfpo.core.encoding import encode_rows, prefill
+from lfpo.core.engine import Request
+from lfpo.core.rng import key
+from lfpo.core.rows import block_sizes
+from lfpo.core.trajectory import Trajectory
 from lfpo.eval.terminal import progress
 from lfpo.models import load_model, load_tokenizer
 from lfpo.models.loading import resolve
 from lfpo.models.tensor_files import check_memory
-from lfpo.prompts.encoding import encode_rows, prefill
 from lfpo.prompts.tasks import get_task
 from lfpo.prompts.tokenizer import token_texts
 from lfpo.rewards.answers import marked_answer
 from lfpo.rewards.sudoku import grid_digits
-from lfpo.rollout.engine import Request, as_it_is
-from lfpo.rollout.rows import block_sizes
-from lfpo.rollout.trajectory import Trajectory
+from lfpo.rollout.sampling import as_it_is
 
 SHOWN = 24  # most states that are printed
 COLOURS = ("#2b6cb0", "#2c9faf", "#38a169", "#b7a41c", "#dd6b20", "#c53030")  # early to late; lightness differs too

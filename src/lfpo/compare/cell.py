@@ -19,7 +19,7 @@ from lfpo.eval.evaluate import evaluate
 from lfpo.eval.terminal import open_console, progress
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.prompts.tasks import get_task
-from lfpo.rollout.engine import as_it_is
+from lfpo.rollout.sampling import as_it_is
 from lfpo.runs.directory import Run
 
 

@@ -22,7 +22,7 @@ from lfpo.config.errors import UserError
 from lfpo.config.files import read_json, replace_file
 from lfpo.models.loading import trained_block_length
 from lfpo.objectives import make_objective
-from lfpo.objectives.objective import check_rollouts
+from lfpo.objectives.needs import check_rollouts
 from lfpo.prompts.tasks import get_task
 from lfpo.report import write_report
 from lfpo.report.figures import pyplot, write_figures

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from lfpo.base.rng import python_rng
 from lfpo.config.compare import BASE, CompareConfig
+from lfpo.core.rng import python_rng
 from lfpo.eval.estimates import RESAMPLES, Estimate, over_seeds
 
 Point = dict[str, Any]

@@ -38,7 +38,7 @@ class Clipped(Clip):
 
     advantage: Advantage = "mean"
     """How much better a rollout is than the others of its prompt: its reward minus the group's mean, in this form (see
-    lfpo.objectives.advantages)."""
+    lfpo.core.advantages)."""
 
 
 @dataclass(frozen=True)
@@ -361,4 +361,4 @@ class SLIMRL(OfMediumPrompts):
     """Estimate of KL to theta_old."""
 
     advantage: Advantage = "mean"
-    """The form of the advantages (see lfpo.objectives.advantages)."""
+    """The form of the advantages (see lfpo.core.advantages)."""

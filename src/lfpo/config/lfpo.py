@@ -5,7 +5,7 @@ from typing import Literal
 
 from lfpo.config.checks import Count, NotNegative, Positive, Share, check_ranges
 
-# The forms of lfpo.objectives.advantages.
+# The forms of lfpo.core.advantages.
 Advantage = Literal["mean", "over_mean", "zscore", "zscore_sample", "zscore_floored", "leave_one_out"]
 
 

@@ -10,7 +10,7 @@ from lfpo.config.errors import UserError
 from lfpo.config.plugins import dotted, resolve
 
 OBJECTIVES: dict[str, str] = {
-    "lfpo": "lfpo.objectives.lfpo:LFPO",
+    "lfpo": "lfpo.core.lfpo:LFPO",
     "diffu_grpo": "lfpo.objectives.diffu_grpo:DiffuGRPO",
     "unigrpo": "lfpo.objectives.unigrpo:UniGRPO",
     "coupled_grpo": "lfpo.objectives.coupled_grpo:CoupledGRPO",

@@ -30,7 +30,7 @@ class Bounds(RolloutKnobs):
     """Chance of masking each token of the prompt and of the earlier blocks."""
 
     advantage: Advantage = "mean"
-    """The form of the advantages (see lfpo.objectives.advantages)."""
+    """The form of the advantages (see lfpo.core.advantages)."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class WD1(RolloutKnobs):
     """Divides the advantages before the softmax."""
 
     advantage: Advantage = "mean"
-    """The form of the advantages (see lfpo.objectives.advantages)."""
+    """The form of the advantages (see lfpo.core.advantages)."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ from lfpo.base.environment import describe_environment, use_threads, versions
 from lfpo.config.errors import UserError
 from lfpo.config.eval import EvalConfig
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core import collectives
+from lfpo.core.encoding import encode_rows, prefill, without_prefill
 from lfpo.eval.estimates import scores
 from lfpo.eval.evaluate import Answer, generate, grade
 from lfpo.eval.store import Journal, Record, data_sha256, file_sha256, find, pair_of, partial_files, write_result
@@ -20,9 +22,8 @@ from lfpo.eval.terminal import open_console, progress, show
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.models.loading import resolve, trained_block_length
 from lfpo.models.tensor_files import check_memory
-from lfpo.prompts.encoding import encode_rows, prefill, without_prefill
 from lfpo.prompts.tasks import DataTask, Row, Task, get_task
-from lfpo.rollout.engine import as_it_is
+from lfpo.rollout.sampling import as_it_is
 
 
 @dataclass(frozen=True)
@@ -47,22 +48,22 @@ def run_eval(config: EvalConfig) -> list[dict[str, Any]]:
     Each rank takes its share of the problems; rank 0 prints and writes. Raises UserError for wrong settings or files.
     """
     distributed.start()
-    rank = distributed.rank()
+    rank = collectives.rank()
     console = open_console(quiet=rank != 0)
     use_threads(config.threads)
     hashed = config.output is not None and rank == 0  # without output nothing is compared, so no file is read for it
-    weights = distributed.together(lambda: file_sha256(resolve(config.model)) if hashed else None)[0]
+    weights = collectives.together(lambda: file_sha256(resolve(config.model)) if hashed else None)[0]
     jobs = [prepare(name, config, weights, trained_block_length(config.model)) for name in config.task_names]
     if len({job.path for job in jobs}) < len(jobs) and config.output:
         raise UserError("two of the tasks would write the same file; evaluate them with different outputs")
-    stored = distributed.together(lambda: [find(job.path, job.settings, config.overwrite) for job in jobs])[0]
+    stored = collectives.together(lambda: [find(job.path, job.settings, config.overwrite) for job in jobs])[0]
     for job, found in zip(jobs, stored, strict=True):
         if found is not None:
             console.print(f"{job.task.name}: already evaluated with these settings, see {job.path}", highlight=False)
     results = [found for found in stored if found is not None]
     if len(results) < len(jobs):
-        dtype, device = getattr(torch, config.dtype), distributed.device()
-        distributed.together(lambda: check_memory(resolve(config.model), dtype, device))
+        dtype, device = getattr(torch, config.dtype), collectives.device()
+        collectives.together(lambda: check_memory(resolve(config.model), dtype, device))
         model = load_model(config.model, dtype=dtype, device=device)
         tokenizer = load_tokenizer(config.model)
         for job in jobs:  # prompts that do not fit are told before hours are spent on the first task
@@ -91,7 +92,7 @@ def prepare(name: str, config: EvalConfig, weights: str | None, block_length: in
         "sampler": asdict(sampler),
         "seed": config.seed,
         "dtype": config.dtype,
-        "device": torch.cuda.get_device_name(distributed.device()) if torch.cuda.is_available() else "cpu",
+        "device": torch.cuda.get_device_name(collectives.device()) if torch.cuda.is_available() else "cpu",
         "versions": {k: v for k, v in versions().items() if k != "python"},
     }
     path = None if config.output is None else Path(config.output).expanduser()
@@ -113,7 +114,7 @@ def sample_and_grade(
     job: Job, config: EvalConfig, model: MaskedDiffusionLM, tokenizer: Any, console: Console
 ) -> Record:
     """Sample the completions that no journal holds yet, grade all; writes and returns the result."""
-    rank, world = distributed.rank(), distributed.world()
+    rank, world = collectives.rank(), collectives.world()
     journal = Journal(job.path, job.settings, rank)
     done = journal.load()
     had = {pair_of(record) for record in done}
@@ -136,7 +137,7 @@ def sample_and_grade(
             engine.forwarded = state.forward
             generate(engine, model, tokenizer, job.asked, pending, job.sampler, seed=config.seed, finished=keep)
     seconds = journal.seconds()
-    records = sorted(done + [r for part in distributed.gather(new) for r in part], key=pair_of)
+    records = sorted(done + [r for part in collectives.gather(new) for r in part], key=pair_of)
     answers = [Answer(**record) for record in records]
     tokens = sum(a.length for a in answers)
     verdicts = grade(job.task.correct_all, [job.rows[a.problem] for a in answers], [a.completion for a in answers])
@@ -165,7 +166,7 @@ def sample_and_grade(
                 job.task.sample_record(row, prefill(row["prompt"]) + a.completion)
                 for a, row in ((a, job.rows[a.problem]) for a in answers)
             ]
-        distributed.together(lambda: write_result(path, result, files) if rank == 0 else None)
+        collectives.together(lambda: write_result(path, result, files) if rank == 0 else None)
         for file in partial_files(path):
             file.unlink(missing_ok=True)
     return result

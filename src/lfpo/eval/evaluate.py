@@ -5,15 +5,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from lfpo.base import distributed
-from lfpo.base.rng import key
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core import collectives
+from lfpo.core.encoding import decode_completions, encode_rows, prefill
+from lfpo.core.engine import Engine, Request
+from lfpo.core.rng import key
+from lfpo.core.scoring import copied
+from lfpo.core.trajectory import Trajectory, join
 from lfpo.eval.estimates import scores
 from lfpo.models import MaskedDiffusionLM
-from lfpo.prompts.encoding import decode_completions, encode_rows, prefill
 from lfpo.prompts.tasks import Row
-from lfpo.rewards.scoring import copied
-from lfpo.rollout.engine import Engine, Request
-from lfpo.rollout.trajectory import Trajectory, join
 
 Verdict = bool | None
 CorrectAll = Callable[[Sequence[Row], Sequence[str]], Sequence[Verdict]]
@@ -66,7 +67,7 @@ def evaluate(
     by (seed, i).
     """
     distributed.start()
-    mine = distributed.share(len(rows))
+    mine = collectives.share(len(rows))
     own: list[Trajectory] = []
     if mine:
         wanted = [(i, 0) for i in mine]
@@ -74,7 +75,7 @@ def evaluate(
     else:
         engine.idle()
     texts = [text for t in own for text in decode_completions(tokenizer, t.tokens, t.eos_id)]
-    parts = distributed.gather((own, texts))
+    parts = collectives.gather((own, texts))
     completions = [text for _, texts in parts for text in texts]
     verdicts = grade(correct_all, rows, completions)
     trajectory = join([t for sampled, _ in parts for t in sampled], model.pad_id)
@@ -128,7 +129,7 @@ def answers_of(trajectory: Trajectory, pairs: Sequence[tuple[int, int]], tokeniz
 def grade(correct_all: CorrectAll, rows: Sequence[Row], completions: Sequence[str]) -> list[Verdict]:
     """The verdict of each completion on its row, None where it cannot be judged on this machine; each rank judges its
     share."""
-    mine = distributed.share(len(rows))
+    mine = collectives.share(len(rows))
     texts = [prefill(rows[i]["prompt"]) + completions[i] for i in mine]
     verdicts = list(correct_all(copied([rows[i] for i in mine]), texts)) if mine else []
-    return [verdict for part in distributed.gather(verdicts) for verdict in part]
+    return [verdict for part in collectives.gather(verdicts) for verdict in part]

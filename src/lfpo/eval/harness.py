@@ -18,16 +18,18 @@ from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from lfpo.base import distributed
-from lfpo.base.rng import key
 from lfpo.config.build import build
 from lfpo.config.errors import UserError
 from lfpo.config.eval import Dtype
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core import collectives
+from lfpo.core.encoding import decode_completions, encode_rows
+from lfpo.core.engine import Request
+from lfpo.core.rng import key
 from lfpo.eval.likelihood import Pair, first_token, likelihood_bounds, text_pair
 from lfpo.eval.terminal import open_console, progress
 from lfpo.models import load_model, load_tokenizer
-from lfpo.prompts.encoding import decode_completions, encode_rows
-from lfpo.rollout.engine import Request, as_it_is
+from lfpo.rollout.sampling import as_it_is
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -74,13 +76,13 @@ class LfpoLM(LM):
         distributed.start()
         # "cuda" is the harness's default, with or without a GPU.
         own = device is None or device in ("cuda", "cuda:0")
-        self._device = distributed.device() if own else torch.device(str(device))
+        self._device = collectives.device() if own else torch.device(str(device))
         self.model = load_model(pretrained, dtype=getattr(torch, dtype), device=self._device)
         self.tokenizer = load_tokenizer(pretrained)
         self.engine = as_it_is(self.model, int(rollout_tokens))
         self.pretrained, self.seed, self.sampler = pretrained, int(seed), sampler
         self.check_greedy, self.rollout_tokens = bool(check_greedy), int(rollout_tokens)
-        self.console = open_console(quiet=distributed.rank() != 0)
+        self.console = open_console(quiet=collectives.rank() != 0)
 
     @property
     def tokenizer_name(self) -> str:
@@ -150,14 +152,14 @@ class LfpoLM(LM):
 
     def _shared(self, what: str, items: Sequence[T], work: Callable[[Sequence[T]], list[R]]) -> list[R]:
         """work(items), where each rank does its share, a chunk at a time; all ranks return all results in order."""
-        mine = distributed.share(len(items))
+        mine = collectives.share(len(items))
         done: list[R] = []
         with progress(what, len(mine), "requests", self.console) as state:
             for start in range(0, len(mine), CHUNK):
                 part = [items[i] for i in mine[start : start + CHUNK]]
                 done += work(part)
                 state.advance(len(part))
-        return [result for part in distributed.gather(done) for result in part]
+        return [result for part in collectives.gather(done) for result in part]
 
     def _generate(self, asked: Sequence[tuple[str, SamplerConfig, tuple[str, ...], int]]) -> list[str]:
         texts = [""] * len(asked)

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from lfpo.base.batching import pack_by_tokens
-from lfpo.base.rng import key, uniform
 from lfpo.config.errors import UserError
+from lfpo.core.fused import in_chunks
+from lfpo.core.rng import key, uniform
+from lfpo.core.views import pack_by_tokens
 from lfpo.models import MaskedDiffusionLM
-from lfpo.objectives.ops.fused import in_chunks
 
 # Purposes of random numbers.
 COUNTS, MASKS = range(2)

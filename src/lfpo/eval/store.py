@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lfpo.base import distributed
 from lfpo.config.build import flattened
 from lfpo.config.errors import UserError
 from lfpo.config.files import json_lines, json_text, read_json, replace_file, writing
+from lfpo.core import collectives
 
 # Beside the weights.
 DECIDING = {"config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "chat_template.jinja"}
@@ -36,7 +36,7 @@ class Journal:
         """The records of a stopped evaluation that any rank finds, each once. Collective."""
         found = [read_partial(file)[1] for file in partial_files(self.result)]
         spent = max((sum(r.pop("seconds") for r in records) for records in found), default=0.0)
-        parts = distributed.gather((found, spent))
+        parts = collectives.gather((found, spent))
         self._last = time.perf_counter()
         self._started = self._last - max(seconds for _, seconds in parts)
         unique = {pair_of(r): r for files, _ in parts for records in files for r in records}
@@ -60,7 +60,7 @@ class Journal:
 
     def seconds(self) -> float:
         """Wall time of the slowest rank, earlier runs included, pauses between runs excluded. Collective."""
-        return max(distributed.gather(time.perf_counter() - self._started))
+        return max(collectives.gather(time.perf_counter() - self._started))
 
 
 def pair_of(record: Record) -> tuple[int, int]:

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lfpo.base.progress import Progress
 from lfpo.config.eval import GROUPS
+from lfpo.core.observer import Observer
 
 NARROW = 76
 LINE_SECONDS = 30.0
@@ -25,8 +25,8 @@ def open_console(quiet: bool) -> Console:
 
 
 @contextmanager
-def progress(title: str, total: int, unit: str, console: Console) -> Iterator[Progress]:
-    """Show a bar in a terminal, a plain line every LINE_SECONDS elsewhere, of what the Progress is told that this
+def progress(title: str, total: int, unit: str, console: Console) -> Iterator[Observer]:
+    """Show a bar in a terminal, a plain line every LINE_SECONDS elsewhere, of what the observer is told that this
     yields: items that are done, and until then forwards. unit: the items' name."""
     printed = time.monotonic()
     bar = rich.progress.Progress(
@@ -53,7 +53,7 @@ def progress(title: str, total: int, unit: str, console: Console) -> Iterator[Pr
             line = f"{title}: {state.count()}, {state.seconds:.0f} s{left}"
             console.print(line, markup=False, highlight=False)
 
-    state = Progress(show)
+    state = Observer(show)
     state.begin(title, total, unit)
     with bar:
         yield state

@@ -1,8 +1,8 @@
 """Models: one loader for a local folder or a hub id, over transformers' own classes, without remote code."""
 
+from lfpo.core.model import MaskedDiffusionLM
 from lfpo.models.families import FAMILIES
 from lfpo.models.family import Family
 from lfpo.models.loading import init_model, load_model, load_tokenizer, save_model
-from lfpo.models.masked_lm import MaskedDiffusionLM
 
 __all__ = ["FAMILIES", "Family", "MaskedDiffusionLM", "init_model", "load_model", "load_tokenizer", "save_model"]

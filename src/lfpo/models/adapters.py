@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from lfpo.models.roles import CURRENT
+from lfpo.core.roles import CURRENT
 
 
 def switch_adapter(backbone: nn.Module, adapter: str) -> None:

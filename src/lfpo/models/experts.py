@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from lfpo.models.attention import product_dtype
+from lfpo.core.attention import product_dtype
 from lfpo.models.narrow_products import matmul
 
 NAME = "lfpo_experts"

@@ -17,12 +17,12 @@ from safetensors.torch import load_file
 from lfpo.config.errors import UserError
 from lfpo.config.files import read_json, write_json
 from lfpo.config.models import LoraSettings
+from lfpo.core.model import MaskedDiffusionLM
+from lfpo.core.roles import CURRENT
 from lfpo.models.family import Family, build_backbone
 from lfpo.models.loading import described, load_model, load_tokenizer, save_model, token_ids
 from lfpo.models.lora import added, inject, load_adapter
-from lfpo.models.masked_lm import MaskedDiffusionLM
 from lfpo.models.placement import merged
-from lfpo.models.roles import CURRENT
 from lfpo.models.tensor_files import save_tensors
 from lfpo.models.weights import pieces_of_each, state_shapes, tensor_files
 

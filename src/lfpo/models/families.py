@@ -57,7 +57,7 @@ def llada_config(config: dict[str, Any]) -> LlamaConfig:
 
 
 # Logits equal those of the published modelling code exactly: in float32, and in bfloat16 with the rotary embedding in
-# float32 (`rope_full_precision`), as in `lfpo.models.attention`.
+# float32 (`rope_full_precision`), as in `lfpo.core.attention`.
 LLADA = Family(
     name="llada",
     model_types=("llada",),

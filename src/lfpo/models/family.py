@@ -12,8 +12,8 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 
 from lfpo.config.errors import UserError
-from lfpo.models.attention import NAME as ATTENTION
-from lfpo.models.attention import FullPrecisionRope
+from lfpo.core.attention import NAME as ATTENTION
+from lfpo.core.attention import FullPrecisionRope
 from lfpo.models.experts import NAME as EXPERTS
 from lfpo.models.experts import without_autocast
 

@@ -69,12 +69,6 @@ def quantize_one(
     backbone.is_loaded_in_4bit = True  # read by peft
 
 
-def original_shape(parameter: torch.Tensor) -> torch.Size:
-    """The shape of a parameter before quantisation (its own shape where it is not quantised)."""
-    state = getattr(parameter, "quant_state", None)
-    return parameter.shape if state is None else torch.Size(state.shape)
-
-
 def dequantized(parameter: torch.Tensor) -> torch.Tensor:
     """A quantised parameter in its original shape and dtype; any other parameter unchanged."""
     state = getattr(parameter, "quant_state", None)

@@ -11,7 +11,7 @@ Rollouts and evaluation run on whole weights (`gathered`), or gather each layer 
 
 import contextlib
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -21,11 +21,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
-from lfpo.base.distributed import sum_number, whole
+from lfpo.core.collectives import local, sum_number, whole
+from lfpo.core.model import MaskedDiffusionLM, saved_buffers
 from lfpo.models.experts import routers
-from lfpo.models.masked_lm import MaskedDiffusionLM, saved_buffers
 from lfpo.models.placement import merged_adapter, narrow_matrices
-from lfpo.models.tensor_files import local, own_rows, split_like
+from lfpo.models.tensor_files import own_rows, split_like
 
 
 def shard(policy: MaskedDiffusionLM, mesh: DeviceMesh, *, cast: bool = False) -> None:
@@ -41,6 +41,7 @@ def shard(policy: MaskedDiffusionLM, mesh: DeviceMesh, *, cast: bool = False) ->
     }
     policy.unsplit = (policy.frozen_copy(empty),)
     _split(policy.backbone, mesh, cast)
+    policy.after_pass = functools.partial(_forget_forwards, policy.backbone.model)
 
 
 def _split(backbone: Any, mesh: DeviceMesh, cast: bool) -> None:
@@ -125,6 +126,7 @@ def frozen_copy(policy: MaskedDiffusionLM) -> MaskedDiffusionLM:
     copied.unsplit, copied.autocast, copied.head_precision = policy.unsplit, policy.autocast, policy.head_precision
     _split(copied.backbone, policy.backbone.lm_head.weight.device_mesh, policy.autocast)
     assign(copied.backbone, {name: local(value).clone() for name, value in policy.backbone.state_dict().items()})
+    copied.after_pass = functools.partial(_forget_forwards, copied.backbone.model)
     return copied.requires_grad_(False)
 
 
@@ -177,18 +179,6 @@ def gathered_by_layer(policy: MaskedDiffusionLM) -> Iterator[MaskedDiffusionLM]:
         hook.remove()
         policy.release_head()
         _forget_forwards(body)
-
-
-@contextlib.contextmanager
-def one_pass(policies: Iterable[MaskedDiffusionLM]) -> Iterator[None]:
-    """A pass of an update: forwards, and a backward or none. Gathered heads are freed at its end."""
-    try:
-        yield
-    finally:
-        for policy in policies:
-            if isinstance(policy, MaskedDiffusionLM):  # a policy given in Python may be another class, split by nobody
-                policy.release_head()
-                _forget_forwards(policy.backbone.model)
 
 
 def _forget_forwards(root: nn.Module) -> None:

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from lfpo.models.attention import product_dtype
+from lfpo.core.attention import FULL, mask_bias, product_dtype
+from lfpo.core.model import MaskedDiffusionLM
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 COLUMN_STEP = 64  # columns are allocated in multiples of this
@@ -142,3 +143,35 @@ class KeyValueCache:
         for pair in self.layers.values():
             for held in pair:
                 torch._dynamo.mark_static_address(held)
+
+
+def window_hidden(
+    model: MaskedDiffusionLM,
+    input_ids_BL: torch.Tensor,
+    attention_mask_BL: torch.Tensor,
+    start_B: torch.Tensor,
+    width: int,
+    cache: KeyValueCache,
+    *,
+    compiled: bool = False,
+) -> torch.Tensor:
+    """Final hidden states [B, width, D] that predict columns start_B .. start_B + width - 1.
+
+    Keys and values of all other tokens are read from `cache`; those of the window are written to it. Columns past L
+    give meaningless states and change only the cache's scratch column. start_B, int64, must be at least 1: with the
+    logit shift the token before the window is run too, because it holds the first prediction.
+    """
+    shift = int(model.family.shift)
+    columns = (start_B - shift)[:, None] + torch.arange(width + shift, device=start_B.device)
+    cache.columns = columns = columns.clamp(max=input_ids_BL.shape[1])  # the scratch column
+    seen = torch.nn.functional.pad(attention_mask_BL.bool(), (0, 1))
+    if compiled and model.device.type == "cuda":
+        cache.mark_static()
+    hidden = model.body(
+        compiled,
+        input_ids=torch.nn.functional.pad(input_ids_BL, (0, 1)).gather(1, columns),
+        attention_mask=mask_bias(seen[:, None, None], model.body_dtype),
+        position_ids=FULL.positions(seen).gather(1, columns),
+        past_key_values=cache,
+    )
+    return hidden[:, :width].to(model.dtype)

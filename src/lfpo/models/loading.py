@@ -16,12 +16,14 @@ from lfpo.base import distributed
 from lfpo.config.errors import UserError
 from lfpo.config.files import read_json, write_json
 from lfpo.config.models import SHIPPED_MODELS, check_model_folder, check_model_name
+from lfpo.core.model import MaskedDiffusionLM, saved_buffers
+from lfpo.models.experts import routers
 from lfpo.models.families import family_of
 from lfpo.models.family import Family, build_backbone
 from lfpo.models.fsdp import assign, shard, tie
-from lfpo.models.masked_lm import MaskedDiffusionLM, saved_buffers
 from lfpo.models.narrow_products import is_slow, run_in_float32
 from lfpo.models.placement import merged
+from lfpo.models.router_measures import watched_routers
 from lfpo.models.tensor_files import whole_on, write_shards
 from lfpo.models.weights import checkpoint_shapes, pieces_of_each, place_weights, tensor_files
 
@@ -113,7 +115,7 @@ def load_model(
     tie(backbone)
     backbone.model.rotary_emb.to(device)
     ids = token_ids(config, backbone.config.vocab_size, source)
-    model = MaskedDiffusionLM(backbone, family, config, source=source, **ids)
+    model = _model(backbone, family, config, source, **ids)
     if mesh is not None:
         shard(model, mesh, cast=cast)
     place_weights(model, files, dtype, device, four_bit)
@@ -154,7 +156,16 @@ def init_model(
                 weight.normal_(std=std, generator=generator)
     backbone.requires_grad_(True)
     ids = token_ids(config, backbone.config.vocab_size, None, tokenizer)
-    return MaskedDiffusionLM(backbone, family, config, **ids)
+    return _model(backbone, family, config, None, **ids)
+
+
+def _model(
+    backbone: Any, family: Family, config: dict[str, Any], source: Path | None, **token_ids: int
+) -> MaskedDiffusionLM:
+    model = MaskedDiffusionLM(backbone, family, config, source=source, **token_ids)
+    if routers(backbone):
+        model.measure_pass = functools.partial(watched_routers, backbone)
+    return model
 
 
 def token_ids(config: dict[str, Any], vocab_size: int, source: Path | None, tokenizer: Any = None) -> dict[str, Any]:

@@ -22,14 +22,14 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from lfpo.base.rng import generator
 from lfpo.config.errors import UserError, nearest
 from lfpo.config.files import write_json
 from lfpo.config.models import LoraSettings
+from lfpo.core.model import MaskedDiffusionLM
+from lfpo.core.rng import generator
+from lfpo.core.roles import CURRENT, OLD
 from lfpo.models.adapters import switch_adapter
 from lfpo.models.experts import MATRICES, routers, stacked_factors, without_sums
-from lfpo.models.masked_lm import MaskedDiffusionLM
-from lfpo.models.roles import CURRENT, OLD
 from lfpo.models.tensor_files import save_tensors
 
 # Fields of a LoraConfig that are taken over, and those that say nothing about the adapter.
@@ -68,7 +68,7 @@ def attach(model: MaskedDiffusionLM, settings: LoraSettings, *, seed: int = 0) -
     A is uniform within 1 / sqrt(inputs), as in peft, drawn from `seed`; B is zero, so outputs do not change.
     """
     reference = inject(model, settings)
-    for (name, mine), (_, theirs) in zip(factors(model), factors(reference), strict=True):
+    for (name, mine), (_, theirs) in zip(model.factors(), reference.factors(), strict=True):
         if "lora_A" in name:
             uniform = torch.rand(mine.shape, generator=generator(seed, "lora", name))
             mine.data.copy_((2 * uniform - 1) / mine.shape[1] ** 0.5)
@@ -94,8 +94,9 @@ def inject(model: MaskedDiffusionLM, settings: LoraSettings) -> MaskedDiffusionL
                 config, model.backbone, adapter_name=name, low_cpu_mem_usage=model.device.type == "meta"
             )
     without_sums(model.backbone)
+    model.switch_adapter = switch_adapter
     model.adapter, reference = CURRENT, model.with_adapter(OLD)
-    for _, factor in [*factors(model), *factors(reference)]:
+    for _, factor in [*model.factors(), *reference.factors()]:
         factor.data = factor.data.float()  # peft gives new factors the dtype of the base
     switch_adapter(model.backbone, CURRENT)
     return reference
@@ -165,12 +166,6 @@ def target_names(model: MaskedDiffusionLM, targets: str | list[str], *, experts:
     return sorted(set().union(*(known[name] for name in targets)))
 
 
-def factors(policy: MaskedDiffusionLM) -> list[tuple[str, nn.Parameter]]:
-    """Parameter names (without the adapter's name) and factors of a policy's adapter, in a fixed order."""
-    mark = f".{policy.adapter}."
-    return [(n.replace(mark, "."), p) for n, p in policy.backbone.named_parameters() if "lora_" in n and mark in n]
-
-
 def added(module: Any, name: str, adapter: str) -> torch.Tensor | None:
     """What an adapter adds to the parameter `name` of a layer, in the dtype of its factors; None if none adapts it."""
     while hasattr(module, "base_layer") and getattr(module, "parameter_name", "weight") != name:
@@ -186,7 +181,7 @@ def added(module: Any, name: str, adapter: str) -> torch.Tensor | None:
 def save_adapter(policy: MaskedDiffusionLM, folder: Path) -> None:
     """Write a policy's factors in peft's format, which peft loads onto the same transformers model."""
     folder.mkdir(parents=True)
-    tensors = {f"base_model.model.{n}": p.detach().cpu().contiguous() for n, p in factors(policy)}
+    tensors = {f"base_model.model.{n}": p.detach().cpu().contiguous() for n, p in policy.factors()}
     save_tensors(tensors, folder / "adapter_model.safetensors")
     config = policy.backbone.peft_config[policy.adapter].to_dict()
     plain = {k: sorted(v) if isinstance(v, set) else v for k, v in config.items()}
@@ -196,7 +191,7 @@ def save_adapter(policy: MaskedDiffusionLM, folder: Path) -> None:
 def load_adapter(policy: MaskedDiffusionLM, folder: Path) -> None:
     """Copy saved factors into a policy's, in place. Raises UserError if layers or shapes differ."""
     saved = load_file(folder / "adapter_model.safetensors")
-    mine = {f"base_model.model.{n}": p for n, p in factors(policy)}
+    mine = {f"base_model.model.{n}": p for n, p in policy.factors()}
     if saved.keys() != mine.keys() or any(saved[n].shape != p.shape for n, p in mine.items()):
         raise UserError(f"{folder}: the saved adapter has other layers or rank than 'lora' in the configuration")
     for name, parameter in mine.items():

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lfpo.models.head import logits, product
+from lfpo.core.head import logits, product
 
 
 def run_in_float32(backbone: nn.Module) -> None:

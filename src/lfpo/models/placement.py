@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from lfpo.base.distributed import whole
+from lfpo.core.collectives import whole
+from lfpo.core.model import MaskedDiffusionLM
 from lfpo.models.experts import base_layer, routers
 from lfpo.models.four_bit import dequantized
 from lfpo.models.lora import added
-from lfpo.models.masked_lm import MaskedDiffusionLM
 
 
 def frozen_copy_on_cpu(model: MaskedDiffusionLM) -> MaskedDiffusionLM:

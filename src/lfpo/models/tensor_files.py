@@ -23,6 +23,8 @@ from torch.distributed.tensor import DTensor
 
 from lfpo.base import distributed
 from lfpo.config.errors import UserError
+from lfpo.core import collectives
+from lfpo.core.collectives import local
 
 FILE_BYTES = 10**9  # what a rank collects in memory before it writes
 PIECE_BYTES = 2**24  # what a rank receives at a time of a tensor that is gathered for it
@@ -43,7 +45,7 @@ def write_shards(
     whole(name, writer): the whole tensor on the rank `writer`, on any device; on other ranks it is not read. A
         collective. None: `whole_on`.
     """
-    rank, world = distributed.rank(), distributed.world()
+    rank, world = collectives.rank(), collectives.world()
     total = sum(t.numel() * t.element_size() for t in tensors.values())
     split = split_state_dict_into_shards_factory(
         dict(tensors),
@@ -73,7 +75,7 @@ def write_shards(
 def whole_on(tensor: torch.Tensor, writer: int) -> torch.Tensor | None:
     """The whole of a tensor on the rank `writer`: on its CPU if it is split, else as it is. None on the other ranks,
     which send their rows and need no memory. A collective."""
-    here = distributed.rank() == writer
+    here = collectives.rank() == writer
     if not isinstance(tensor, DTensor):
         return tensor if here else None
     mesh, own = tensor.device_mesh, local(tensor)
@@ -142,12 +144,6 @@ def split_like(parameter: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         shape=parameter.shape,
         stride=parameter.stride(),
     )
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """The rows of a split tensor that this rank holds; any other tensor itself. Without gradient."""
-    tensor = tensor.detach()
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def own_rows(parameter: torch.Tensor) -> slice:

@@ -15,11 +15,12 @@ from safetensors import SafetensorError, safe_open
 
 from lfpo.config.errors import UserError
 from lfpo.config.files import read_json
+from lfpo.core.collectives import local
+from lfpo.core.model import MaskedDiffusionLM, saved_buffers
 from lfpo.models.family import Family, replace_prefix
 from lfpo.models.four_bit import linear_weights, quantize_one
 from lfpo.models.fsdp import assign
-from lfpo.models.masked_lm import MaskedDiffusionLM, saved_buffers
-from lfpo.models.tensor_files import local, own_rows
+from lfpo.models.tensor_files import own_rows
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from lfpo.config.build import build
 from lfpo.config.errors import UserError
 from lfpo.config.objectives import OBJECTIVES, knobs_of
 from lfpo.config.plugins import resolve
-from lfpo.objectives.objective import Objective
+from lfpo.core.objective import Objective
 
 
 def make_objective(settings: dict[str, Any]) -> Objective:

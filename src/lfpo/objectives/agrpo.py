@@ -6,17 +6,17 @@ from functools import partial
 import torch
 from torch.nn import functional as F
 
-from lfpo.base.rng import generator
 from lfpo.config import clipped as settings
-from lfpo.models.roles import CURRENT, OLD
-from lfpo.objectives.measures import Measures
-from lfpo.objectives.objective import Objective
+from lfpo.core.draw import kept_tokens
+from lfpo.core.measures import Measures
+from lfpo.core.objective import Objective
+from lfpo.core.predictions import Predictions
+from lfpo.core.rng import generator
+from lfpo.core.roles import CURRENT, OLD
+from lfpo.core.trajectory import Trajectory
+from lfpo.core.views import Views
 from lfpo.objectives.policy_gradient import token_loss
-from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.step_views import listed, step_means, step_views
-from lfpo.objectives.views import Views
-from lfpo.rollout.draw import kept_tokens
-from lfpo.rollout.trajectory import Trajectory
 
 
 class AGRPO(settings.AGRPO, Objective):

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import torch
 
 from lfpo.config import clipped as settings
-from lfpo.models.roles import CURRENT, OLD
-from lfpo.objectives.measures import Measures, measure_targets
-from lfpo.objectives.objective import Objective
+from lfpo.core.measures import Measures, measure_targets
+from lfpo.core.objective import Objective
+from lfpo.core.predictions import Predictions
+from lfpo.core.roles import CURRENT, OLD
+from lfpo.core.trajectory import Trajectory
+from lfpo.core.views import Views, stratified_masks
 from lfpo.objectives.policy_gradient import clipped_loss
-from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import Sequences, elbo_views
-from lfpo.objectives.views import Views, stratified_masks
-from lfpo.rollout.trajectory import Trajectory
 
 
 class BGPO(settings.BGPO, Objective):

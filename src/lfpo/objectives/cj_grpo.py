@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 import torch
 
 from lfpo.config import clipped as settings
-from lfpo.objectives.objective import Objective
+from lfpo.core.objective import Objective
+from lfpo.core.trajectory import Trajectory
+from lfpo.core.views import Views
 from lfpo.objectives.policy_gradient import token_loss
 from lfpo.objectives.step_views import listed, shared_by_state, step_views
-from lfpo.objectives.views import Views
-from lfpo.rollout.trajectory import Trajectory
 
 
 class CJGRPO(settings.CJGRPO, Objective):

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 
 import torch
 
-from lfpo.base.rng import generator
 from lfpo.config import clipped as settings
-from lfpo.objectives.measures import Measures, measure_targets
-from lfpo.objectives.objective import Objective
+from lfpo.core.measures import Measures, measure_targets
+from lfpo.core.objective import Objective
+from lfpo.core.predictions import Predictions
+from lfpo.core.rng import generator
+from lfpo.core.trajectory import Trajectory
+from lfpo.core.views import Views, noised
 from lfpo.objectives.policy_gradient import clipped_losses
-from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import Sequences
-from lfpo.objectives.views import Views, noised
-from lfpo.rollout.trajectory import Trajectory
 
 
 class CoupledGRPO(settings.CoupledGRPO, Objective):

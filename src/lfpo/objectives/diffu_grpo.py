@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import torch
 
-from lfpo.base.rng import generator
 from lfpo.config import clipped as settings
-from lfpo.objectives.objective import Objective
+from lfpo.core.objective import Objective
+from lfpo.core.rng import generator
+from lfpo.core.trajectory import Trajectory
+from lfpo.core.views import Views, fully_masked
 from lfpo.objectives.policy_gradient import token_loss
-from lfpo.objectives.views import Views, fully_masked
-from lfpo.rollout.trajectory import Trajectory
 
 
 class DiffuGRPO(settings.DiffuGRPO, Objective):

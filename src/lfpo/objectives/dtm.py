@@ -4,16 +4,16 @@ from collections.abc import Sequence
 
 import torch
 
-from lfpo.base.rng import generator
 from lfpo.config import peers as settings
-from lfpo.models.head import Precision, product
-from lfpo.models.roles import CURRENT, OLD
-from lfpo.objectives.measures import Measures, measure_targets
-from lfpo.objectives.objective import Objective
-from lfpo.objectives.ops.fused import FusedSum
-from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.views import Views, noised
-from lfpo.rollout.trajectory import Trajectory
+from lfpo.core.fused import FusedSum
+from lfpo.core.head import Precision, product
+from lfpo.core.measures import Measures, measure_targets
+from lfpo.core.objective import Objective
+from lfpo.core.predictions import Predictions
+from lfpo.core.rng import generator
+from lfpo.core.roles import CURRENT, OLD
+from lfpo.core.trajectory import Trajectory
+from lfpo.core.views import Views, noised
 
 
 class DTM(settings.DTM, Objective):

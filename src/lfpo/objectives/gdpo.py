@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import torch
 
 from lfpo.config import clipped as settings
-from lfpo.objectives.measures import Measures, measure_targets
-from lfpo.objectives.objective import Objective, number_of_units
+from lfpo.core.measures import Measures, measure_targets
+from lfpo.core.objective import Objective, number_of_units
+from lfpo.core.predictions import Predictions
+from lfpo.core.trajectory import Trajectory
+from lfpo.core.views import Views, subset_masks
 from lfpo.objectives.policy_gradient import clipped_losses
-from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import Sequences, gauss_legendre, masked_views
-from lfpo.objectives.views import Views, subset_masks
-from lfpo.rollout.trajectory import Trajectory
 
 
 class GDPO(settings.GDPO, Objective):

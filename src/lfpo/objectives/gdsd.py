@@ -6,13 +6,13 @@ from collections.abc import Sequence
 import torch
 
 from lfpo.config import clipped as settings
-from lfpo.models.roles import BASE, CURRENT, OLD
-from lfpo.objectives.measures import Measures, measure_targets, sum_and_count
-from lfpo.objectives.objective import Objective, number_of_units
-from lfpo.objectives.predictions import Predictions
+from lfpo.core.measures import Measures, measure_targets, sum_and_count
+from lfpo.core.objective import Objective, number_of_units
+from lfpo.core.predictions import Predictions
+from lfpo.core.roles import BASE, CURRENT, OLD
+from lfpo.core.trajectory import Trajectory
+from lfpo.core.views import Views, stratified_masks
 from lfpo.objectives.sequences import Sequences, coupled_views
-from lfpo.objectives.views import Views, stratified_masks
-from lfpo.rollout.trajectory import Trajectory
 
 
 class GDSD(settings.GDSD, Objective):

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional as F
 
-from lfpo.base.rng import generator
 from lfpo.config import clipped as settings
-from lfpo.models.roles import CURRENT, OLD
-from lfpo.objectives.measures import Measures, measure_targets
-from lfpo.objectives.objective import Objective, number_of_units
+from lfpo.core.measures import Measures, measure_targets
+from lfpo.core.objective import Objective, number_of_units
+from lfpo.core.predictions import Predictions
+from lfpo.core.rng import generator
+from lfpo.core.roles import CURRENT, OLD
+from lfpo.core.trajectory import Trajectory
+from lfpo.core.views import Views
 from lfpo.objectives.policy_gradient import clipped_loss
-from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import Sequences
 from lfpo.objectives.step_views import step_views
-from lfpo.objectives.views import Views
-from lfpo.rollout.trajectory import Trajectory
 
 
 class MaskAware(settings.MaskAware, Objective):

@@ -7,15 +7,15 @@ import torch
 from torch.nn import functional as F
 
 from lfpo.config import clipped as settings
-from lfpo.models.roles import BASE, OLD
-from lfpo.objectives.advantages import group_advantages
-from lfpo.objectives.measures import Measures, measure_targets
-from lfpo.objectives.objective import Objective
+from lfpo.core.advantages import group_advantages
+from lfpo.core.measures import Measures, measure_targets
+from lfpo.core.objective import Objective
+from lfpo.core.predictions import Predictions
+from lfpo.core.roles import BASE, OLD
+from lfpo.core.trajectory import Trajectory
+from lfpo.core.views import Views, noised
 from lfpo.objectives.policy_gradient import clipped_loss, k2
-from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.step_views import shared_by_state
-from lfpo.objectives.views import Views, noised
-from lfpo.rollout.trajectory import Trajectory
 
 
 class MDPO(settings.MDPO, Objective):

@@ -3,8 +3,8 @@
 import torch
 
 from lfpo.config import clipped as settings
-from lfpo.objectives.advantages import group_advantages, group_means
-from lfpo.objectives.objective import Objective
+from lfpo.core.advantages import group_advantages, group_means
+from lfpo.core.objective import Objective
 
 
 class MediumPrompts(settings.OfMediumPrompts, Objective):

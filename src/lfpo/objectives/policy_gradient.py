@@ -5,9 +5,9 @@ from collections.abc import Callable
 import torch
 
 from lfpo.config.clipped import Clip
-from lfpo.models.roles import BASE, CURRENT, OLD
-from lfpo.objectives.measures import Measures, measure_targets, ratio_measures
-from lfpo.objectives.predictions import Predictions
+from lfpo.core.measures import Measures, measure_targets, ratio_measures
+from lfpo.core.predictions import Predictions
+from lfpo.core.roles import BASE, CURRENT, OLD
 
 LogpOf = Callable[[str], torch.Tensor]  # a policy -> log-probabilities
 Pairwise = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of log-probabilities under two policies

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 import torch
 
-from lfpo.base.rng import generator
 from lfpo.config import peers as settings
-from lfpo.objectives.measures import Measures, measure_targets
-from lfpo.objectives.objective import Objective, number_of_units
-from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.views import Views, noised
-from lfpo.rollout.trajectory import Trajectory
+from lfpo.core.measures import Measures, measure_targets
+from lfpo.core.objective import Objective, number_of_units
+from lfpo.core.predictions import Predictions
+from lfpo.core.rng import generator
+from lfpo.core.trajectory import Trajectory
+from lfpo.core.views import Views, noised
 
 
 class Rejection(settings.Rejection, Objective):

@@ -5,16 +5,16 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from lfpo.base.rng import generator
 from lfpo.config import clipped as settings
-from lfpo.models.roles import BASE, CURRENT, OLD
-from lfpo.objectives.measures import Measures, measure_targets
-from lfpo.objectives.objective import Objective
+from lfpo.core.measures import Measures, measure_targets
+from lfpo.core.objective import Objective
+from lfpo.core.predictions import Predictions
+from lfpo.core.rng import generator
+from lfpo.core.roles import BASE, CURRENT, OLD
+from lfpo.core.trajectory import Trajectory
+from lfpo.core.views import Views, noised
 from lfpo.objectives.policy_gradient import KL_ESTIMATES, clipped_loss
-from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.step_views import shared_by_state, step_means
-from lfpo.objectives.views import Views, noised
-from lfpo.rollout.trajectory import Trajectory
 
 
 class RLDF(settings.RLDF, Objective):

@@ -6,10 +6,10 @@ import numpy
 import torch
 from torch.nn import functional as F
 
-from lfpo.base.rng import generator
 from lfpo.config.peers import Bounds
-from lfpo.objectives.views import Views, noised
-from lfpo.rollout.trajectory import Trajectory
+from lfpo.core.rng import generator
+from lfpo.core.trajectory import Trajectory
+from lfpo.core.views import Views, noised
 
 
 class Sequences:

@@ -5,17 +5,17 @@ from collections.abc import Sequence
 
 import torch
 
-from lfpo.base.rng import generator
 from lfpo.config import clipped as settings
-from lfpo.models.roles import CURRENT, OLD
-from lfpo.objectives.measures import Measures, measure_targets
+from lfpo.core.measures import Measures, measure_targets
+from lfpo.core.objective import number_of_units
+from lfpo.core.predictions import Predictions
+from lfpo.core.rng import generator
+from lfpo.core.roles import CURRENT, OLD
+from lfpo.core.trajectory import Trajectory
+from lfpo.core.views import Views
 from lfpo.objectives.medium_prompts import MediumPrompts
-from lfpo.objectives.objective import number_of_units
 from lfpo.objectives.policy_gradient import KL_ESTIMATES, clipped_loss
-from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.sequences import Sequences, blocks_of, gauss_legendre, masked_views
-from lfpo.objectives.views import Views
-from lfpo.rollout.trajectory import Trajectory
 
 LARGEST = 10.0  # bound of a ratio's logarithm, as published
 

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import torch
 
 from lfpo.config import peers as settings
-from lfpo.objectives.measures import Measures, measure_targets
-from lfpo.objectives.objective import Objective
-from lfpo.objectives.predictions import Predictions
+from lfpo.core.measures import Measures, measure_targets
+from lfpo.core.objective import Objective
+from lfpo.core.predictions import Predictions
+from lfpo.core.trajectory import Trajectory
+from lfpo.core.views import Views
 from lfpo.objectives.sequences import Sequences, block_masks, masked_views
-from lfpo.objectives.views import Views
-from lfpo.rollout.trajectory import Trajectory
 
 
 class SPG(settings.SPG, Objective):

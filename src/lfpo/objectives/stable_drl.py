@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from lfpo.base import distributed
 from lfpo.config import peers as settings
-from lfpo.models.roles import CURRENT, OLD
-from lfpo.objectives.measures import Measures, measure_targets
-from lfpo.objectives.objective import Objective
-from lfpo.objectives.predictions import Predictions
+from lfpo.core import collectives
+from lfpo.core.measures import Measures, measure_targets
+from lfpo.core.objective import Objective
+from lfpo.core.predictions import Predictions
+from lfpo.core.roles import CURRENT, OLD
+from lfpo.core.trajectory import Trajectory
+from lfpo.core.views import Views
 from lfpo.objectives.sequences import Sequences, block_masks, masked_views
-from lfpo.objectives.views import Views
-from lfpo.rollout.trajectory import Trajectory
 
 
 class StableDRL(settings.StableDRL, Objective):
@@ -47,7 +47,7 @@ class StableDRL(settings.StableDRL, Objective):
         sequences = Sequences(now)
         change_U = sequences.lower_bound(logp(now, CURRENT)) - Sequences(old).lower_bound(logp(old, OLD))
         capped_U = change_U.double().clamp(max=math.log(self.clip))
-        v_U = (capped_U - distributed.all_gather_tensor(capped_U).logsumexp(0)).exp()
+        v_U = (capped_U - collectives.all_gather_tensor(capped_U).logsumexp(0)).exp()
         return dataclasses.replace(now, weight=now.target * v_U.float()[sequences.unit_S][:, None])
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:

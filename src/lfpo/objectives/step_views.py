@@ -5,10 +5,9 @@ from collections.abc import Sequence
 
 import torch
 
-from lfpo.base import distributed
-from lfpo.base.rng import generator
-from lfpo.objectives.views import Views, noised, replay
-from lfpo.rollout.trajectory import Trajectory
+from lfpo.core import collectives
+from lfpo.core.trajectory import Trajectory
+from lfpo.core.views import Views, noised
 
 NEVER = torch.iinfo(torch.long).max  # a step after all others
 
@@ -70,43 +69,6 @@ def shared_by_state(views: Views) -> Views:
     """The views with weights such that the targets of each state number, of all views on all ranks, share a weight of
     1: the weighted sum of losses is then the sum over state numbers of mean losses. A collective."""
     counts = torch.stack([views.state, views.target.sum(-1)], dim=1)
-    every = distributed.all_gather_tensor(counts)
+    every = collectives.all_gather_tensor(counts)
     total = torch.bincount(every[:, 0], weights=every[:, 1].double())
     return dataclasses.replace(views, weight=views.target / total[views.state].clamp(min=1).float()[:, None])
-
-
-def visited_states(trajectory: Trajectory, k: int, seeds: Sequence[int], inner: int) -> Views:
-    """States that the sampler really visited, before one step from each of k equal segments of a rollout's distinct
-    steps (LFPO, Eq. 11); targets are those of `replay`.
-
-    Where the model attends block by block, steps are drawn for each block of a row that has scored positions. View i
-    then shows each block before the i-th of its drawn steps, and blocks for which fewer were drawn without masks.
-    """
-    step_BW, block_BC = trajectory.scored_steps().cpu(), trajectory.block_BC.cpu()
-    block_BW = trajectory.at_writes(trajectory.block_BC).cpu()
-    rows, states = [], []
-    for row, (step_W, block_W, block_C) in enumerate(zip(step_BW, block_BW, block_BC, strict=True)):
-        rng, drawn_C = generator(seeds[row], "timesteps", inner), []
-        for block in block_W[step_W >= 0].unique():
-            distinct = step_W[(block_W == block) & (step_W >= 0)].unique()
-            drawn_C.append((block_C == block, distinct[stratified_indices(len(distinct), k, rng)]))
-        count = max(len(steps) for _, steps in drawn_C)
-        state = torch.full((count, len(block_C)), NEVER)
-        for place_C, steps in drawn_C:
-            state[: len(steps), place_C] = steps[:, None]
-        rows += [row] * count
-        states.append(state)
-    device = trajectory.tokens.device
-    return replay(trajectory, torch.tensor(rows, device=device), torch.cat(states).to(device))
-
-
-def stratified_indices(length: int, k: int, rng: torch.Generator) -> torch.Tensor:
-    """One index from each of k equal segments of 0 .. length - 1, ascending int64.
-
-    Segment j is floor(j length / k) .. floor((j + 1) length / k) - 1. If length < k, some segments are empty, and the
-    result is all `length` indices.
-    """
-    edges = torch.arange(k + 1) * length // k
-    sizes = torch.diff(edges)
-    offsets = (torch.rand(k, generator=rng, dtype=torch.float64) * sizes).long()
-    return (edges[:-1] + offsets)[sizes > 0]

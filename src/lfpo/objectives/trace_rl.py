@@ -6,15 +6,15 @@ from collections.abc import Sequence
 import torch
 
 from lfpo.config import clipped as settings
-from lfpo.models.roles import OLD
-from lfpo.objectives.measures import Measures, measure_targets
+from lfpo.core.measures import Measures, measure_targets
+from lfpo.core.objective import number_of_units
+from lfpo.core.predictions import Predictions
+from lfpo.core.roles import OLD
+from lfpo.core.trajectory import Trajectory
+from lfpo.core.views import Views
 from lfpo.objectives.medium_prompts import MediumPrompts
-from lfpo.objectives.objective import number_of_units
 from lfpo.objectives.policy_gradient import clipped_loss, k3
-from lfpo.objectives.predictions import Predictions
 from lfpo.objectives.step_views import step_views
-from lfpo.objectives.views import Views
-from lfpo.rollout.trajectory import Trajectory
 
 
 class TraceRL(settings.TraceRL, MediumPrompts):

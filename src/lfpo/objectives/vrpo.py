@@ -7,13 +7,13 @@ import torch
 from torch.nn import functional as F
 
 from lfpo.config import peers as settings
-from lfpo.models.roles import BASE
-from lfpo.objectives.measures import Measures, measure_targets, sum_and_count
-from lfpo.objectives.objective import Objective, number_of_units
-from lfpo.objectives.predictions import Predictions
+from lfpo.core.measures import Measures, measure_targets, sum_and_count
+from lfpo.core.objective import Objective, number_of_units
+from lfpo.core.predictions import Predictions
+from lfpo.core.roles import BASE
+from lfpo.core.trajectory import Trajectory
+from lfpo.core.views import Views, stratified_masks
 from lfpo.objectives.sequences import elbo_views
-from lfpo.objectives.views import Views, stratified_masks
-from lfpo.rollout.trajectory import Trajectory
 
 
 class VRPO(settings.VRPO, Objective):

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import torch
 
 from lfpo.config import peers as settings
-from lfpo.objectives.advantages import group_advantages, group_sizes
+from lfpo.core.advantages import group_advantages, group_sizes
+from lfpo.core.measures import Measures, measure_targets
+from lfpo.core.objective import Objective, number_of_units
+from lfpo.core.predictions import Predictions
+from lfpo.core.trajectory import Trajectory
+from lfpo.core.views import Views
 from lfpo.objectives.diffu_grpo import prompt_masked_views
-from lfpo.objectives.measures import Measures, measure_targets
-from lfpo.objectives.objective import Objective, number_of_units
-from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.views import Views
-from lfpo.rollout.trajectory import Trajectory
 
 
 class WD1(settings.WD1, Objective):

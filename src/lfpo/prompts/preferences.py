@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lfpo.base.rng import python_rng
 from lfpo.config.errors import UserError
+from lfpo.core.rng import python_rng
 from lfpo.prompts.files import load_rows
 from lfpo.prompts.jsonl import check_row
 from lfpo.prompts.tasks import Task

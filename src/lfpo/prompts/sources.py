@@ -9,11 +9,11 @@ from typing import TypeVar
 
 import torch
 
-from lfpo.base.rng import generator
-from lfpo.prompts.encoding import as_completions, columns_of, without_prefill
+from lfpo.core.encoding import as_completions, columns_of, without_prefill
+from lfpo.core.rng import generator
+from lfpo.core.scoring import Rewards, measured, score_named
 from lfpo.prompts.tasks import DataTask, Row, Task
-from lfpo.rewards import RewardFunction
-from lfpo.rewards.scoring import Rewards, score
+from lfpo.rewards import RewardFunction, reward_names
 
 T = TypeVar("T")
 
@@ -44,10 +44,19 @@ class PromptSource:
     timeout: float = 0.0
 
     def score(self, rows: Sequence[Row], texts: Sequence[str], completion_ids: list[list[int]]) -> Rewards:
-        """The rewards of b completions of b rows; see `lfpo.rewards.scoring.score`."""
+        """The rewards of b completions of b rows; see `lfpo.core.scoring.score`."""
         prompts, completions = [without_prefill(row["prompt"]) for row in rows], as_completions(rows, texts)
-        columns = columns_of(rows)
-        return score(self.reward_functions, self.weights, prompts, completions, completion_ids, columns, self.timeout)
+        named = dict(zip(self.names, self.reward_functions, strict=True))
+        return score_named(named, self.weights, prompts, completions, completion_ids, columns_of(rows), self.timeout)
+
+    def metrics(self) -> dict[str, float]:
+        """What the reward functions measured since the last call (lfpo.core.scoring.measured). A collective."""
+        return measured(dict(zip(self.names, self.reward_functions, strict=True)))
+
+    @functools.cached_property
+    def names(self) -> list[str]:
+        """Of the reward functions: a distinct one for each."""
+        return reward_names(self.reward_functions)
 
 
 def task_source(task: Task | DataTask, *, seed: int, n_eval: int | None = None) -> PromptSource:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lfpo.base.batching import evenly_spaced
+from lfpo.base.spacing import evenly_spaced
 from lfpo.prompts.jsonl import load_jsonl
 from lfpo.rewards.answers import prompt_text
 

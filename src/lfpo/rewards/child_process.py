@@ -23,13 +23,11 @@ from collections.abc import Iterator, Set
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
-from lfpo.base.handlers import handling
 from lfpo.config.errors import UserError, last_line
 from lfpo.config.plugins import resolve
-from lfpo.rewards.attempt import RewardFailed
+from lfpo.core.attempt import RewardFailed, handling
+from lfpo.core.scoring import NotANumber, RewardFunction, number
 from lfpo.rewards.names import reward_name
-from lfpo.rewards.scoring import RewardFunction
-from lfpo.rewards.values import NotANumber, number
 
 POLL_SECONDS = 0.05  # between two checks of the child's memory
 _PR_SET_PDEATHSIG = 1

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lfpo.config.errors import UserError, nearest
+from lfpo.core.attempt import RewardFailed
 from lfpo.rewards.answers import completion_text, prompt_text
-from lfpo.rewards.attempt import RewardFailed
 
 logger = logging.getLogger(__name__)
 

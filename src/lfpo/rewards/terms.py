@@ -6,9 +6,8 @@ import itertools
 from typing import Any
 
 from lfpo.config.errors import UserError
+from lfpo.core.scoring import RewardFunction, accepted, checked
 from lfpo.rewards.names import reward_name
-from lfpo.rewards.scoring import RewardFunction, accepted
-from lfpo.rewards.values import checked
 
 
 def overlong_penalty(max_length: int, buffer: int) -> RewardFunction:

@@ -8,11 +8,20 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from lfpo.models.kv_cache import KeyValueCache, Pair, columns_for
-from lfpo.rollout.forward import Forward
-from lfpo.rollout.packing import bucket, cache_capacity, device_index, padded, pieces
-from lfpo.rollout.rows import ActiveRows, completion_columns, first_offset
-from lfpo.rollout.schedule import Pace
+from lfpo.config.sampler import SamplerConfig
+from lfpo.core.forward import Forward, bucket, device_index, padded, pieces, rows_in_flight
+from lfpo.core.rows import ActiveRows, completion_columns, first_offset
+from lfpo.models.kv_cache import KeyValueCache, Pair, columns_for, window_hidden
+
+
+def cache_capacity(lengths: Sequence[int], sampler: SamplerConfig, rollout_tokens: int, stores: bool = False) -> int:
+    """Tokens that a cache must hold for rows of these lengths, which are run longest first. stores: see
+    `rows_in_flight`."""
+    longest_first = enumerate(sorted(lengths, reverse=True))
+    return max(
+        min(rows_in_flight(length, sampler, rollout_tokens, stores), len(lengths) - i) * columns_for(length)
+        for i, length in longest_first
+    )
 
 
 class CachedForward(Forward):
@@ -57,7 +66,7 @@ class CachedForward(Forward):
             left = columns - length
             ids, mask = padded(ids, mask, rows, left, self.model.pad_id)
             start = F.pad(start + left, (0, rows - size), value=columns + 1)  # added rows write scratch columns only
-        states = self.model.window_hidden(ids, mask, start, width, self.cache, compiled=self.compiled)
+        states = window_hidden(self.model, ids, mask, start, width, self.cache, compiled=self.compiled)
         states = states[:size, : self.block_length]
         return states if found is None else states.index_copy(0, index, found)
 
@@ -65,9 +74,8 @@ class CachedForward(Forward):
 class ApproximateCache(CachedForward):
     """SamplerConfig.cache: keys and values are computed from whole rows when a block starts, and read until it ends."""
 
-    def __init__(self, *what: Any, pace: Pace, **how: Any):
+    def __init__(self, *what: Any, **how: Any):
         super().__init__(*what, **how)
-        self.pace = pace
         self.held: dict[int, tuple[int, int]] = {}  # row -> block of its last renewal, forwards since then
 
     def hidden(self, active: ActiveRows, row_ids: Sequence[int]) -> list[torch.Tensor]:

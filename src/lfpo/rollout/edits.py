@@ -1,17 +1,15 @@
-"""Rollouts whose sampler edits revealed tokens (SamplerConfig.editing_threshold), how they are recorded, and the rounds
-of models that attend block by block, the only ones that edit."""
+"""Rollouts whose sampler edits revealed tokens (SamplerConfig.editing_threshold), and how they are recorded."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from lfpo.rollout.rows import ActiveRows, Drawing, Hook
-from lfpo.rollout.trajectory import Trajectory, per_position
+from lfpo.core.rows import ActiveRows, Drawing, Hook
+from lfpo.core.trajectory import Trajectory, per_position
 
 
 @dataclass(kw_only=True)
@@ -76,27 +74,9 @@ class EditedTrajectory(Trajectory):
     def written_until(self, last_B: torch.Tensor) -> torch.Tensor:
         return self.tokens_before(last_B + 1)
 
-
-def in_rounds(t: Trajectory) -> Trajectory:
-    """The same rollouts, with each block's steps counted by themselves: a written token's step is the number of earlier
-    steps that wrote something in its block. Round r is the r-th such step of every block. One forward in the doubled
-    layout replays a round, because no block sees another one's noised tokens.
-
-    The trajectory itself where there are no blocks.
-    """
-    if t.structure.block_length is None:
-        return t
-    # Sorted, the keys of a block's distinct steps stand together: a key's rank less its block's first is its round.
-    step_BW, block_BW = t.with_edits("reveal_step"), t.at_writes(t.block_BC)
-    row_B1 = torch.arange(len(t), device=block_BW.device)[:, None]
-    start_BW = (row_B1 * (block_BW.amax() + 1) + block_BW) * (step_BW.amax() + 1)
-    distinct = (start_BW + step_BW)[step_BW >= 0].unique()
-    rank_BW = torch.searchsorted(distinct, start_BW + step_BW) - torch.searchsorted(distinct, start_BW)
-    round_BW, length = torch.where(step_BW >= 0, rank_BW, -1), t.tokens.shape[1]
-    changed: dict[str, Any] = {"reveal_step": round_BW[:, :length]}
-    if isinstance(t, EditedTrajectory):
-        changed["edit_step"] = round_BW[:, length:]
-    return dataclasses.replace(t, **changed)
+    def with_steps(self, step_BW: torch.Tensor) -> Trajectory:
+        length = self.tokens.shape[1]
+        return dataclasses.replace(self, reveal_step=step_BW[:, :length], edit_step=step_BW[:, length:])
 
 
 class EditRecord(Hook):

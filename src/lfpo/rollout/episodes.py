@@ -6,26 +6,30 @@ and its reward that of the whole episode. So objectives and views need not know 
 
 import dataclasses
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from lfpo.base import distributed
-from lfpo.base.rng import key
 from lfpo.config.errors import UserError
+from lfpo.core import collectives
+from lfpo.core.attempt import attempt
+from lfpo.core.batch import Rolled, Turn
+from lfpo.core.denoise import Finished
+from lfpo.core.encoding import decode_completions, encode_prompt, misfit, prefill, without_prefill
+from lfpo.core.engine import Engine, Request
+from lfpo.core.observer import Observer
+from lfpo.core.rng import key
+from lfpo.core.rollouts import Sampled, count_finished
+from lfpo.core.scoring import Rewards, copied
+from lfpo.core.scoring import number as as_reward
+from lfpo.core.trajectory import Trajectory, join
 from lfpo.models import MaskedDiffusionLM
-from lfpo.prompts.encoding import decode_completions, encode_prompt, misfit, prefill, without_prefill
 from lfpo.prompts.tasks import Row
-from lfpo.rewards import values
-from lfpo.rewards.attempt import attempt
 from lfpo.rewards.names import reward_name
-from lfpo.rewards.scoring import Rewards, copied
-from lfpo.rollout.denoise import Finished
-from lfpo.rollout.engine import Engine, Request
-from lfpo.rollout.trajectory import Trajectory, join
 
 
 @dataclass(frozen=True)
@@ -71,10 +75,10 @@ class Episode:
         returned = self.own.step(text)
         try:
             reply, earned, done = returned
-            reward, done = values.number(earned), done.item() if hasattr(done, "item") else done
+            reward, done = as_reward(earned), done.item() if hasattr(done, "item") else done
             if not (isinstance(reply, str) and isinstance(done, bool)):
                 raise TypeError
-        except (TypeError, ValueError):  # values.NotANumber is a ValueError
+        except (TypeError, ValueError):  # NotANumber is a ValueError
             raise UserError(
                 f"{name}: step returned {returned!r:.60}, expected (reply, reward, done): text, a finite "
                 "number, and True or False"
@@ -89,24 +93,6 @@ class Episode:
             said = [{"role": "assistant", "content": turn}, {"role": "user", "content": reply}]
         self.row = {**self.row, "prompt": before + said}
         return reply
-
-
-class Turn(NamedTuple):
-    """A row of a trajectory. rollout: the number of its rollout among the rank's. row: the data row, its prompt being
-    what the model read. seed: of its random choices. text: what the model wrote. number, reply: in an episode, the
-    turn's number from 1, and the environment's reply, "" if it failed."""
-
-    rollout: int
-    row: Row
-    seed: int
-    text: str
-    number: int = 0
-    reply: str = ""
-
-    @property
-    def note(self) -> dict[str, Any]:
-        """What the row's record says about its turn."""
-        return {"turn": self.number, "reply": self.reply} if self.number else {}
 
 
 def play(
@@ -138,7 +124,7 @@ def play(
             live = [e for e in live if not e.cut]
             seeds = [key(e.seed, "turn", number) for e in live]
             request = dataclasses.replace(request, prompts=[e.ids for e in live], seeds=seeds, generations=1)
-        if not distributed.sum_number(len(live)):
+        if not collectives.sum_number(len(live)):
             break
         texts, numbers, before = list[str](), [e.number for e in live], [e.row for e in live]
         if live:
@@ -146,7 +132,7 @@ def play(
             texts = decode_completions(tokenizer, parts[-1].tokens, policy.eos_id)
         else:
             engine.idle()
-        replies, why = distributed.together(partial(step_all, environment, live, texts))[distributed.rank()]
+        replies, why = collectives.together(partial(step_all, environment, live, texts))[collectives.rank()]
         turns += map(Turn, numbers, before, request.seeds, texts, [number] * len(live), replies)
         failed |= {} if why is None else {environment.name: why}
         live = [e for e in live if e.open and not failed]
@@ -173,3 +159,26 @@ def step_all(environment: Environment, live: Sequence[Episode], texts: Sequence[
             replies[i] = e.step(environment, texts[i])
 
     return replies, attempt(steps, environment.timeout)[1]
+
+
+@dataclass(frozen=True)
+class Played:
+    """A source of rollouts that an environment plays in turns; it gives their rewards. sampled: what says which prompts
+    an iteration has, and samples from which policy."""
+
+    environment: Environment
+    sampled: Sampled
+
+    def roll(self, iteration: int, observer: Observer) -> Rolled:
+        inner, started = self.sampled, time.perf_counter()
+        inner.engine.update(iteration, inner.policy)
+        inner.engine.forwarded = observer.forward
+        rows, request = inner.request_of(iteration)
+        observer.begin("sampling", self.environment.max_turns * len(rows), "turns")
+        finished = count_finished(observer)
+        turns, t, rewards, sums = play(
+            self.environment, inner.engine, inner.policy, inner.tokenizer, request, rows, finished
+        )
+        assert t is not None  # each rank has prompts
+        times = {"time/rollout": time.perf_counter() - started, "time/reward": 0.0}
+        return Rolled(turns, t, rewards, iteration, metrics=inner.engine.metrics(), times=times, sums=sums)

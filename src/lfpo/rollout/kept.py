@@ -1,19 +1,26 @@
 """Whole predictions kept at chosen steps of a rollout: what the completion would be if it ended there."""
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core import collectives
+from lfpo.core.batch import Rolled
+from lfpo.core.encoding import decode_completions
+from lfpo.core.observer import Observer
+from lfpo.core.rollouts import RolloutSource
+from lfpo.core.rows import ActiveRows, Drawing, Hook
+from lfpo.core.trajectory import Trajectory
 from lfpo.models import MaskedDiffusionLM
-from lfpo.prompts.encoding import decode_completions
 from lfpo.prompts.tasks import Row
 from lfpo.rewards import Rewards
-from lfpo.rollout.rows import ActiveRows, Drawing, Hook
-from lfpo.rollout.trajectory import Trajectory
 
 
 class KeptPredictions(Hook):
@@ -77,3 +84,22 @@ def score_predictions(
     rewards = score(own, decode_completions(tokenizer, torch.tensor(tokens), t.eos_id), cut)
     failed.update(rewards.failed)
     return rewards.reward_B[torch.tensor(which)], len(own)
+
+
+@dataclass(frozen=True)
+class WithPredictions:
+    """A source of rollouts that scores their kept predictions, too, as `score` scores completions."""
+
+    source: RolloutSource
+    tokenizer: Any
+    score: Callable[..., Rewards]
+
+    def roll(self, iteration: int, observer: Observer) -> Rolled:
+        rolled, started = self.source.roll(iteration, observer), time.perf_counter()
+        rows, failed = [turn.row for turn in rolled.turns], rolled.rewards.failed
+        predicted_BM, count = collectives.alone(
+            partial(score_predictions, rolled.trajectory, rows, self.tokenizer, self.score, failed)
+        )
+        times = rolled.times | {"time/reward_predictions": time.perf_counter() - started}
+        totals = rolled.totals | {"predictions/scored": float(count)}
+        return dataclasses.replace(rolled, predicted_BM=predicted_BM, times=times, totals=totals)

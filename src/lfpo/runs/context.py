@@ -6,15 +6,15 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from lfpo.base import distributed
-from lfpo.base.handlers import handling
-from lfpo.base.progress import Progress
+from lfpo.core import collectives
+from lfpo.core.attempt import handling
+from lfpo.core.observer import Observer
 from lfpo.runs.directory import Run
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -73,7 +73,7 @@ class StopRequests:
 
         With several ranks it does nothing: the other ranks would wait for this one.
         """
-        self._now = distributed.world() == 1
+        self._now = collectives.world() == 1
         try:
             if self._now:
                 self.check()
@@ -83,7 +83,7 @@ class StopRequests:
 
     def check(self) -> None:
         """Raise Stopped on all ranks if any rank was asked to stop."""
-        received = [number for number in distributed.gather(self.received) if number is not None]
+        received = [number for number in collectives.gather(self.received) if number is not None]
         if received:
             raise Stopped(received[0])
 
@@ -92,12 +92,9 @@ class StopRequests:
 class Context:
     """Without a run, as these defaults are, nothing is written and nobody can ask to stop.
 
-    folder: the run directory, silent on all ranks but 0. stop: requests to stop. progress: where the iteration stands.
-    note(text): shows a line to the user. event(name): tells callbacks, see lfpo.train.callbacks.Callbacks.within.
+    folder: the run directory, silent on all ranks but 0. stop: requests to stop. observer: where the iteration stands.
     """
 
     folder: Run = field(default_factory=lambda: Run(Path(), silent=True))
     stop: StopRequests = field(default_factory=StopRequests)
-    progress: Progress = field(default_factory=Progress)
-    note: Callable[[str], None] = print
-    event: Callable[[str], None] = lambda name: None
+    observer: Observer = field(default_factory=Observer)

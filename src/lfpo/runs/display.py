@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from lfpo.base.progress import Progress, duration
+from lfpo.core.observer import Observer, duration
 
 SPARKS = "▁▂▃▄▅▆▇█"
 RECENT = 6  # iterations in the live table
@@ -56,12 +56,12 @@ class Display:
         self,
         total: int,
         console: Console | None = None,
-        progress: Progress | None = None,
+        progress: Observer | None = None,
         evaluates_after: Callable[[int], bool] = lambda step: False,
     ):
         # rich would wrap lines at 80 columns in a pipe or file.
         self.console = console or Output(width=None if sys.stdout.isatty() else 200)
-        self.total, self.phase, self.evaluates_after = total, progress or Progress(), evaluates_after
+        self.total, self.phase, self.evaluates_after = total, progress or Observer(), evaluates_after
         self.began = self.updated = time.monotonic()
         self.step, self.printed = 0, -math.inf
         self.seconds: list[float] = []  # of each iteration, without its evaluation

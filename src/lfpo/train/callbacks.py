@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from lfpo.base import distributed
 from lfpo.config.build import to_dict
 from lfpo.config.errors import CannotGoOn, UserError, last_line
+from lfpo.core import collectives
 from lfpo.train.trainer import Trainer
 
 # Every event of transformers' TrainerCallback. Of these `on_predict` is fired by nothing that a run does.
@@ -118,7 +118,7 @@ class Callbacks:
             return
         from transformers import TrainerControl, TrainerState
 
-        first, config, length = distributed.rank() == 0, trainer.args, trainer.length
+        first, config, length = collectives.rank() == 0, trainer.args, trainer.length
         self.metric = _metric(config)
         self.args = Arguments(config, _arguments(trainer, self.metric))
         self.control = TrainerControl()
@@ -158,7 +158,7 @@ class Callbacks:
                 raise self.error
 
         try:
-            distributed.together(call_all)  # all ranks stop where one rank's callback fails
+            collectives.together(call_all)  # all ranks stop where one rank's callback fails
         except UserError as error:
             self.failed = True  # what was learned is saved without them
             raise CannotGoOn(str(error)) from error
@@ -271,7 +271,7 @@ class Callbacks:
 
     def asks(self, what: str) -> bool:
         """Whether a callback of any rank has set this flag of `control`. A collective where there are callbacks."""
-        return bool(self.callbacks) and any(distributed.gather(getattr(self.control, what)))
+        return bool(self.callbacks) and any(collectives.gather(getattr(self.control, what)))
 
     def kept(self) -> dict[str, Any]:
         """JSON data for a checkpoint: the best metric, and the state of callbacks that export theirs."""
@@ -353,7 +353,7 @@ def _arguments(trainer: Trainer, metric: str | None) -> dict[str, Any]:
     from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
     config, greater = trainer.args, getattr(trainer.args, "greater_is_better", None)
-    first, world = distributed.rank() == 0, distributed.world()
+    first, world = collectives.rank() == 0, collectives.world()
     source = getattr(trainer, "source", None)
     evaluates = trainer.evaluates_after(trainer.total_steps) and (source is None or len(source.eval_rows) > 0)
     return {
@@ -370,10 +370,10 @@ def _arguments(trainer: Trainer, metric: str | None) -> dict[str, Any]:
         "run_name": Path(config.output_dir).name,
         "per_device_train_batch_size": -(-trainer.length.batch * getattr(config, "num_generations", 1) // world),
         "world_size": world,
-        "process_index": distributed.rank(),
-        "local_process_index": distributed.rank(),
+        "process_index": collectives.rank(),
+        "local_process_index": collectives.rank(),
         "n_gpu": min(1, torch.cuda.device_count()),
-        "device": distributed.device(),
+        "device": collectives.device(),
         "should_log": first,
         "should_save": first,
     }
@@ -386,7 +386,7 @@ def _loaders(trainer: Trainer) -> dict[str, Any]:
     if source is None:
         return {"train_dataloader": None, "eval_dataloader": None}
     samplers = getattr(trainer, "eval_samplers", ())
-    held_out: Any = [source.eval_rows[i] for i in distributed.share(len(source.eval_rows))] * len(samplers)
+    held_out: Any = [source.eval_rows[i] for i in collectives.share(len(source.eval_rows))] * len(samplers)
     training = DataLoader(source.rows, trainer.length.batch, collate_fn=list) if source.rows else None
     return {
         "train_dataloader": training,

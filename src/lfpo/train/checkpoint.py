@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from lfpo.base import distributed
 from lfpo.config.errors import UserError
 from lfpo.config.files import read_json, write_json
+from lfpo.core import collectives
 from lfpo.models import MaskedDiffusionLM, save_model
 from lfpo.models.lora import load_adapter, save_adapter
 from lfpo.models.tensor_files import read_like, tensor_paths, write_shards
@@ -83,7 +84,7 @@ def save_checkpoint(
         _save_optimizer(trainer.optimizer, partial / "optimizer")
         distributed.by_first(lambda: write_json(partial / "state.json", {"step": step, **state}))
         digests = distributed.each_writes(lambda: _sync_and_hash(partial))
-        manifest = dict(sorted(pair for part in distributed.gather(digests) for pair in part.items()))
+        manifest = dict(sorted(pair for part in collectives.gather(digests) for pair in part.items()))
         distributed.by_first(lambda: _publish(root, partial, final, manifest, keep))
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
@@ -244,7 +245,7 @@ def _numbered(root: Path) -> list[Path]:
 
 def _sync_and_hash(folder: Path) -> dict[str, str]:
     """Flush this rank's share of a folder's files to disk, and return name -> SHA-256."""
-    mine = sorted(p for p in folder.rglob("*") if p.is_file())[distributed.rank() :: distributed.world()]
+    mine = sorted(p for p in folder.rglob("*") if p.is_file())[collectives.rank() :: collectives.world()]
     for path in mine:
         _sync(path)
     return {str(p.relative_to(folder)): _sha256(p) for p in mine}

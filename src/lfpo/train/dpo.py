@@ -9,28 +9,29 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from lfpo.base import distributed
-from lfpo.base.batching import left_pad
-from lfpo.base.rng import key, python_rng
 from lfpo.config.dpo import DPOConfig
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.training import examples_length
+from lfpo.core import collectives
+from lfpo.core.attention import Structure
+from lfpo.core.learner import accumulate_gradients, logp_at_targets
+from lfpo.core.measures import means_over_ranks
+from lfpo.core.observer import Observer
+from lfpo.core.optim import set_lr, step_if_finite
+from lfpo.core.rng import key, python_rng
+from lfpo.core.roles import BASE, CURRENT
+from lfpo.core.rows import left_pad
+from lfpo.core.trajectory import Trajectory, of_completions
+from lfpo.core.views import Views
 from lfpo.models import MaskedDiffusionLM
-from lfpo.models.roles import BASE, CURRENT
-from lfpo.models.structure import Structure
-from lfpo.objectives.measures import means_over_ranks
-from lfpo.objectives.views import Views
 from lfpo.objectives.vrpo import VRPO, elbos
 from lfpo.prompts.preferences import Preference, load_preferences, task_pair
 from lfpo.prompts.sources import in_epochs
 from lfpo.prompts.tasks import DataTask, Task, get_task
-from lfpo.rollout.trajectory import Trajectory, of_completions
 from lfpo.runs.context import Context
-from lfpo.train.algorithm import accumulate_gradients
-from lfpo.train.flops import Meter
-from lfpo.train.optim import build_adamw, set_lr, step_if_finite
-from lfpo.train.passes import logp_at_targets
+from lfpo.train.adamw import build_adamw
+from lfpo.train.flops import update_flops
 from lfpo.train.run import train_on_examples
 from lfpo.train.setup import about, check_ranks, load_policies
 from lfpo.train.sft import encode_example, sampled_length
@@ -62,22 +63,23 @@ class DPOTrainer(Trainer):
         self.state: dict[str, Any] = {"skipped": 0, "seconds": 0.0, "flops": 0.0}
         self.optimizer, self.about = build_adamw(self.model, config), about(self.model)
 
-    def iterate(self, step: int, context: Context) -> dict[str, Any]:
+    def run_iteration(self, step: int, context: Context) -> dict[str, Any]:
         """One optimiser step; metrics every logging_steps."""
-        config, started, meter = self.args, time.perf_counter(), Meter()
+        config, started, flops, observer = self.args, time.perf_counter(), list[float](), Observer()
+        observer.ran = lambda p, views, backward: flops.append(update_flops(self.policies[p], views, backward=backward))
         lr = set_lr(self.optimizer, config, step, self.total_steps)
         # Each rank takes every world-th pair; the sum of the ranks' gradients is that of the whole batch.
-        mine = range(distributed.rank(), config.batch_size, distributed.world())
+        mine = range(collectives.rank(), config.batch_size, collectives.world())
         pairs = {(config.seed, "pair", n): self.draw(n) for n in (step * config.batch_size + i for i in mine)}
         views, how = self._views(self.objective, pairs)
         signal = torch.zeros(2 * len(pairs), dtype=torch.float64, device=self.model.device)
-        loss, measures = accumulate_gradients(self.objective, self.policies, views, signal, meter=meter, **how)
+        loss, measures = accumulate_gradients(self.objective, self.policies, views, signal, observer=observer, **how)
         loss, norm, stepped = step_if_finite(self.optimizer, self.model, loss, config.max_grad_norm)
         if not stepped:
             self.state["skipped"] += 1
-            context.note(f"step {step + 1}: loss is {loss}, gradient norm {norm}; update skipped")
+            context.observer.note(f"step {step + 1}: loss is {loss}, gradient norm {norm}; update skipped")
         self.state["seconds"] += time.perf_counter() - started
-        self.state["flops"] += distributed.sum_number(meter.flops)
+        self.state["flops"] += collectives.sum_number(sum(flops))
         means, done = means_over_ranks(measures), step + 1
         if done % config.logging_steps and done < self.total_steps:
             return {}
@@ -94,15 +96,15 @@ class DPOTrainer(Trainer):
         """On held-out pairs, with the same masks each time: eval/preference_accuracy, the share of pairs whose chosen
         completion the policy gives the larger ELBO; eval/rewards/accuracies and eval/rewards/margins of the rewards
         beta (e - e_base), as TRL names them (0 before training); eval/loss."""
-        config, found, world = self.args, dict[str, float](), distributed.world()
-        mine = list(range(distributed.rank(), len(self.held_out), world))
+        config, found, world = self.args, dict[str, float](), collectives.world()
+        mine = list(range(collectives.rank(), len(self.held_out), world))
         many = replace(self.objective, mc_samples=config.eval_masks)
         # With split weights forwards are collectives: a rank without pairs of its own runs some that do not count.
         for start in range(0, -(-len(self.held_out) // world) if config.fsdp else len(mine), config.batch_size):
             own = mine[start : start + config.batch_size]
             views, how = self._views(many, {("held-out pair", i): self.held_out[i] for i in own or [0]})
             now, base = (
-                elbos(views, logp_at_targets(self.policies, views, policy, meter=Meter(), **how))
+                elbos(views, logp_at_targets(self.policies, views, policy, observer=Observer(), **how))
                 for policy in (CURRENT, BASE)
             )
             reward = config.beta * (now.double() - base.double())
@@ -114,7 +116,7 @@ class DPOTrainer(Trainer):
                 "loss": -F.logsigmoid(difference),
             }.items():
                 found[name] = found.get(name, 0.0) + float(value.sum()) * bool(own)
-        sums = distributed.gather(found)
+        sums = collectives.gather(found)
         return {f"eval/{name}": sum(part[name] for part in sums if part) / len(self.held_out) for name in sums[0]}
 
     def _views(self, objective: VRPO, pairs: Mapping[Any, Pair]) -> tuple[Views, dict[str, Any]]:

@@ -1,26 +1,31 @@
 """Model FLOPs: the arithmetic that a method needs. Padding and recomputation are not counted."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from lfpo.core.attention import FULL, Structure
+from lfpo.core.model import original_shape
+from lfpo.core.trajectory import Trajectory
+from lfpo.core.views import Views
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.experts import active_weights
-from lfpo.models.four_bit import original_shape
-from lfpo.models.structure import FULL, Structure
-from lfpo.objectives.views import Views
-from lfpo.rollout.trajectory import Trajectory
 
 NEVER = 2**62  # instead of a step, where a position was not revealed
 NO_PLACE = NEVER + 1  # where a row has no completion
 
 
-@dataclass
-class Meter:
-    """Adds up model FLOPs."""
+class Counted(NamedTuple):
+    """What the FLOPs of a pass depend on: the tokens of each view, the number of targets, on the views' device, and
+    which tokens attend to which. It is a few numbers: views of a whole iteration would take memory."""
 
-    flops: float = 0.0
+    length_S: torch.Tensor
+    targets: torch.Tensor
+    structure: Structure
+
+
+def counted(views: Views) -> Counted:
+    return Counted(views.attention_mask.sum(-1), views.target.sum(), views.structure)
 
 
 def forward_flops(
@@ -62,11 +67,11 @@ def head_dim(config: Any) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
-def update_flops(model: MaskedDiffusionLM, views: Views, *, backward: bool) -> float:
+def update_flops(model: MaskedDiffusionLM, views: Views | Counted, *, backward: bool) -> float:
     """FLOPs of predicting the targets of `views`, and of the backward pass if there is one: two forwards, or one with
     LoRA."""
-    lengths, targets = views.attention_mask.sum(-1), int(views.target.sum())
-    once = forward_flops(model, lengths, targets, structure=views.structure)
+    views = views if isinstance(views, Counted) else counted(views)
+    once = forward_flops(model, views.length_S, int(views.targets), structure=views.structure)
     if not backward:
         return once
     return 3 * once if model.adapter is None else 2 * once  # frozen weights need no gradients

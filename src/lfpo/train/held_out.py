@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
-from lfpo.base import distributed
-from lfpo.base.rng import key
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core import collectives
+from lfpo.core.encoding import encode_rows
+from lfpo.core.engine import Engine, Request
+from lfpo.core.rng import key
 from lfpo.eval.evaluate import Answer, EvalResult, evaluate
 from lfpo.models import MaskedDiffusionLM
-from lfpo.prompts.encoding import encode_rows
 from lfpo.prompts.sources import PromptSource
 from lfpo.rewards import Rewards
-from lfpo.rollout.engine import Engine, Request
 from lfpo.rollout.episodes import Environment, play
 from lfpo.runs.context import Context
 from lfpo.train.records import completion_record
@@ -53,7 +53,7 @@ def held_out(evaluation: HeldOut, step: int, context: Context) -> dict[str, floa
     the run: the completions of the first KEPT problems, and of the others the verdict. A collective: each rank samples
     its share, and all return the same.
     """
-    source, progress = evaluation.source, context.progress
+    source, progress = evaluation.source, context.observer
     rows, correct_all = source.eval_rows, source.correct_all or (lambda rows, texts: [None] * len(rows))
     if not rows:
         return {}
@@ -61,7 +61,7 @@ def held_out(evaluation: HeldOut, step: int, context: Context) -> dict[str, floa
     def on_finished(answers: list[Answer]) -> None:
         progress.advance(len(answers), sum(answer.length for answer in answers))
         for _ in answers:
-            context.event("on_prediction_step")
+            context.observer.event("on_prediction_step")
 
     started, metrics, records = time.perf_counter(), dict[str, float](), list[dict[str, Any]]()
     engine, model, tokenizer = evaluation.engine, evaluation.model, evaluation.tokenizer
@@ -72,7 +72,7 @@ def held_out(evaluation: HeldOut, step: int, context: Context) -> dict[str, floa
             metrics |= {f"eval/{name}/{key}": value for key, value in results.items()}
             records += [{"sampler": name, **turn} for turn in turns]
             continue
-        progress.begin(f"evaluation, {name}", len(distributed.share(len(rows))), "problems")
+        progress.begin(f"evaluation, {name}", len(collectives.share(len(rows))), "problems")
         result = evaluate(
             engine, model, tokenizer, rows, correct_all, sampler, seed=evaluation.seed, finished=on_finished
         )
@@ -90,7 +90,7 @@ def held_out(evaluation: HeldOut, step: int, context: Context) -> dict[str, floa
             # Every verdict, so that two evaluations can be compared problem by problem.
             records.append(record | ({"correct": result.correct[b]} if source.correct_all else {}))
     if evaluation.log:
-        distributed.alone(lambda: context.folder.write_rows(f"eval/step-{step}.jsonl", records))
+        collectives.alone(lambda: context.folder.write_rows(f"eval/step-{step}.jsonl", records))
     return metrics | {"time/eval": time.perf_counter() - started}
 
 
@@ -99,16 +99,16 @@ def _played(
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """Metrics and records of episodes; a record is a turn. The mean reward is NaN if an environment failed."""
     model, tokenizer, all_rows = evaluation.model, evaluation.tokenizer, evaluation.source.eval_rows
-    numbers = distributed.share(len(all_rows))  # of this rank's rows
+    numbers = collectives.share(len(all_rows))  # of this rank's rows
     rows = [all_rows[i] for i in numbers]
     encoded = encode_rows(rows, tokenizer, model, sampler.gen_length or 0)
     request = Request(encoded, [key(evaluation.seed, "eval", i, 0) for i in numbers], sampler)
-    context.progress.begin(f"evaluation, {name}", environment.max_turns * len(rows), "turns")
+    context.observer.begin(f"evaluation, {name}", environment.max_turns * len(rows), "turns")
 
     def on_finished(index: Sequence[int], _: object) -> None:
-        context.progress.advance(len(index))
+        context.observer.advance(len(index))
         for _row in index:
-            context.event("on_prediction_step")
+            context.observer.event("on_prediction_step")
 
     turns, t, rewards, sums = play(environment, evaluation.engine, model, tokenizer, request, rows, on_finished)
     sums["reward"] = _sum_and_count(rewards)
@@ -121,22 +121,22 @@ def _played(
                 record = completion_record(t, b, turn.row["prompt"], turn.text, tokenizer)
                 reward = rewards.parts[environment.name][turn.rollout]
                 records.append({"problem": problem, **record, **turn.note, "reward": reward})
-    return distributed.means_over_ranks(sums), [r for part in distributed.gather(records) for r in part]
+    return collectives.means_over_ranks(sums), [r for part in collectives.gather(records) for r in part]
 
 
 def _mean_reward(evaluation: HeldOut, result: EvalResult, context: Context) -> float:
     """The mean total reward over the rows that have one; each rank scores its share. NaN if a function failed."""
     source, texts, all_ids = evaluation.source, result.completions, result.trajectory.completion_ids()
-    rows, numbers = source.eval_rows, distributed.share(len(source.eval_rows))
+    rows, numbers = source.eval_rows, collectives.share(len(source.eval_rows))
 
     def score() -> Rewards:
         if not numbers:
             return Rewards(torch.zeros(0, dtype=torch.float64), {})
         return source.score([rows[i] for i in numbers], [texts[i] for i in numbers], [all_ids[i] for i in numbers])
 
-    rewards = distributed.alone(score)
+    rewards = collectives.alone(score)
     _say_why(evaluation, rewards, context)
-    total, count = (distributed.sum_number(float(number)) for number in _sum_and_count(rewards))
+    total, count = (collectives.sum_number(float(number)) for number in _sum_and_count(rewards))
     return total / count if count else math.nan
 
 
@@ -149,7 +149,7 @@ def _sum_and_count(rewards: Rewards) -> tuple[float, int]:
 
 def _say_why(evaluation: HeldOut, rewards: Rewards, context: Context) -> None:
     """Say once in a run why a function failed in an evaluation, on whichever rank. A collective."""
-    failed = {name: why for part in distributed.gather(rewards.failed) for name, why in part.items()}
+    failed = {name: why for part in collectives.gather(rewards.failed) for name, why in part.items()}
     for name in sorted(failed.keys() - evaluation.noted):
         evaluation.noted.add(name)
-        context.note(f"{name!r} failed on held-out rows, so their reward is null: {failed[name]}")
+        context.observer.note(f"{name!r} failed on held-out rows, so their reward is null: {failed[name]}")

@@ -14,22 +14,21 @@ from typing import Any
 
 import torch
 
-from lfpo.base import distributed
 from lfpo.base.environment import describe_environment
 from lfpo.base.measure import matmul_peak
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.config.training import Optim
+from lfpo.core import collectives
+from lfpo.core.encoding import encode_prompt, misfit
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.tensor_files import GIB
-from lfpo.prompts.encoding import encode_prompt, misfit
 from lfpo.prompts.sources import PromptSource
 from lfpo.prompts.tasks import Row
 from lfpo.rewards import reward_names
 from lfpo.rollout.episodes import Environment, Episode, step_all
-from lfpo.train.algorithm import own_parameters
-from lfpo.train.optim import moment_bytes
+from lfpo.train.adamw import moment_bytes
 from lfpo.train.plan.command import EFFICIENCY, duration, whole_run
 from lfpo.train.plan.estimate import Estimate
 from lfpo.train.plan.model import model_config
@@ -62,21 +61,21 @@ def preflight(planned: Planned) -> tuple[PromptSource, str]:
     args, model, reference = planned.args, planned.model, planned.reference
     checked, longest, out = check_prompts(planned)
     source = without(planned.source, out) if out else planned.source
-    failed = distributed.together(lambda: check_rewards(planned, source) if not distributed.rank() else [])[0]
+    failed = collectives.together(lambda: check_rewards(planned, source) if not collectives.rank() else [])[0]
     saved = [model, reference] + [model] * bool(args.average_decay)
     saved += [reference] * (args.engine.max_staleness * (args.old_policy == "sampler"))
     keep = args.save_total_limit
-    needed, free = distributed.together(lambda: check_disk(planned.run_dir, saved, args.optim, keep))[0]
+    needed, free = collectives.together(lambda: check_disk(planned.run_dir, saved, args.optim, keep))[0]
     parameters, trained = sum(p.numel() for p in model.parameters()), _trained(model)
     share = f", {trained:,} of them trained" if trained < parameters else ""
-    ranks = f", {distributed.world()} ranks" if distributed.world() > 1 else ""
+    ranks = f", {collectives.world()} ranks" if collectives.world() > 1 else ""
     left_out = f"; {len(out)} too long and left out" if out else ""
     rewarding = source.reward_functions if planned.environment is None else [planned.environment.make]
     names, plan = ", ".join(reward_names(rewarding)), ""
-    if (device := distributed.device()).type == "cuda":
+    if (device := collectives.device()).type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory
         rate = EFFICIENCY * matmul_peak(device, torch.bfloat16 if args.bf16 else getattr(torch, args.dtype))
-        plan = plan_line(args, longest, gpus=distributed.world(), memory=memory, flop_rate=rate)
+        plan = plan_line(args, longest, gpus=collectives.world(), memory=memory, flop_rate=rate)
     lines = {
         "base": f"{args.model}: {parameters:,} parameters{share}, {args.dtype}",
         "device": f"{describe_environment()}{ranks}",
@@ -104,7 +103,7 @@ def check_prompts(planned: Planned) -> tuple[int, int, tuple[int, ...]]:
         """Of this rank's rows: index, tokens, and whether the row is left out."""
         may_leave_out = split == "train" and args.filter_overlong_prompts and bool(source.rows)
         checked = []
-        for i in distributed.share(len(rows)):
+        for i in collectives.share(len(rows)):
             where, prompt = source.place(split, i), rows[i]["prompt"]
             if rows[i].keys() != rows[0].keys():
                 columns, first = (", ".join(sorted(row)) for row in (rows[i], rows[0]))
@@ -123,8 +122,8 @@ def check_prompts(planned: Planned) -> tuple[int, int, tuple[int, ...]]:
 
     gen_length = planned.sampler.gen_length or 0
     eval_length = max((sampler.gen_length or 0 for sampler in planned.eval_samplers.values()), default=0)
-    trained = list(chain(*distributed.together(lambda: share_of("train", training, gen_length))))
-    held_out = list(chain(*distributed.together(lambda: share_of("eval", source.eval_rows, eval_length))))
+    trained = list(chain(*collectives.together(lambda: share_of("train", training, gen_length))))
+    held_out = list(chain(*collectives.together(lambda: share_of("eval", source.eval_rows, eval_length))))
     left_out = tuple(i for i, _, out in trained if out)
     if len(left_out) == len(training):
         raise UserError(f"{source.place('train', 0)}: this prompt and all others are too long for the model")
@@ -184,7 +183,7 @@ def check_disk(folder: Path, saved: Sequence[MaskedDiffusionLM], optim: Optim, k
     checkpoint is written, as many older ones are there. Raises UserError where they do not fit.
     """
     model, folder = saved[0], folder.expanduser().absolute()
-    checkpoint = sum(_bytes(own_parameters(policy)) for policy in saved) + _trained(model) * moment_bytes(optim)
+    checkpoint = sum(_bytes(policy.own_parameters()) for policy in saved) + _trained(model) * moment_bytes(optim)
     needed = (keep + 1) * checkpoint + _bytes(model.weights().values())  # a LoRA run's export is the whole model
     needed -= sum(p.stat().st_size for p in folder.glob("checkpoints/step-*/**/*") if p.is_file())  # of a resumed run
     free = shutil.disk_usage(next(place for place in (folder, *folder.parents) if place.exists())).free

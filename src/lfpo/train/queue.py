@@ -11,19 +11,21 @@ import torch
 from safetensors.torch import load_file
 
 from lfpo.base import distributed
-from lfpo.base.batching import tensor_fields
-from lfpo.base.progress import Progress
 from lfpo.config.build import build, to_dict
 from lfpo.config.errors import UserError
 from lfpo.config.files import read_json, write_json
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
-from lfpo.models.structure import Structure
+from lfpo.core import collectives
+from lfpo.core.attention import Structure
+from lfpo.core.batch import Rolled
+from lfpo.core.denoise import Finished
+from lfpo.core.engine import AsyncEngine, Engine, Request, Ticket
+from lfpo.core.observer import Observer
+from lfpo.core.rollouts import Sampled, count_finished
+from lfpo.core.trajectory import Trajectory, join, tensor_fields
 from lfpo.models.tensor_files import save_tensors
-from lfpo.rollout.denoise import Finished
 from lfpo.rollout.edits import EditedTrajectory
-from lfpo.rollout.engine import AsyncEngine, Engine, Request, Ticket
-from lfpo.rollout.trajectory import Trajectory, join
 
 INDEX = "queue.json"
 
@@ -60,24 +62,24 @@ class RolloutQueue:
         return [i for i in wanted if i not in self.tickets]
 
     def take(
-        self, iteration: int, asked: Callable[[int], Request], finished: Finished, progress: Progress
+        self, iteration: int, request_of: Callable[[int], Request], finished: Finished, observer: Observer
     ) -> tuple[Trajectory, float]:
         """This rank's rollouts of an iteration's batch, which stays in the queue, after missing batches were submitted;
         and the seconds that it waited for them. A collective.
 
-        asked: gives this rank's request of a batch. finished: told of rows as they are sampled.
+        request_of: gives this rank's request of a batch. finished: called with rows as they are sampled.
         Raises UserError on all ranks where a checkpoint's rollouts are of other prompts.
         """
-        request = asked(iteration)
+        request = request_of(iteration)
         for batch in self.missing(iteration):
-            progress.begin("sampling", len(request.prompts), "rollouts")
-            self.tickets[batch] = self.engine.submit(request if batch == iteration else asked(batch), finished)
-        progress.begin("waiting for rollouts", len(request.prompts), "rollouts")
+            observer.begin("sampling", len(request.prompts), "rollouts")
+            self.tickets[batch] = self.engine.submit(request if batch == iteration else request_of(batch), finished)
+        observer.begin("waiting for rollouts", len(request.prompts), "rollouts")
         started = time.perf_counter()
         if iteration not in self.sampled:
             self.sampled[iteration] = self.engine.result(self.tickets[iteration], finished)
         else:
-            distributed.together(lambda: _check_prompts(self.sampled[iteration], request, iteration))
+            collectives.together(lambda: _check_prompts(self.sampled[iteration], request, iteration))
         return self.sampled[iteration], time.perf_counter() - started
 
     def version(self, batch: int) -> int:
@@ -128,12 +130,39 @@ class RolloutQueue:
                 eos_id=found["eos_id"],
                 structure=Structure(found["block_length"]),
             )
-            mine = distributed.share(len(whole) // self.generations)
+            mine = collectives.share(len(whole) // self.generations)
             if not mine:
                 raise _other_prompts(int(number))
             own = part(whole, mine[0] * self.generations, len(mine) * self.generations)
             self.tickets[int(number)] = Ticket(found["version"], work=None)
-            self.sampled[int(number)] = own.to(distributed.device())
+            self.sampled[int(number)] = own.to(collectives.device())
+
+
+@dataclasses.dataclass(frozen=True)
+class Queued:
+    """A source of rollouts that were sampled ahead, from an earlier theta_old. sampled: what says which prompts an
+    iteration has, and scores their completions."""
+
+    queue: RolloutQueue
+    sampled: Sampled
+
+    def roll(self, iteration: int, observer: Observer) -> Rolled:
+        inner = self.sampled
+        if self.queue.missing(iteration):
+            inner.engine.update(iteration, inner.policy)
+        inner.engine.forwarded = observer.forward
+        started = time.perf_counter()
+        rows, request = inner.request_of(iteration)
+
+        def request_of(batch: int) -> Request:
+            return request if batch == iteration else inner.request_of(batch)[1]
+
+        trajectory, waited = self.queue.take(iteration, request_of, count_finished(observer), observer)
+        version = self.queue.version(iteration)
+        rolled = inner.scored(rows, request, trajectory, version, started, observer)
+        ahead = {"engine/staleness": float(iteration - version), "engine/queue": float(len(self.queue) - 1)}
+        times = {"time/waiting": waited, **rolled.times}
+        return dataclasses.replace(rolled, metrics=ahead | rolled.metrics, times=times)
 
 
 def _file(folder: Path, batch: int) -> Path:

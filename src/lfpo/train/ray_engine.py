@@ -23,13 +23,15 @@ from lfpo.base import distributed
 from lfpo.base.environment import versions
 from lfpo.config.errors import UserError
 from lfpo.config.train import LFPOConfig
+from lfpo.core import collectives
+from lfpo.core.denoise import Finished, Forwarded
+from lfpo.core.engine import Request, Ticket, Version
+from lfpo.core.roles import CURRENT, OLD
+from lfpo.core.trajectory import Trajectory, join
 from lfpo.models import MaskedDiffusionLM
-from lfpo.models.lora import factors
 from lfpo.models.placement import narrow_matrices
-from lfpo.models.roles import CURRENT, OLD
-from lfpo.rollout.denoise import Finished, Forwarded
-from lfpo.rollout.engine import GIVES, Request, Ticket, Version, run_unit
-from lfpo.rollout.trajectory import Trajectory, join
+from lfpo.objectives.needs import GIVES
+from lfpo.rollout.sampling import run_unit
 from lfpo.train.ray_cluster import LOOK, START, cause, check_head, connect, first_line, import_ray, wait_for_start
 from lfpo.train.setup import load_policies, ready_to_sample
 
@@ -206,7 +208,7 @@ class Dispatcher:
 
 
 class RayEngine:
-    """An engine (lfpo.rollout.engine.Engine) of `args.engine.workers` Ray actors. All ranks make it; rank 0 calls Ray.
+    """An engine (lfpo.core.engine.Engine) of `args.engine.workers` Ray actors. All ranks make it; rank 0 calls Ray.
     Raises UserError where Ray is missing, or its cluster has too few cores or GPUs, or another version of lfpo."""
 
     gives: Collection[str] = GIVES
@@ -215,19 +217,19 @@ class RayEngine:
     def __init__(self, args: LFPOConfig):
         self.args, self.settings = args, args.engine
         self.version: Version = 0
-        self.pad_id, self.device = 0, distributed.device()
+        self.pad_id, self.device = 0, collectives.device()
         self.weights: Any = None  # a reference to the newest weights in the object store
         self.measured: dict[str, float] = {}
         self.actors: list[Any] = []
         self.began_ray = False
-        distributed.together(lambda: self._start() if distributed.rank() == 0 else None)
+        collectives.together(lambda: self._start() if collectives.rank() == 0 else None)
         self.dispatcher = Dispatcher(self.actors, args.engine.unit_timeout)
 
     def update(self, version: Version, policy: MaskedDiffusionLM) -> None:
         started = time.perf_counter()
         weights = weights_of(policy)  # a collective under FSDP
         self.version, self.pad_id = version, policy.pad_id
-        if distributed.rank() == 0:
+        if collectives.rank() == 0:
             check_head()
             self.weights = import_ray().put(weights)
             self.measured["engine/weights_bytes"] = sum(value.nbytes for value, _ in weights.values())
@@ -235,7 +237,7 @@ class RayEngine:
 
     def submit(self, request: Request | None, finished: Finished | None = None) -> Ticket:
         requests, job = distributed.gather_to_first(request), None
-        if distributed.rank() == 0:
+        if collectives.rank() == 0:
             size = (self.settings.prompts_per_unit or 1) * self.args.num_generations
             cut = [(r, unit) for r, asked in enumerate(requests) if asked for unit in asked.units(size)]
             units, ranks = [unit for _, unit in cut], [r for r, _ in cut]
@@ -244,7 +246,7 @@ class RayEngine:
 
     def result(self, ticket: Ticket, finished: Finished | None = None) -> Trajectory:
         own = self._of_rank(ticket, finished)
-        if distributed.rank() and finished is not None:
+        if collectives.rank() and finished is not None:
             finished(list(range(len(own))), own)
         return own.to(self.device)
 
@@ -257,8 +259,8 @@ class RayEngine:
     def _of_rank(self, ticket: Ticket, finished: Finished | None) -> Any:
         """This rank's trajectories; None without a request."""
         parts: list[Trajectory | None] = []
-        first = distributed.rank() == 0
-        distributed.together(lambda: parts.extend(self._of_ranks(ticket.work, finished)) if first else None)
+        first = collectives.rank() == 0
+        collectives.together(lambda: parts.extend(self._of_ranks(ticket.work, finished)) if first else None)
         return distributed.scatter_from_first(parts)
 
     def _of_ranks(self, job: Job, finished: Finished | None) -> list[Trajectory | None]:
@@ -267,14 +269,14 @@ class RayEngine:
             if finished is not None and job.ranks[i] == 0:  # whose units are the first ones
                 start = sum(len(unit.prompts) for unit in job.units[:i])
                 finished(list(range(start, start + len(trajectory))), trajectory)
-        of_ranks: list[list[Trajectory]] = [[] for _ in range(distributed.world())]
+        of_ranks: list[list[Trajectory]] = [[] for _ in range(collectives.world())]
         for i, rank in enumerate(job.ranks):
             of_ranks[rank].append(job.done[i])
         return [join(parts, self.pad_id) if parts else None for parts in of_ranks]
 
     def metrics(self) -> dict[str, float]:
         found, self.measured = self.measured | self.dispatcher.metrics(), {}
-        if not self.settings.max_staleness or distributed.rank():
+        if not self.settings.max_staleness or collectives.rank():
             del found["engine/units_open"]
         return found
 
@@ -334,7 +336,7 @@ class Worker:
 
 def _parameters(policy: MaskedDiffusionLM) -> list[tuple[str, torch.nn.Parameter]]:
     """What training changes in a policy: the factors of its adapter, or all weights."""
-    return factors(policy) if policy.adapter else list(policy.backbone.named_parameters())
+    return policy.factors() if policy.adapter else list(policy.backbone.named_parameters())
 
 
 def weights_of(policy: MaskedDiffusionLM) -> Weights:
@@ -343,10 +345,10 @@ def weights_of(policy: MaskedDiffusionLM) -> Weights:
     found: Weights = {}
     narrow = {n for n, _ in narrow_matrices(policy.backbone)} if policy.autocast and not policy.adapter else set()
     for name, parameter in _parameters(policy):
-        tensor = distributed.whole(parameter.detach())
+        tensor = collectives.whole(parameter.detach())
         if name in narrow:
             tensor = tensor.to(torch.bfloat16)
-        if distributed.rank() == 0:
+        if collectives.rank() == 0:
             found[name] = (tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy(), tensor.dtype)
     return found
 

@@ -9,13 +9,13 @@ import pickle
 from collections.abc import Sequence
 from typing import Any
 
-from lfpo.base import distributed
 from lfpo.base.environment import versions
 from lfpo.config.engine import EngineSettings
 from lfpo.config.errors import UserError, last_line
+from lfpo.core import collectives
+from lfpo.core.attempt import RewardFailed, RewardTimeout
+from lfpo.core.scoring import checked
 from lfpo.rewards import RewardFunction, reward_name
-from lfpo.rewards.attempt import RewardFailed, RewardTimeout
-from lfpo.rewards.values import checked
 from lfpo.train.ray_cluster import LOOK, check_head, connect, first_line, import_ray, wait_for_start
 
 RETRIES = 2  # times that Ray calls a function again whose process died
@@ -31,7 +31,7 @@ def by_tasks(
     closing: at its end this process leaves Ray, if it joined here.
     Raises UserError for a function that cannot be pickled, or that a worker cannot load.
     """
-    first = distributed.rank() == 0
+    first = collectives.rank() == 0
 
     def join(*cluster: str | None) -> Any:
         """Join Ray; returns the cluster for the other ranks, which join the same."""
@@ -39,13 +39,13 @@ def by_tasks(
             closing.callback(import_ray().shutdown)
         return import_ray().get_runtime_context().gcs_address, os.environ.get("RAY_AUTH_MODE")
 
-    cluster = distributed.together(lambda: join() if first else ())[0]
-    distributed.together(lambda: None if first else join(*cluster))
-    sent = distributed.together(lambda: [_pickled(function) for function in functions])[distributed.rank()]
-    tasks = max(1, settings.reward_workers // distributed.world())
+    cluster = collectives.together(lambda: join() if first else ())[0]
+    collectives.together(lambda: None if first else join(*cluster))
+    sent = collectives.together(lambda: [_pickled(function) for function in functions])[collectives.rank()]
+    tasks = max(1, settings.reward_workers // collectives.world())
     ray = import_ray()
     load, stored = ray.remote(num_cpus=1)(_load), [ray.put(pickled) for pickled in sent]
-    distributed.together(lambda: wait_for_start([load.remote(*stored) for _ in range(tasks)]))
+    collectives.together(lambda: wait_for_start([load.remote(*stored) for _ in range(tasks)]))
     return [_by_tasks(function, pickled, tasks) for function, pickled in zip(functions, stored, strict=True)]
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
+from lfpo.core.batch import Batch
+from lfpo.core.trajectory import Trajectory
 from lfpo.prompts.tokenizer import token_texts
 from lfpo.rollout.edits import EditedTrajectory
-from lfpo.rollout.trajectory import Trajectory
-from lfpo.train.collect import Batch
 
 
 def rollout_records(batch: Batch, signal_B: torch.Tensor, tokenizer: Any) -> list[dict[str, Any]]:

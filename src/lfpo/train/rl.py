@@ -19,27 +19,34 @@ from lfpo.config.export import PushConfig
 from lfpo.config.length import described
 from lfpo.config.other_names import ARGUMENTS
 from lfpo.config.train import LFPOConfig
+from lfpo.core import collectives
+from lfpo.core.batch import Batch, gathered
+from lfpo.core.learner import Learner
+from lfpo.core.objective import check_range
+from lfpo.core.observer import Observer
+from lfpo.core.optim import Average
+from lfpo.core.roles import CURRENT, OLD
+from lfpo.core.rollouts import RolloutSource, Sampled
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.loading import trained_block_length
 from lfpo.models.lora import settings_of
-from lfpo.models.roles import CURRENT, OLD
 from lfpo.objectives import make_objective
-from lfpo.objectives.objective import check_rollouts, kept_steps
+from lfpo.objectives.needs import check_rollouts, kept_steps
 from lfpo.rewards import RewardFunction
-from lfpo.rollout.episodes import Environment
+from lfpo.rollout.episodes import Environment, Played
+from lfpo.rollout.kept import WithPredictions
 from lfpo.runs.context import Context
 from lfpo.runs.directory import Run
 from lfpo.runs.display import Display
-from lfpo.train.algorithm import Learner, own_parameters
+from lfpo.train.adamw import build_adamw
 from lfpo.train.callbacks import Callbacks
-from lfpo.train.collect import Batch, Rollouts, collect
-from lfpo.train.copies import Average, Versions
+from lfpo.train.copies import AverageFiles, Versions
 from lfpo.train.export import make_repository, run_push
+from lfpo.train.flops import Counted, counted, rollout_flops, update_flops
 from lfpo.train.held_out import HeldOut, held_out
 from lfpo.train.inputs import environment_class
-from lfpo.train.optim import build_adamw
 from lfpo.train.preflight import Planned, preflight
-from lfpo.train.queue import RolloutQueue
+from lfpo.train.queue import Queued, RolloutQueue
 from lfpo.train.records import rollout_records
 from lfpo.train.run import run_trainer
 from lfpo.train.setup import (
@@ -50,7 +57,6 @@ from lfpo.train.setup import (
     samplers,
     with_name,
 )
-from lfpo.train.signals import check_range
 from lfpo.train.trainer import Trainer
 
 MAX_FAILED = 5  # batches in a row for which a reward function fails, after which training stops
@@ -116,7 +122,7 @@ class LFPOTrainer(Trainer):
         self.policies, self.tokenizer = load_policies(args, model, tokenizer, needs_base=self.objective.needs_base)
         self.model, self.reference = self.policies[CURRENT], self.policies[OLD]  # theta, theta_old
         self.optimizer = build_adamw(self.model, args)
-        self.average = Average(own_parameters(self.model), args.average_decay) if args.average_decay else None
+        self.average = Average(self.model.own_parameters(), args.average_decay) if args.average_decay else None
         planned = Planned(
             args,
             self.model,
@@ -145,16 +151,35 @@ class LFPOTrainer(Trainer):
         ahead = args.engine.max_staleness > 0
         self.queue = RolloutQueue(self.engine, args, self.model.pad_id) if ahead else None
         kept = ahead and args.old_policy == "sampler"  # else theta_old is the reference
-        self.versions = Versions(own_parameters(self.reference)) if kept else None
-        parts = {"average": self.average, "queue": self.queue, "versions": self.versions}
+        self.versions = Versions(self.reference.own_parameters()) if kept else None
+        average = AverageFiles(self.average) if self.average is not None else None
+        parts = {"average": average, "queue": self.queue, "versions": self.versions}
         self.parts = {name: part for name, part in parts.items() if part is not None}
         # Training time and FLOPs without evaluation; skipped updates; reward function -> batches in a row it failed.
         self.state: dict[str, Any] = {"skipped": 0, "skipped_in_a_row": 0, "failing": {}, "seconds": 0.0, "flops": 0.0}
-        self.run = replace(self.run, silent=distributed.rank() != 0)
+        self.run = replace(self.run, silent=collectives.rank() != 0)
         self.learner = Learner(
             args, self.objective, self.policies, self.optimizer, self.average, self.state, self.run.dir
         )
         self.failed_in_evaluation: set[str] = set()  # reward functions of which this was said
+        sampled = Sampled(
+            args,
+            self.source,
+            self.reference,
+            self.tokenizer,
+            self.engine,
+            self.sampler,
+            self.keep_steps,
+            self.state,
+        )
+        self.sizes = args.prompts_per_iteration, args.num_generations
+        self.rollouts: RolloutSource = sampled
+        if self.queue is not None:
+            self.rollouts = Queued(self.queue, sampled)
+        if self.environment is not None:
+            self.rollouts = Played(self.environment, sampled)
+        if self.keep_steps:
+            self.rollouts = WithPredictions(self.rollouts, self.tokenizer, self.source.score)
         self.checked_range = False  # whether a scored batch was compared with what the objective needs of rewards
         self.state["rows_skipped"] = 0  # of the data set, where a callback ended an epoch early
         self.events = Callbacks(self)
@@ -167,69 +192,65 @@ class LFPOTrainer(Trainer):
         output_dir's run from its newest checkpoint; another value, such as a folder, is a UserError. SIGTERM or SIGINT
         leaves a checkpoint of all finished iterations and raises Stopped, a KeyboardInterrupt."""
         args, resume = self.args, resume if resume_from_checkpoint is None else resume_from_checkpoint
-        if args.push_to_hub and distributed.rank() == 0:
+        if args.push_to_hub and collectives.rank() == 0:
             make_repository(str(args.hub_model_id), private=args.hub_private_repo)
         with self.closing:
             folder = run_trainer(self, resume=resume, display=display)
         if args.push_to_hub and (events := self.events) is not None:
             events.call("on_push_begin", events.step)
-        if args.push_to_hub and distributed.rank() == 0:
+        if args.push_to_hub and collectives.rank() == 0:
             run_push(PushConfig(str(self.run.dir), str(args.hub_model_id), private=args.hub_private_repo))
         return folder
 
-    def iterate(self, iteration: int, context: Context | None = None) -> dict[str, Any]:
-        """One iteration of Algorithm 1; returns its metrics. theta changes in phase 2 only, theta_old in phase 3 only.
-        context: of the run, if any."""
-        context, learner, state, started = context or Context(), self.learner, self.state, time.perf_counter()
+    def iterate(self, iteration: int, observer: Observer) -> tuple[Batch, torch.Tensor, dict[str, Any]]:
+        """One iteration of Algorithm 1. theta changes in phase 2 only, theta_old in phase 3 only.
+
+        Returns the batch, what the loss took in place of its rewards (signal_R), and metrics.
+        """
+        learner, started = self.learner, time.perf_counter()
         # Phase 1: each rank samples N rollouts for each of its prompts from theta_old, and scores them.
-        with context.stop.at_once():
-            batch = self.sample_and_score(iteration, context)
+        with observer.at_once():
+            batch = self.sample_and_score(iteration, observer)
         signal_R = learner.signal(batch, iteration)
         # Phase 2: theta learns from them, against theta_old.
         update_started = time.perf_counter()
         with self.old_policy(iteration, batch):
-            learned = learner.update(batch, signal_R, iteration, context)
+            learned = learner.update(batch, signal_R, iteration, observer)
         # Phase 3: theta_old follows theta.
         learner.move_reference()
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # the clock must not stop while the GPU still works
         now = time.perf_counter()
-        state["seconds"] += now - started
-        self.log_rollouts(iteration, batch, batch.of_rank(signal_R), context)
-        if self.queue is not None:
-            self.queue.forget(iteration)  # only now: a checkpoint before it still needs the batch
-            if self.versions is not None:
-                self.versions.keep_only(self.queue.versions())
-        metrics = {"step": iteration + 1, **batch.metrics, **learned, "skipped_updates": state["skipped"]}
-        times = {"time/update": now - update_started, "time/total": state["seconds"]}
-        return {**metrics, **times, "flops": state["flops"]}
+        self.state["seconds"] += now - started
+        times = {"time/update": now - update_started, "time/total": self.state["seconds"]}
+        return batch, signal_R, {**batch.metrics, **learned, "skipped_updates": self.state["skipped"], **times}
 
-    def sample_and_score(self, iteration: int, context: Context) -> Batch:
-        """Phase 1: scored rollouts of theta_old, or with max_staleness of an earlier one, for this rank's share of the
-        iteration's prompts."""
-        if self.queue is None or self.queue.missing(iteration):
-            self.engine.update(iteration, self.reference)
-        self.engine.forwarded = context.progress.forward
-        rollouts = Rollouts(
-            self.args,
-            self.source,
-            self.reference,
-            self.tokenizer,
-            self.engine,
-            self.queue,
-            self.environment,
-            self.sampler,
-            self.keep_steps,
-            self.state["rows_skipped"],
-        )
-        batch = collect(rollouts, iteration, context.progress)
-        self._count_failures(batch, iteration, context)
+    def sample_and_score(self, iteration: int, observer: Observer) -> Batch:
+        """Phase 1: scored rollouts of theta_old, with max_staleness of an earlier one, for the iteration's prompts."""
+        batch = gathered(self.rollouts.roll(iteration, observer), *self.sizes)
+        if batch.failed or self.state["failing"]:
+            self._count_failures(batch, iteration, observer)
         if not self.checked_range and not batch.unscored:
             check_range(self.objective, batch.reward_R)
             self.checked_range = True
         return batch
 
-    def _count_failures(self, batch: Batch, iteration: int, context: Context) -> None:
+    def run_iteration(self, step: int, context: Context | None = None) -> dict[str, Any]:
+        """`iterate`, then its accounts: FLOPs, records of rollouts, the queue. context: of the run, if any."""
+        context, passes = context or Context(), list[tuple[str, Counted, bool]]()
+        context.observer.ran = lambda policy, views, backward: passes.append((policy, counted(views), backward))
+        batch, signal_R, metrics = self.iterate(step, context.observer)
+        flops = rollout_flops(self.policies[OLD], batch.trajectory)
+        flops += sum(update_flops(self.policies[p], views, backward=backward) for p, views, backward in passes)
+        self.state["flops"] += collectives.sum_number(flops)
+        self.log_rollouts(step, batch, batch.of_rank(signal_R), context)
+        if self.queue is not None:
+            self.queue.forget(step)  # only now: a checkpoint before it still needs the batch
+            if self.versions is not None:
+                self.versions.keep_only(self.queue.versions())
+        return {"step": step + 1, **metrics, "flops": self.state["flops"]}
+
+    def _count_failures(self, batch: Batch, iteration: int, observer: Observer) -> None:
         """Report a reward function when it begins to fail; after MAX_FAILED batches in a row without any of its rewards
         stop. A failure on some of the ranks costs only their rewards."""
         kind = "reward function" if self.environment is None else "environment"
@@ -240,7 +261,7 @@ class LFPOTrainer(Trainer):
         for name, times in failing.items():
             if name not in before:
                 where = "" if lost[name] == 1 else f" on {lost[name]:.0%} of the ranks"
-                context.note(
+                observer.note(
                     f"{kind} {name!r} failed in iteration {iteration + 1}{where}: {failed[name]}; "
                     "its rewards of that batch count as None"
                 )
@@ -258,13 +279,13 @@ class LFPOTrainer(Trainer):
         if self.args.log_completions:
             records = distributed.gather_to_first(rollout_records(batch, signal_B, self.tokenizer))
             rows = [row for part in records for row in part]
-            distributed.alone(lambda: context.folder.write_rows(f"rollouts/step-{iteration + 1}.jsonl", rows))
+            collectives.alone(lambda: context.folder.write_rows(f"rollouts/step-{iteration + 1}.jsonl", rows))
 
     def evaluates_after(self, step: int) -> bool:
         return self.args.evaluates_after(step)
 
     def evaluate(self, step: int, context: Context) -> dict[str, float]:
-        self.engine.forwarded = context.progress.forward
+        self.engine.forwarded = context.observer.forward
         evaluation = HeldOut(
             self.source,
             self.model,

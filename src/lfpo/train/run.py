@@ -11,10 +11,11 @@ from typing import Any, NoReturn
 
 from lfpo.base import distributed
 from lfpo.base.environment import use_threads
-from lfpo.base.progress import Progress
 from lfpo.config.build import to_dict
 from lfpo.config.errors import CannotGoOn, UserError, last_line
 from lfpo.config.files import read_json
+from lfpo.core import collectives
+from lfpo.core.observer import Observer
 from lfpo.report import write_report
 from lfpo.runs.card import model_card
 from lfpo.runs.context import Context, Stopped, StopRequests
@@ -56,20 +57,23 @@ class TrainingRun:
         self.trainer, self.args = trainer, trainer.args
         # Absolute, from before any function of the user's was called: such a function may change the working directory.
         path = trainer.run.dir if hasattr(trainer, "run") else Path(self.args.output_dir).expanduser().absolute()
-        progress, total = Progress(), trainer.total_steps
+        observer, total = Observer(), trainer.total_steps
         # Rank 0 decides for all: a launcher on another machine may have started the others. torchrun's own count of
         # restarts does not tell: it counts the failures of one machine, and a failure restarts the ranks of all.
-        restarted = distributed.gather("TORCHELASTIC_RUN_ID" in os.environ and opened_by_this_launcher(path))[0]
+        restarted = collectives.gather("TORCHELASTIC_RUN_ID" in os.environ and opened_by_this_launcher(path))[0]
         self.resume = resume or restarted
         self.folder = Run(path, silent=True)
         self.display: Display | Lines = Lines(total, lambda text: None)
-        if distributed.rank() == 0:
+        if collectives.rank() == 0:
             self.folder = open_run(path, self.args, resume=self.resume, kind=trainer.kind)
-            self.display = display or Display(total, progress=progress, evaluates_after=trainer.evaluates_after)
+            self.display = display or Display(total, progress=observer, evaluates_after=trainer.evaluates_after)
         distributed.barrier()
         self.note = self.display.note
         self.callbacks = trainer.events or Callbacks(trainer)
-        self.context = Context(self.folder, StopRequests(), progress, self.note, self.callbacks.within)
+        self.context = Context(self.folder, StopRequests(), observer)
+        observer.note, observer.at_once = self.note, self.context.stop.at_once
+        if self.callbacks.callbacks:
+            observer.event = self.callbacks.within
         self.health = Health()
         self.done = self.saved = 0  # iterations in the weights, and in the newest checkpoint
         self.saving = False  # whether a checkpoint is being written, or could not be
@@ -95,7 +99,7 @@ class TrainingRun:
                         self.finish(self.unlogged, (False, True, self.saves_after(self.done)))
                     while not self.over():
                         self.callbacks.begin_iteration(self.done)
-                        self.unlogged = trainer.iterate(self.done, self.context)
+                        self.unlogged = trainer.run_iteration(self.done, self.context)
                         self.done += 1
                         self.finish(self.unlogged, self.due())
                         self.end_epoch()
@@ -111,7 +115,7 @@ class TrainingRun:
                     raise Stopped(stopped.number, f"{stopped}: {self.keep()}") from None
                 except (Exception, SystemExit) as error:
                     self.end_with(error)
-            self.context.progress.end()
+            self.context.observer.end()
             card = model_card(self.folder, to_dict(self.args), trainer.kind)
             return export_model(self.folder.dir, trainer.export(), trainer.tokenizer, card=card)
 
@@ -134,7 +138,7 @@ class TrainingRun:
         self.unlogged = None
         said = self.health.update(metrics) if metrics else {}
         for rule, text in said.items():
-            distributed.together(partial(self.folder.add_note, self.done, rule, text))
+            collectives.together(partial(self.folder.add_note, self.done, rule, text))
             self.note(f"note: {text}")
         ends = [rule for rule in said if rule in self.trainer.stop_on]
         if save:
@@ -171,10 +175,10 @@ class TrainingRun:
     def log(self, metrics: dict[str, Any]) -> None:
         """Write one line of metrics and show it; after an evaluation the report is written too."""
         if metrics:
-            distributed.together(lambda: self.folder.log(metrics))  # rank 0 writes; all stop where it cannot
+            collectives.together(lambda: self.folder.log(metrics))  # rank 0 writes; all stop where it cannot
             self.unlogged = None  # also where showing it fails: a resume must not write the line again
             self.display.update(metrics)
-            if "time/eval" in metrics and distributed.rank() == 0:
+            if "time/eval" in metrics and collectives.rank() == 0:
                 try:
                     write_report(self.folder)
                 except UserError as error:
@@ -182,7 +186,7 @@ class TrainingRun:
 
     def save(self) -> None:
         """Write a checkpoint of the iterations done."""
-        self.context.progress.begin("checkpoint")
+        self.context.observer.begin("checkpoint")
         trainer, self.saving = self.trainer, True
         save_checkpoint(
             self.folder.dir,
@@ -193,7 +197,7 @@ class TrainingRun:
             keep=self.args.save_total_limit,
         )
         self.saved, self.saving = self.done, False
-        self.context.progress.end()
+        self.context.observer.end()
         self.callbacks.saved(self.done, self.folder.dir / "checkpoints")
 
     def keep(self) -> str:
@@ -215,7 +219,7 @@ class TrainingRun:
         iteration before: what is resumed then has learned a part of one iteration twice, and has lost nothing.
         """
         # An error of one rank among several reaches the others in different collectives, and saving is one, too.
-        shared = isinstance(error, CannotGoOn) or distributed.world() == 1
+        shared = isinstance(error, CannotGoOn) or collectives.world() == 1
         if self.saving or not (shared or isinstance(error, UserError | OSError)):
             raise error
         kept = self.keep() if shared else f"--resume goes on from iteration {self.saved}, the last one that was saved"
@@ -230,8 +234,8 @@ class TrainingRun:
         if not self.resume:
             return
         kept = None
-        trainer, first = self.trainer, distributed.rank() == 0
-        checkpoint = distributed.gather(latest_checkpoint(self.folder.dir, self.note) if first else None)[0]
+        trainer, first = self.trainer, collectives.rank() == 0
+        checkpoint = collectives.gather(latest_checkpoint(self.folder.dir, self.note) if first else None)[0]
         if checkpoint is None:
             self.note(f"no checkpoint in {self.folder.dir} yet; starting from the beginning")
         else:
@@ -243,11 +247,11 @@ class TrainingRun:
                 part.load(checkpoint / name)
             state = read_json(checkpoint / "state.json")
             trainer.state.update({name: state.get(name, value) for name, value in trainer.state.items()})
-            self.done = self.saved = self.context.progress.resumed_at = state["step"]
+            self.done = self.saved = self.context.observer.resumed_at = state["step"]
             self.unlogged, kept = state.get("unlogged"), state.get("callbacks")
             self.note(f"resumed from {checkpoint}")
         self.folder.truncate_metrics(self.done if checkpoint is not None else -1)
-        before = distributed.gather(self.folder.read_metrics() if first else [])[0]
+        before = collectives.gather(self.folder.read_metrics() if first else [])[0]
         self.health = Health(before)
         self.callbacks.restore(self.done, before, kept)
 
@@ -275,7 +279,7 @@ def train_on_examples(
     use_threads(config.threads)
     trainer = make(config)
     folder = run_trainer(trainer, resume=resume, display=Lines(trainer.total_steps, report))
-    if distributed.rank() == 0:
+    if collectives.rank() == 0:
         report(f"saved {folder}")
     distributed.stop()
     return folder

@@ -18,6 +18,11 @@ from lfpo.config.plugins import resolve
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.config.training import TrainingConfig
+from lfpo.core import collectives
+from lfpo.core.engine import Engine, LocalEngine
+from lfpo.core.objective import Objective
+from lfpo.core.roles import BASE, CURRENT, OLD
+from lfpo.core.trajectory import Trajectory
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.models.four_bit import quantize
 from lfpo.models.fsdp import frozen_copy as split_frozen_copy
@@ -25,14 +30,12 @@ from lfpo.models.fsdp import gathered, gathered_by_layer, shard
 from lfpo.models.loading import name_of
 from lfpo.models.lora import attach, inject
 from lfpo.models.placement import frozen_copy_on_cpu, sampling
-from lfpo.models.roles import BASE, CURRENT, OLD
-from lfpo.objectives.objective import Objective, check_old_policy, check_rollouts, kept_steps
+from lfpo.objectives.needs import GIVES, check_old_policy, check_rollouts, kept_steps
 from lfpo.prompts.dataset import is_stream, read_rows
 from lfpo.prompts.sources import PromptSource, in_epochs, task_source
 from lfpo.prompts.tasks import get_task
 from lfpo.rewards import RewardFunction, in_child
-from lfpo.rollout.engine import Engine, LocalEngine
-from lfpo.rollout.trajectory import Trajectory
+from lfpo.rollout.sampling import run_unit
 from lfpo.train.inputs import check_source, reward_function
 
 
@@ -51,13 +54,13 @@ def with_name(args: LFPOConfig, model: str | Path | MaskedDiffusionLM) -> LFPOCo
 def load_policies(
     args: TrainingConfig, model: Any, tokenizer: Any, *, needs_base: bool, needs_old: bool = True
 ) -> tuple[dict[str, MaskedDiffusionLM], Any]:
-    """The policies by name (lfpo.models.roles), on this rank's device, and the tokenizer.
+    """The policies by name (lfpo.core.roles), on this rank's device, and the tokenizer.
 
     model: see LFPOTrainer; a loaded model becomes the current policy itself. needs_base, needs_old: whether the base
     policy and theta_old are kept.
     Raises UserError for a loaded model without its tokenizer, and for settings that its attention does not go with.
     """
-    device, mesh = distributed.device(), distributed.mesh(args.fsdp_size) if args.fsdp else None
+    device, mesh = collectives.device(), distributed.mesh(args.fsdp_size) if args.fsdp else None
     # The same precision in updates, rollouts and evaluation, so that they run the same policy.
     autocast = args.bf16 and device.type == "cuda"
     if not isinstance(model, MaskedDiffusionLM):
@@ -164,16 +167,16 @@ def check_ranks(args: TrainingConfig, command: str, shared: str = "") -> None:
 
     command: "train", "sft" or "dpo". shared: the key that says how many of something ranks share, if each needs one.
     """
-    if shared and distributed.world() > getattr(args, shared):
+    if shared and collectives.world() > getattr(args, shared):
         raise UserError(
-            f"{distributed.world()} ranks for {getattr(args, shared)} {shared}: each rank needs at least one; start "
+            f"{collectives.world()} ranks for {getattr(args, shared)} {shared}: each rank needs at least one; start "
             f"fewer ranks or raise {shared}"
         )
     if args.fsdp and not torch.distributed.is_initialized():
         raise UserError(f"fsdp needs torchrun: torchrun --nproc_per_node N -m lfpo {command} ... --fsdp true")
-    if args.fsdp_size and distributed.world() % args.fsdp_size:
+    if args.fsdp_size and collectives.world() % args.fsdp_size:
         raise UserError(
-            f"fsdp_size {args.fsdp_size} does not divide the number of ranks, {distributed.world()}; give the number "
+            f"fsdp_size {args.fsdp_size} does not divide the number of ranks, {collectives.world()}; give the number "
             "of GPUs of one machine, or leave it out"
         )
 
@@ -216,10 +219,11 @@ def local_engine(args: LFPOConfig, run: Callable[..., Trajectory] | None = None)
 
     return LocalEngine(
         ready,
+        run or run_unit,
+        GIVES,
         rollout_tokens=args.rollout_tokens,
         compiled=args.rollout_compile,
         rows_per_unit=args.engine.prompts_per_unit * args.num_generations,
-        run=run,
     )
 
 

@@ -15,25 +15,26 @@ from typing import Any
 
 import torch
 
-from lfpo.base import distributed
-from lfpo.base.batching import left_pad, pack_by_tokens
-from lfpo.base.rng import generator, python_rng
 from lfpo.config.errors import UserError
 from lfpo.config.sft import SFTConfig
 from lfpo.config.training import examples_length
+from lfpo.core import collectives
+from lfpo.core.encoding import encode_prompt, misfit
+from lfpo.core.fused import rectified_sum
+from lfpo.core.learner import equal_passes
+from lfpo.core.model import one_pass
+from lfpo.core.optim import set_lr, step_if_finite
+from lfpo.core.rng import generator, python_rng
+from lfpo.core.roles import CURRENT
+from lfpo.core.rows import left_pad
+from lfpo.core.views import pack_by_tokens
 from lfpo.models import MaskedDiffusionLM, init_model
-from lfpo.models.fsdp import one_pass
-from lfpo.models.lora import factors
-from lfpo.models.roles import CURRENT
-from lfpo.objectives.ops.fused import rectified_sum
-from lfpo.prompts.encoding import encode_prompt, misfit
 from lfpo.prompts.files import load_rows
 from lfpo.prompts.sources import in_epochs
 from lfpo.prompts.tasks import DataTask, get_task
 from lfpo.prompts.tokenizer import train_tokenizer
 from lfpo.runs.context import Context
-from lfpo.train.optim import build_adamw, set_lr, step_if_finite
-from lfpo.train.passes import equal_passes
+from lfpo.train.adamw import build_adamw
 from lfpo.train.run import train_on_examples
 from lfpo.train.setup import about, check_ranks, load_policies
 from lfpo.train.trainer import Trainer
@@ -68,19 +69,19 @@ class SFTTrainer(Trainer):
         self.state: dict[str, Any] = {"losses": []}  # since the last logged line
         self.optimizer, self.about = build_adamw(self.model, config), about(self.model)
 
-    def iterate(self, step: int, context: Context) -> dict[str, Any]:
+    def run_iteration(self, step: int, context: Context) -> dict[str, Any]:
         """One optimiser step; metrics every logging_steps."""
         config, losses = self.args, self.state["losses"]
         lr = set_lr(self.optimizer, config, step, self.total_steps)
         # Each rank takes every world-th example; the sum of the ranks' gradients is that of the whole batch.
-        mine = range(distributed.rank(), config.batch_size, distributed.world())
+        mine = range(collectives.rank(), config.batch_size, collectives.world())
         batch = {i: self.draw(step * config.batch_size + i) for i in mine}
         filler = self.draw(step * config.batch_size) if config.fsdp else None
         loss = accumulate_sft_gradients(self.model, config, batch, generator(config.seed, step, "t"), filler)
         loss, norm, stepped = step_if_finite(self.optimizer, self.model, loss, config.max_grad_norm)
         losses.append(loss)
         if not stepped:
-            context.note(f"step {step + 1}: loss is {loss}, gradient norm {norm}; update skipped")
+            context.observer.note(f"step {step + 1}: loss is {loss}, gradient norm {norm}; update skipped")
         done = step + 1
         if done % config.logging_steps and done < self.total_steps:
             return {}
@@ -89,7 +90,7 @@ class SFTTrainer(Trainer):
         return {"step": done, "loss": mean, "grad_norm": norm, "learning_rate": lr}
 
     def export(self) -> MaskedDiffusionLM:
-        kept = [(p, p.detach().clone()) for _, p in factors(self.model)]
+        kept = [(p, p.detach().clone()) for _, p in self.model.factors()]
         model = self.model.to(getattr(torch, self.args.export_dtype))
         for parameter, value in kept:  # the adapter is added in float32 when the model is saved
             parameter.data = value

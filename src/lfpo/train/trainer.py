@@ -41,7 +41,7 @@ class Trainer(Protocol):
     events: Any = None  # lfpo.train.callbacks.Callbacks, whose file reads this one
     about: str
 
-    def iterate(self, step: int, context: Context) -> dict[str, Any]:
+    def run_iteration(self, step: int, context: Context) -> dict[str, Any]:
         """One iteration, the `step`-th counted from 0; returns its metrics, {} when there is nothing to log yet."""
 
     def evaluates_after(self, step: int) -> bool:

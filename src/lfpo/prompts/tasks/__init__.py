@@ -5,9 +5,10 @@ import dataclasses
 from lfpo.config.errors import UserError
 from lfpo.config.plugins import resolve
 from lfpo.config.tasks import BENCHMARKS, LENGTHS, TASKS
+from lfpo.core.scoring import Row
 from lfpo.prompts.tasks.data_task import DataTask
 from lfpo.prompts.tasks.reasoning_gym import gym_task
-from lfpo.prompts.tasks.task import VALIDATION, Row, Task
+from lfpo.prompts.tasks.task import VALIDATION, Task
 
 
 def get_task(name: str) -> Task | DataTask:

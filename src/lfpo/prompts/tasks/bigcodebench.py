@@ -13,9 +13,9 @@ import functools
 import importlib.machinery
 import sys
 
+from lfpo.core.scoring import Row
 from lfpo.prompts.tasks.code_task import ACECODE_TRAIN, CodeTask, acecode_or, code_row
 from lfpo.prompts.tasks.records import HubSplit, Record
-from lfpo.prompts.tasks.task import Row
 from lfpo.rewards.sandbox import installed_libraries
 from lfpo.rewards.syntax import syntax_tree
 

@@ -2,7 +2,8 @@
 
 import random
 
-from lfpo.prompts.tasks.task import Row, Task
+from lfpo.core.scoring import Row
+from lfpo.prompts.tasks.task import Task
 
 
 def sample(rng: random.Random) -> Row:

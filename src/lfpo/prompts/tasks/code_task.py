@@ -20,9 +20,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lfpo.config.errors import UserError
+from lfpo.core.scoring import Row
 from lfpo.prompts.tasks.data_task import DataTask
 from lfpo.prompts.tasks.records import HubSplit, Record
-from lfpo.prompts.tasks.task import Row
 from lfpo.rewards import RewardFunction
 from lfpo.rewards.code import Grader, code_job, extract_code, pass_rate, syntax_compliance
 from lfpo.rewards.sandbox import Limits

@@ -7,7 +7,8 @@ import functools
 import itertools
 import random
 
-from lfpo.prompts.tasks.task import Row, Task
+from lfpo.core.scoring import Row
+from lfpo.prompts.tasks.task import Task
 from lfpo.rewards.arithmetic import constants, evaluate, parse
 
 MAX_TARGET = 40

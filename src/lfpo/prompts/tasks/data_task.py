@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lfpo.base.rng import python_rng
 from lfpo.config.errors import UserError
+from lfpo.core.attempt import RewardFailed
+from lfpo.core.rng import python_rng
+from lfpo.core.scoring import Row
 from lfpo.prompts.tasks.records import HubSplit, Record, find_split, has_split, load_hub, read_records
-from lfpo.prompts.tasks.task import Row
 from lfpo.rewards import RewardFunction
-from lfpo.rewards.attempt import RewardFailed
 from lfpo.rewards.formats import tag_format
 
 SPLITS = ("train", "test")

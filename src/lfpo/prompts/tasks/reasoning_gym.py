@@ -10,8 +10,9 @@ import random
 from typing import Any
 
 from lfpo.config.errors import UserError, nearest
+from lfpo.core.scoring import Row
 from lfpo.prompts.tasks.prompting import ask, tagged
-from lfpo.prompts.tasks.task import Row, Task
+from lfpo.prompts.tasks.task import Task
 from lfpo.rewards.answers import marked_answer
 from lfpo.rewards.child_process import ChildFailed, ChildProcess, cpu_limit
 

@@ -8,7 +8,8 @@ at every length, a base model that learns both is right equally often, and only 
 import random
 import string
 
-from lfpo.prompts.tasks.task import Row, Task
+from lfpo.core.scoring import Row
+from lfpo.prompts.tasks.task import Task
 
 LABELS = string.ascii_letters[:32]
 ITEM_TOKENS = 4  # label, digit, successor, semicolon

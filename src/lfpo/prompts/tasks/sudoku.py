@@ -8,7 +8,8 @@ import functools
 import itertools
 import random
 
-from lfpo.prompts.tasks.task import Row, Task
+from lfpo.core.scoring import Row
+from lfpo.prompts.tasks.task import Task
 from lfpo.rewards.sudoku import is_grid
 
 SLIP = 0.3  # probability of a mistake in each blank of a wrong demonstration

@@ -5,11 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lfpo.base.rng import key, python_rng
 from lfpo.config.errors import UserError
+from lfpo.core.rng import key, python_rng
+from lfpo.core.scoring import Row
 from lfpo.rewards import RewardFunction
-
-Row = dict[str, Any]
 
 TEST_SHARE = 0.15  # share of the solutions that are reserved for the test split
 # Share of the others that a task in validation does not train on. Results of comparisons are not keyed by it: with

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from lfpo.base.rng import uniform
 from lfpo.config.sampler import SamplerConfig
-from lfpo.rollout.reveal.rule import PLAN, Proposal, Reveal, before_first, best, ranked
+from lfpo.core.reveal import PLAN, Proposal, Reveal, before_first, best, ranked
+from lfpo.core.rng import uniform
 
 
 def dream(step: Proposal) -> Reveal:
@@ -80,12 +80,6 @@ def origin_plan(
 
 
 # The rules that set their own pace.
-
-
-def threshold(step: Proposal) -> Reveal:
-    """Positions with confidence >= threshold, and always each row's most confident one."""
-    rank = ranked(step.confidence, step.eligible)[1]
-    return Reveal(step.eligible & ((step.confidence >= step.sampler.threshold) | (rank == 0)))
 
 
 def threshold_leftmost(step: Proposal) -> Reveal:

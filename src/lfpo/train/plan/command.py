@@ -22,11 +22,11 @@ from lfpo.config.length import UNSET, described
 from lfpo.config.models import LoraSettings
 from lfpo.config.plan import PlanConfig
 from lfpo.config.train import LFPOConfig
+from lfpo.core.encoding import encode_prompt
 from lfpo.models.loading import SHIPPED, load_tokenizer
 from lfpo.models.narrow_products import matmul
 from lfpo.models.tensor_files import GIB
 from lfpo.prompts.dataset import read_rows
-from lfpo.prompts.encoding import encode_prompt
 from lfpo.prompts.sources import PromptSource
 from lfpo.prompts.tasks import get_task
 from lfpo.train.plan.estimate import PHASES, Estimate

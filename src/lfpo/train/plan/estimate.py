@@ -9,20 +9,20 @@ import torch
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
+from lfpo.core.draw import CHUNK_ELEMENTS as DRAW_ELEMENTS
+from lfpo.core.draw import LOGIT_ELEMENTS
+from lfpo.core.forward import PIECE_TOKENS, rows_in_flight
+from lfpo.core.fused import CHUNK_ELEMENTS as LOSS_ELEMENTS
+from lfpo.core.head import CAST_ELEMENTS, input_dtype, precision_of
 from lfpo.models.four_bit import BYTES_PER_WEIGHT as FOUR_BIT
 from lfpo.models.four_bit import NOT_IN_4BIT
-from lfpo.models.head import CAST_ELEMENTS, input_dtype, precision_of
 from lfpo.models.kv_cache import columns_for
 from lfpo.models.tensor_files import FILE_BYTES
 from lfpo.objectives import make_objective
-from lfpo.objectives.ops.fused import CHUNK_ELEMENTS as LOSS_ELEMENTS
 from lfpo.prompts.sources import PromptSource
 from lfpo.prompts.tasks import get_task
-from lfpo.rollout.draw import CHUNK_ELEMENTS as DRAW_ELEMENTS
-from lfpo.rollout.draw import LOGIT_ELEMENTS
-from lfpo.rollout.packing import PIECE_TOKENS, rows_in_flight
+from lfpo.train.adamw import moment_bytes
 from lfpo.train.flops import head_dim, model_flops
-from lfpo.train.optim import moment_bytes
 from lfpo.train.plan.model import Kind, activations, adapter_size, model_shape
 from lfpo.train.plan.work import count, fullest_rank, sampling_work
 from lfpo.train.setup import samplers
@@ -261,7 +261,7 @@ class Estimate:
         logits = targets * self.hf.vocab_size
         per_logit = 4 * (4 if all_weights else 2) + (0 if per_weight == 4 else per_weight)
         loss = min(LOSS_ELEMENTS[self.device], logits) * per_logit
-        # lfpo.objectives.measures holds the log-probabilities of every policy and three more tensors of this shape.
+        # lfpo.core.measures holds the log-probabilities of every policy and three more tensors of this shape.
         measures = min(LOSS_ELEMENTS[self.device] // 4, logits) * 4 * (1 + self.work.others + 3)
         head_gradient = 4 * self.head if all_weights else 0
         chunk = max(loss, measures) + head_gradient + self._cast_of_head()

@@ -22,7 +22,7 @@ from lfpo.models.family import build_backbone
 from lfpo.models.fsdp import tie
 from lfpo.models.layouts import LAYOUTS, PUBLISHED, with_layers
 from lfpo.models.loading import SHIPPED, described
-from lfpo.models.lora import factors, inject
+from lfpo.models.lora import inject
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -127,7 +127,7 @@ def adapter_size(config: dict[str, Any], settings: LoraSettings) -> int:
     for count in (layers,) if whole.family.stacked else (2, 3):
         model = skeleton(config, layers=count)
         inject(model, settings)
-        sizes.append(sum(p.numel() for _, p in factors(model)))
+        sizes.append(sum(p.numel() for _, p in model.factors()))
     return sizes[0] + (layers - 2) * (sizes[-1] - sizes[0])
 
 

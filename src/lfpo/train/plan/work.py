@@ -7,17 +7,17 @@ import torch
 
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
+from lfpo.core.attention import Structure
+from lfpo.core.learner import optimizer_blocks
+from lfpo.core.objective import Objective
+from lfpo.core.predictions import Predictions
+from lfpo.core.reveal import reveal_schedule
+from lfpo.core.roles import BASE, CURRENT, OLD
+from lfpo.core.trajectory import Trajectory, of_completions
+from lfpo.core.views import Views
 from lfpo.models import init_model
 from lfpo.models.layouts import LAYOUTS
-from lfpo.models.roles import BASE, CURRENT, OLD
-from lfpo.models.structure import Structure
-from lfpo.objectives.objective import Objective, kept_steps
-from lfpo.objectives.predictions import Predictions
-from lfpo.objectives.views import Views
-from lfpo.rollout.edits import in_rounds
-from lfpo.rollout.schedule import reveal_schedule
-from lfpo.rollout.trajectory import Trajectory, of_completions
-from lfpo.train.algorithm import optimizer_blocks
+from lfpo.objectives.needs import kept_steps
 from lfpo.train.plan.model import by_value
 
 TOY: dict[str, Any] = {
@@ -58,7 +58,7 @@ def count(objective: Objective, sampler: SamplerConfig, *, trained_block: int | 
     signal = objective.signal(reward[:, None].expand(-1, len(steps)) if steps else reward, torch.zeros(size).long())
     # Where a rollout has several numbers, those that are 0 may stand for states that are not trained.
     chosen = torch.ones_like(signal) if signal.dim() == 1 else (signal != 0).to(signal.dtype)
-    views = objective.views(in_rounds(trajectory), chosen, list(range(size)), 0)
+    views = objective.views(trajectory.in_rounds(), chosen, list(range(size)), 0)
     model = init_model({**LAYOUTS["llada-8b"], **TOY, "block_length": trained_block}, seed=0)
     policies = {CURRENT: model, OLD: model.frozen_copy(), BASE: model.frozen_copy()}
     before, most_targets = [0], int(views.target.sum(-1).max())
@@ -78,7 +78,7 @@ def count(objective: Objective, sampler: SamplerConfig, *, trained_block: int | 
 
 def fullest_rank(args: LFPOConfig, objective: Objective, ranks: int) -> list[int]:
     """The most rollouts that one rank has in each optimiser step of an iteration; the other ranks wait for it."""
-    shares = torch.arange(args.prompts_per_iteration).tensor_split(ranks)  # as lfpo.base.distributed.share
+    shares = torch.arange(args.prompts_per_iteration).tensor_split(ranks)  # as lfpo.core.collectives.share
     prompts = torch.tensor([len(share) for share in shares])
     rank_R = torch.arange(ranks).repeat_interleave(prompts * args.num_generations)
     return [

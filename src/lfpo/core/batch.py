@@ -1,0 +1,175 @@
+"""The scored rollouts of one iteration: this rank's, and what is known of those of all ranks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from lfpo.core import collectives
+from lfpo.core.rng import key
+from lfpo.core.scoring import Rewards, Row
+from lfpo.core.trajectory import Trajectory
+
+AGREE = 1e-9  # rewards of a group with a smaller standard deviation are equal
+LEAST_PROMPTS = 4  # with fewer prompts in an iteration, completions may end alike because the prompts are alike
+
+
+class Turn(NamedTuple):
+    """A row of a trajectory. rollout: the number of its rollout among the rank's. row: the data row, its prompt being
+    what the model read. seed: of its random choices. text: what the model wrote. number, reply: in an episode, the
+    turn's number from 1, and the environment's reply, "" if it failed."""
+
+    rollout: int
+    row: Row
+    seed: int
+    text: str
+    number: int = 0
+    reply: str = ""
+
+    @property
+    def note(self) -> dict[str, Any]:
+        """What the row's record says about its turn."""
+        return {"turn": self.number, "reply": self.reply} if self.number else {}
+
+
+@dataclass(frozen=True)
+class Rolled:
+    """What a source of rollouts gives: this rank's B rows, scored.
+
+    turns [B]: what a row is. trajectory [B rows]: on the policy's device. rewards: of the rank's rollouts, on the CPU.
+    version: of the weights that sampled them: the number of iterations that these had been trained for.
+    predicted_BM: float64 [B, M], rewards of the predictions kept at M steps (None: none were kept).
+    metrics: the same on all ranks. times: in seconds, of which the slowest rank's count. sums: (sum, count) of means
+    over ranks. totals: summed over ranks.
+    """
+
+    turns: list[Turn]
+    trajectory: Trajectory
+    rewards: Rewards
+    version: int
+    predicted_BM: torch.Tensor | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    times: dict[str, float] = field(default_factory=dict)
+    sums: dict[str, tuple[float, int]] = field(default_factory=dict)
+    totals: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """This rank's B rollouts of one iteration, and what it knows of all R rollouts on all ranks.
+
+    A rollout has a row, or with an environment one for each of its turns; B counts rows.
+
+    turns, trajectory, rewards, version: see Rolled. first: the number of this rank's first rollout among all R.
+    reward_R, group_R [R]: reward (float64) and prompt number (int64) of every rollout on every rank, on the CPU. A NaN
+        is neutral: nothing is learned from that rollout (see lfpo.core.objective.signal_of).
+    predicted_RM: float64 [R, M], rewards of the predictions kept at M steps, of all ranks; None if none were.
+    failed: reward function -> why it failed, on any rank. metrics: of all R rollouts, under TRL's names.
+    """
+
+    turns: list[Turn]
+    trajectory: Trajectory
+    rewards: Rewards
+    first: int
+    reward_R: torch.Tensor
+    predicted_RM: torch.Tensor | None
+    group_R: torch.Tensor
+    failed: dict[str, str]
+    metrics: dict[str, float]
+    version: int
+
+    @property
+    def rollout_B(self) -> torch.Tensor:
+        """The number of each row's rollout among all R, int64 [B]."""
+        return self.first + torch.tensor([turn.rollout for turn in self.turns])
+
+    def rows_of(self, block: torch.Tensor) -> torch.Tensor:
+        """Which of this rank's rows are of the rollouts numbered `block`; int64, 0 .. B - 1, ascending."""
+        return torch.isin(self.rollout_B, block).nonzero().flatten()
+
+    def of_rank(self, value_R: torch.Tensor) -> torch.Tensor:
+        """The values of the rollouts of this rank's rows [B], on the trajectory's device."""
+        return value_R[self.rollout_B].to(self.trajectory.tokens.device)
+
+    @property
+    def unscored(self) -> bool:
+        """Whether no rollout of any rank has a reward: there is nothing to learn from. The same on all ranks."""
+        return bool(self.reward_R.isnan().all())
+
+
+def gathered(rolled: Rolled, prompts: int, generations: int) -> Batch:
+    """The batch of all ranks' rollouts, `generations` for each of `prompts` prompts. Rewards and the sums behind the
+    metrics are exchanged; nothing else is. A collective."""
+    rewards, trajectory = rolled.rewards, rolled.trajectory
+    reward_R = collectives.all_gather_tensor(rewards.reward_B)
+    group_R = torch.arange(prompts).repeat_interleave(generations)
+    metrics, predicted_RM = rolled.metrics | group_metrics(reward_R, group_R), None
+    if rolled.predicted_BM is not None:
+        predicted_RM = collectives.all_gather_tensor(rolled.predicted_BM)
+        metrics["predictions/reward"] = float(predicted_RM.nanmean())
+    metrics |= collectives.means_over_ranks(reward_sums(rewards) | trajectory_sums(trajectory) | rolled.sums)
+    totals = {"num_tokens": float(trajectory.lengths.sum()), **rolled.totals}
+    metrics |= {name: collectives.sum_number(value) for name, value in totals.items()}
+    if prompts >= LEAST_PROMPTS:
+        metrics["completions/frac_same_ending"] = share_of_commonest_ending([turn.text for turn in rolled.turns])
+    every = collectives.gather((rewards.failed, rolled.times))
+    failed = {name: why for part, _ in every for name, why in part.items()}
+    metrics |= {f"rewards/{name}/failed": sum(name in part for part, _ in every) / len(every) for name in failed}
+    metrics |= {name: max(part[name] for _, part in every) for name in rolled.times}
+    first = collectives.share(prompts)[0] * generations
+    return Batch(
+        rolled.turns, trajectory, rewards, first, reward_R, predicted_RM, group_R, failed, metrics, rolled.version
+    )
+
+
+def group_metrics(reward_R: torch.Tensor, group_R: torch.Tensor) -> dict[str, float]:
+    """Mean reward, mean standard deviation within a prompt's group, and the share of groups without any. Over what has
+    a reward; NaN where nothing has."""
+    # In units of the largest reward, so that no square or sum leaves the range of float64.
+    unit = float(reward_R.abs().nan_to_num(0.0).max()) or 1.0
+    groups = (reward_R / unit).view(int(group_R.max()) + 1, -1)
+    mean_G = groups.nanmean(dim=1, keepdim=True)
+    std_G = (groups - mean_G).square().nanmean(dim=1).sqrt()
+    std_G = std_G[~std_G.isnan()] * unit  # groups with a reward
+    return {
+        "reward": float((reward_R / unit).nanmean()) * unit,
+        "reward_std": float((std_G / unit).mean()) * unit,
+        "frac_reward_zero_std": float((std_G < AGREE).double().mean()),
+    }
+
+
+def share_of_commonest_ending(texts: Sequence[str]) -> float:
+    """The share of all ranks' completions that end in the most frequent last line. A collective.
+
+    texts: this rank's completions. Blank lines do not count; an empty completion has the last line "".
+    """
+    endings = Counter(text.rstrip().rpartition("\n")[2].strip() for text in texts)
+    # Endings travel as hashes: a line may be long, and only equality matters.
+    counts = sum(collectives.gather(Counter({key(ending): n for ending, n in endings.items()})), Counter[int]())
+    return max(counts.values()) / counts.total()
+
+
+def reward_sums(rewards: Rewards) -> dict[str, tuple[float, int]]:
+    """Metric -> (sum, count) of what each reward function gave."""
+    numbers = {name: [v for v in values if v is not None] for name, values in rewards.parts.items()}
+    return {f"rewards/{name}/mean": (sum(values), len(values)) for name, values in numbers.items()}
+
+
+def trajectory_sums(t: Trajectory) -> dict[str, tuple[float, int]]:
+    """Metric -> (sum, count) over a trajectory's rows; the entropy over their tokens up to the first EOS."""
+    lengths, has_eos = t.lengths, t.has_eos
+    per_row = {
+        "completions/mean_length": lengths,
+        "completions/clipped_ratio": ~has_eos,
+        "steps": t.scheduled_steps,
+        "nfe": t.nfe,
+    }
+    if t.sampler.edits:
+        per_row["edits"] = (t.with_edits("reveal_step")[:, t.tokens.shape[1] :] >= 0).sum(-1)
+    sums = {name: (float(value.double().sum()), len(t)) for name, value in per_row.items()}
+    entropy = t.entropy.double().masked_fill(~t.counted, 0.0).sum()
+    return sums | {"entropy/rollout": (float(entropy), int(lengths.sum()))}

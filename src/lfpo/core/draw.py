@@ -1,0 +1,115 @@
+"""Tokens drawn from hidden states, a bounded number of positions at a time."""
+
+from typing import NamedTuple
+
+import torch
+
+from lfpo.config.sampler import SamplerConfig
+from lfpo.core.model import MaskedDiffusionLM
+from lfpo.core.reveal import Score
+
+# Elements of the logits that one product with the head makes. On a GPU 2,048 positions of a large vocabulary, because
+# each product reads the whole head. On a CPU not less: glibc's heap serves tensors under 32 MiB and fragments; at 2**21
+# the same rollout took ten times the memory.
+LOGIT_ELEMENTS = {"cpu": 2**24, "cuda": 2**28}
+# Elements of them that are drawn from at once, which takes a few more tensors of that size.
+CHUNK_ELEMENTS = {"cpu": 2**24, "cuda": 2**26}
+
+
+class Drawn(NamedTuple):
+    """What is drawn at T positions, on the model's device.
+
+    token [T] int64: the drawn tokens.
+    confidence [T] float64: probability of the drawn token at temperature 1.
+    entropy [T] float64: entropy in nats of the distribution at temperature 1.
+    score [T] float64: the reveal rule's score (see Rule); the confidence if the rule has none.
+    """
+
+    token: torch.Tensor
+    confidence: torch.Tensor
+    entropy: torch.Tensor
+    score: torch.Tensor
+
+
+def draw(
+    model: MaskedDiffusionLM,
+    hidden_TD: list[torch.Tensor],
+    sampler: SamplerConfig,
+    uniform_T: torch.Tensor,
+    score: Score | None = None,
+) -> Drawn:
+    """Draw a token at each of T positions; the mask token is never drawn.
+
+    hidden_TD: hidden states [T, D]; with guidance, a second tensor of those without the prompt.
+    uniform_T: float64 in [0, 1), the only randomness. T may be 0. score: of the reveal rule (Rule.score).
+    The logits [T, V] are computed and drawn from in pieces (LOGIT_ELEMENTS, CHUNK_ELEMENTS). Probabilities are float64
+    where products with the head are exact, else float32.
+    """
+    dtype = torch.float64 if model.products == "float32" else torch.float32
+    kind, parts = uniform_T.device.type, []
+    head_rows, draw_rows = (max(1, n.get(kind, n["cpu"]) // model.vocab_size) for n in (LOGIT_ELEMENTS, CHUNK_ELEMENTS))
+    for start in range(0, max(1, len(uniform_T)), head_rows):
+        piece = slice(start, start + head_rows)
+        logits = model.head(hidden_TD[0][piece])
+        if sampler.cfg_scale:
+            unguided = model.head(hidden_TD[1][piece]).to(dtype)
+            logits = unguided + (sampler.cfg_scale + 1) * (logits - unguided)
+        for some, uniform in zip(logits.split(draw_rows), uniform_T[piece].split(draw_rows), strict=True):
+            parts.append(draw_from_logits(some, sampler, model.mask_id, uniform, score, dtype))
+    return Drawn(*(torch.cat(pieces) for pieces in zip(*parts, strict=True)))
+
+
+def draw_from_logits(
+    logits_TV: torch.Tensor,
+    sampler: SamplerConfig,
+    mask_id: int,
+    uniform_T: torch.Tensor,
+    score: Score | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> Drawn:
+    """Draw from logits [T, V] of any float dtype, with probabilities in `dtype`; see `draw`. Works in place where it
+    can, to bound memory."""
+    logp = logits_TV.log_softmax(-1, dtype=dtype)
+    entropy = -logp.exp().mul_(logp).sum(-1)
+    logp[:, mask_id] = -torch.inf
+    scores = logp
+    if sampler.temperature > 0:
+        scores = scores / sampler.temperature
+    if (sampler.temperature > 0 or score) and (sampler.top_k is not None or sampler.top_p is not None):
+        scores = scores.masked_fill(~kept_tokens(scores, sampler.top_k, sampler.top_p), -torch.inf)
+    token = scores.argmax(-1) if sampler.temperature == 0 else inverse_cdf(scores, uniform_T)
+    confidence = logp.gather(1, token[:, None]).squeeze(1).exp()
+    scored = score(scores.softmax(-1), token) if score else confidence
+    return Drawn(token, confidence.double(), entropy.double(), scored.double())
+
+
+def kept_tokens(scores_TV: torch.Tensor, top_k: int | None, top_p: float | None) -> torch.Tensor:
+    """The tokens that top-k and nucleus sampling keep at each position, [T, V] bool.
+
+    scores_TV: logits over temperature, -inf for tokens that are never drawn.
+    top_k: keep the k most probable tokens, and all that are as probable as the k-th.
+    top_p: keep the most probable tokens until their probabilities sum to top_p, the one that crosses it included.
+    With both, a token must pass both.
+    """
+    keep = scores_TV > -torch.inf
+    if top_k is not None and top_k < scores_TV.shape[1]:
+        keep &= scores_TV >= scores_TV.topk(top_k, dim=-1).values[:, -1:]
+    if top_p is not None and top_p < 1:
+        ordered, index = scores_TV.sort(dim=-1, descending=True, stable=True)
+        probability = ordered.softmax(-1)
+        before = probability.cumsum(-1) - probability
+        keep &= torch.zeros_like(keep).scatter_(1, index, before < top_p)
+    return keep
+
+
+def inverse_cdf(scores_TV: torch.Tensor, uniform_T: torch.Tensor) -> torch.Tensor:
+    """Draw from softmax(scores_TV) at each position by inverse transform sampling, [T] int64.
+
+    The same distribution as LLaDA's argmax over logits plus Gumbel noise, with one random number instead of V.
+    """
+    cdf = scores_TV.softmax(-1).cumsum_(-1)
+    total = cdf[:, -1:]
+    # Strictly below the total, whatever the rounding: the first sum above it then belongs to a token with probability.
+    place = torch.minimum(uniform_T[:, None].to(total.dtype) * total, torch.nextafter(total, torch.zeros_like(total)))
+    # Clamped in case logits are not finite: an index out of range would abort the process on a GPU.
+    return torch.searchsorted(cdf, place, right=True).squeeze(1).clamp(max=cdf.shape[1] - 1)

@@ -1,0 +1,157 @@
+"""The seam between training and sampling: an engine turns prompts into trajectories."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from lfpo.config.sampler import SamplerConfig
+from lfpo.core.denoise import Finished, Forwarded
+from lfpo.core.model import MaskedDiffusionLM
+from lfpo.core.trajectory import Trajectory, join
+
+Version = int | str  # theta_old's: the iterations that it was trained for; evaluated weights have another name
+
+
+@dataclass(frozen=True)
+class Request:
+    """Completions to sample, one for each of B rows.
+
+    prompts: B lists of token ids; each prompt stands in `generations` rows, which follow each other.
+    seeds: B integers; the noise of row i is a function of seeds[i].
+    sampler: with its lengths filled in. keep_steps: scheduled steps whose whole predictions are kept.
+    """
+
+    prompts: Sequence[Sequence[int]]
+    seeds: Sequence[int]
+    sampler: SamplerConfig
+    generations: int = 1
+    keep_steps: Sequence[int] = ()
+
+    def units(self, rows: int) -> list[Request]:
+        """The request cut into units of so many rows (0: one unit), in order; a multiple of `generations`."""
+        size = rows or max(1, len(self.prompts))
+        cuts = [slice(i, i + size) for i in range(0, len(self.prompts), size)]
+        return [dataclasses.replace(self, prompts=self.prompts[cut], seeds=self.seeds[cut]) for cut in cuts]
+
+
+class Engine(Protocol):
+    """Samples rollouts; docs/engines.md says what an engine must keep to. All methods but the last two are collectives.
+
+    gives: what its trajectories hold beside tokens, names of lfpo.objectives.needs.GIVES. version: of the weights that
+    it samples with.
+    forwarded: set by who waits for rows; called after each forward with its rows, by an engine that runs them itself.
+    """
+
+    gives: Collection[str]
+    version: Version
+    forwarded: Forwarded | None
+
+    def update(self, version: Version, policy: MaskedDiffusionLM) -> None:
+        """From here on sample from `policy`, whose weights are called `version`."""
+
+    def sample(self, request: Request, finished: Finished | None = None) -> Trajectory:
+        """This rank's trajectories, in the order of the request's rows, on the policy's device.
+
+        finished: called with rows as they are finished: their indices and their trajectory.
+        """
+        ...
+
+    def idle(self) -> None:
+        """Take part in a `sample` of other ranks when this rank has no rows."""
+
+    def metrics(self) -> dict[str, float]:
+        """What it measured since the last call, under names that begin with `engine/`."""
+        ...
+
+    def close(self) -> None:
+        """Give back what it holds beside this process."""
+
+
+class Ticket(NamedTuple):
+    """A request that an engine took. version: of the weights that sample it. work: the engine's own."""
+
+    version: Version
+    work: Any
+
+
+class AsyncEngine(Engine, Protocol):
+    """An engine that takes requests before their trajectories are asked for, as `engine.max_staleness` needs.
+
+    A request is sampled with the weights that the engine has when it takes it, however many versions follow.
+    """
+
+    def submit(self, request: Request, finished: Finished | None = None) -> Ticket:
+        """Take a request. A collective. finished: called with the rows that are finished before this returns."""
+        ...
+
+    def result(self, ticket: Ticket, finished: Finished | None = None) -> Trajectory:
+        """What `sample` would have returned for the request; asked for once. A collective. finished: called with the
+        rows that `submit` did not tell about."""
+        ...
+
+
+class LocalEngine:
+    """Samples in this process; a request that is submitted is sampled at once.
+
+    prepared: a context in which a policy is ready for many forwards; yields the model to sample from.
+    rollout_tokens, compiled: those of `rollout`. rows_per_unit: of a unit of work (0: a request is one unit).
+    run: samples a unit: lfpo.rollout.sampling.run_unit, or what is called like it.
+    """
+
+    forwarded: Forwarded | None = None
+
+    def __init__(
+        self,
+        prepared: Callable[[MaskedDiffusionLM], AbstractContextManager[MaskedDiffusionLM]],
+        run: Callable[..., Trajectory],
+        gives: Collection[str] = (),
+        *,
+        rollout_tokens: int,
+        compiled: bool = False,
+        rows_per_unit: int = 0,
+    ):
+        self.prepared, self.rows_per_unit, self.run, self.gives = prepared, rows_per_unit, run, gives
+        self.rollout_tokens, self.compiled = rollout_tokens, compiled
+        self.policy: MaskedDiffusionLM | None = None
+        self.version: Version = 0
+
+    def update(self, version: Version, policy: MaskedDiffusionLM) -> None:
+        self.version, self.policy = version, policy
+
+    def sample(self, request: Request, finished: Finished | None = None) -> Trajectory:
+        assert self.policy is not None
+        parts: list[Trajectory] = []
+
+        def on_finished(index: list[int], trajectory: Trajectory) -> None:
+            assert finished is not None
+            first = sum(map(len, parts))  # rows of earlier units
+            finished([first + i for i in index], trajectory)
+
+        options: dict[str, Any] = {"rollout_tokens": self.rollout_tokens, "compiled": self.compiled}
+        options["finished"] = None if finished is None else on_finished  # else no trajectory is made of finished rows
+        options["forwarded"] = self.forwarded
+        with self.prepared(self.policy) as model:
+            for unit in request.units(self.rows_per_unit):
+                parts.append(self.run(model, unit, **options))
+        return join(parts, self.policy.pad_id)
+
+    def submit(self, request: Request, finished: Finished | None = None) -> Ticket:
+        return Ticket(self.version, self.sample(request, finished))
+
+    def result(self, ticket: Ticket, finished: Finished | None = None) -> Trajectory:
+        return ticket.work
+
+    def idle(self) -> None:
+        assert self.policy is not None
+        with self.prepared(self.policy):
+            pass
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+    def close(self) -> None:
+        self.policy = None

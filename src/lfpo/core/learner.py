@@ -1,0 +1,268 @@
+"""How theta learns from scored rollouts: phases 2 and 3 of Algorithm 1 of the LFPO paper (arXiv 2603.01563). Every
+objective runs through these lines. Phase 1 is lfpo.core.rollouts; LFPOTrainer.iterate runs the three.
+
+Shapes: R rollouts of an iteration on all ranks, B of them on this rank; S views (noised inputs) of L tokens; T targets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from lfpo.config.errors import CannotGoOn
+from lfpo.config.train import LFPOConfig
+from lfpo.core import collectives
+from lfpo.core.batch import Batch
+from lfpo.core.collectives import local
+from lfpo.core.measures import Measures, add_measures, means_over_ranks
+from lfpo.core.model import MaskedDiffusionLM, one_pass
+from lfpo.core.objective import Objective, share_with_signal, signal_of
+from lfpo.core.observer import Observer
+from lfpo.core.optim import Average, ema_update, set_lr, step_if_finite
+from lfpo.core.predictions import Predictions
+from lfpo.core.rng import generator, key
+from lfpo.core.roles import CURRENT, OLD
+from lfpo.core.views import Views, fully_masked, passes
+
+T = TypeVar("T")  # a pass
+
+MAX_SKIPPED = 5  # updates in a row with a non-finite loss or gradient, after which training stops
+
+
+@dataclass(frozen=True)
+class Update:
+    """One optimiser step: the rollouts of a block in one inner iteration.
+
+    block: numbers of its rollouts among all R, int64. number: of the block.
+    """
+
+    iteration: int
+    inner: int
+    number: int
+    block: torch.Tensor
+
+
+@dataclass
+class Learner:
+    """What learns from scored rollouts: phases 2 and 3 of an iteration.
+
+    policies: by their names in lfpo.core.roles; theta is CURRENT, theta_old is OLD.
+    optimizer: of theta. average: theta's moving average, which follows each step; None where none is kept.
+    state: counters that checkpoints hold, changed in place: skipped, skipped_in_a_row.
+    run_dir: named in errors.
+    """
+
+    args: LFPOConfig
+    objective: Objective
+    policies: Mapping[str, MaskedDiffusionLM]
+    optimizer: torch.optim.Optimizer
+    average: Average | None
+    state: dict[str, Any]
+    run_dir: Path
+
+    def at(self, iteration: int) -> Objective:
+        """The objective as it is in this iteration: some change in the course of a run."""
+        return self.objective.at_progress(iteration / self.args.max_steps)
+
+    def signal(self, batch: Batch, iteration: int) -> torch.Tensor:
+        """What the loss takes instead of the reward: r in [0, 1] for LFPO, an advantage for others; float64 [R], or
+        [R, M] for M kept predictions. Rollouts without a reward are neutral."""
+        reward = batch.reward_R if batch.predicted_RM is None else batch.predicted_RM
+        return signal_of(self.at(iteration), reward, batch.group_R)
+
+    def update(self, batch: Batch, signal_R: torch.Tensor, iteration: int, observer: Observer) -> dict[str, float]:
+        """Phase 2: an optimiser step of theta after each block of rollouts; some objectives go through all blocks
+        several times. Returns metrics, means over the steps. theta_old does not change. A collective."""
+        objective, signal_B = self.at(iteration), batch.of_rank(signal_R)
+        measures = dict[str, torch.Tensor]()
+        # Without any reward there is nothing to learn from, and no step decays weights or moments.
+        blocks = [] if batch.unscored else optimizer_blocks(self.args, objective, iteration)
+        results = []
+        for inner in range(objective.num_iterations):
+            for number, block in enumerate(blocks):
+                step = Update(iteration, inner, number, block)
+                result, measured = optimizer_step(self, objective, batch, signal_B, step, observer)
+                results.append(result)
+                add_measures(measures, measured)
+        names = ("loss", "grad_norm", "learning_rate")
+        means = {name: sum(result[name] for result in results) / (len(results) or math.nan) for name in names}
+        signal = {"r": float(signal_R.mean()), "frac_signal": share_with_signal(objective, signal_R)}
+        return {**signal, **means, **means_over_ranks(measures)}
+
+    def move_reference(self) -> None:
+        """Phase 3: theta_old <- alpha theta_old + (1 - alpha) theta."""
+        ema_update(self.policies[OLD], self.policies[CURRENT], self.args.ema_decay)
+
+    def count(self, iteration: int, *, stepped: bool) -> None:
+        """Count updates that were not applied; after MAX_SKIPPED in a row stop. Raises CannotGoOn."""
+        self.state["skipped"] += not stepped
+        self.state["skipped_in_a_row"] = 0 if stepped else self.state["skipped_in_a_row"] + 1
+        if self.state["skipped_in_a_row"] >= MAX_SKIPPED:
+            self.state["skipped_in_a_row"] = 0  # in the checkpoint: a resumed run may skip as often again
+            raise CannotGoOn(
+                f"{self.run_dir}: loss or gradient was not finite {MAX_SKIPPED} times in a row (iteration "
+                f"{iteration + 1}); lower learning_rate"
+            )
+
+
+def optimizer_blocks(args: LFPOConfig, objective: Objective, iteration: int) -> list[torch.Tensor]:
+    """The rollouts of each of K optimiser steps, as numbers among all R; int64, ascending.
+
+    Cut the rollouts into runs of K and send one of each run to each block, in random order. With `whole_groups`, cut
+    groups, not rollouts. So where K divides them, a group and a rank's rollouts are shared out evenly, and no rank
+    waits for another. The blocks are the same at every number of ranks.
+    """
+    together = args.num_generations if objective.whole_groups else 1
+    size, count = args.prompts_per_iteration * args.num_generations, args.optimizer_steps_per_iteration
+    rng = generator(args.seed, iteration, "blocks")
+    rounds = [torch.randperm(count, generator=rng) for _ in range(0, size, count * together)]
+    block_R = torch.cat(rounds).repeat_interleave(together)[:size]
+    return [(block_R == number).nonzero().flatten() for number in range(count)]
+
+
+def optimizer_step(
+    learner: Learner,
+    objective: Objective,
+    batch: Batch,
+    signal_B: torch.Tensor,
+    step: Update,
+    observer: Observer,
+) -> tuple[dict[str, float], Measures]:
+    """One update of theta from a block of rollouts; a non-finite gradient is counted and not applied.
+
+    signal_B: of this rank's rows, float64. Returns loss, grad_norm and learning_rate, and the measures of this rank's
+    passes. A collective.
+    """
+    args, policies = learner.args, learner.policies
+    if step.inner == step.number == 0 and equal_weights(policies[OLD], policies[CURRENT]):
+        policies = {**policies, OLD: policies[CURRENT]}  # one forward for both
+    rows, trajectory = batch.rows_of(step.block), batch.trajectory
+    # Under FSDP a rank without rows runs passes too, on a filler of weight zero: any signal serves.
+    signal_B = signal_B[rows] if len(rows) else signal_B[:1]
+    # Noised inputs: input_ids, target [S, L]. For LFPO the states that the sampler visited at K steps of each rollout.
+    filler = fully_masked(trajectory.rows(rows.new_zeros(1)))
+    if len(rows):
+        seeds = [key(batch.turns[b].seed, step.iteration) for b in rows.tolist()]
+        views = objective.views(trajectory.rows(rows).in_rounds(), signal_B, seeds, step.inner)
+    else:
+        views = filler.select(rows)
+    # The loss at the targets and its gradient, in passes of update_tokens tokens.
+    policies[CURRENT].train()
+    of, inners = args.optimizer_steps_per_iteration, objective.num_iterations
+    observer.begin(f"update {step.inner * of + step.number + 1} of {of * inners}")
+    loss, measured = accumulate_gradients(
+        objective,
+        policies,
+        views,
+        signal_B,
+        update_tokens=args.update_tokens,
+        filler=filler if args.fsdp else None,
+        observer=observer,
+    )
+    # The step.
+    number, total = (step.iteration * inners + step.inner) * of + step.number, args.max_steps * inners * of
+    lr = set_lr(learner.optimizer, args, number, total)
+    end = (policies[CURRENT], loss, args.max_grad_norm, observer.event)
+    loss, norm, stepped = step_if_finite(learner.optimizer, *end)
+    learner.count(step.iteration, stepped=stepped)
+    if stepped and learner.average is not None:
+        learner.average.update()
+    if step.inner * of + step.number < of * inners - 1:
+        observer.event("on_substep_end")
+    return {"loss": loss, "grad_norm": norm, "learning_rate": lr}, measured
+
+
+def accumulate_gradients(
+    objective: Objective,
+    policies: Mapping[str, MaskedDiffusionLM],
+    views: Views,
+    signal_B: torch.Tensor,
+    *,
+    update_tokens: int,
+    filler: Views | None = None,
+    observer: Observer | None = None,
+) -> tuple[float, Measures]:
+    """Add the gradient of one optimiser step's loss to theta's; returns this rank's part of the loss, and the measures
+    of its passes.
+
+    views: this rank's, [S, L]; the normaliser is summed over ranks, so gradients and losses of all ranks add up to
+        those of one process with all views. signal_B: float64, on the policies' device; `views.row` points into it.
+    update_tokens: tokens in one pass; bounds memory and never changes the result beyond rounding.
+    filler: see equal_passes. observer: its phase counts the passes.
+    """
+    observer = observer or Observer()
+    logp = partial(logp_at_targets, policies, update_tokens=update_tokens, filler=filler, observer=observer)
+    views = objective.prepare(views, logp)
+    pieces = [views.select(index).trim() for index in passes(views, update_tokens)]
+    pieces = [piece for piece in pieces if piece.target.any()]
+    normalizer = collectives.sum_number(objective.normalizer(views) if pieces else 0.0)
+    if not normalizer:
+        return 0.0, {}
+    loss_sum, measures = 0.0, dict[str, torch.Tensor]()
+    weighted = equal_passes(pieces, filler)
+    observer.begin(observer.phase, len(weighted), "passes")
+    for piece, weight in weighted:
+        with one_pass(policies.values()) as balance:  # measures of routers, where there are any
+            predictions = Predictions(piece, policies)  # hidden states [T, D], labels [T]
+            loss, measured = objective.loss(predictions, signal_B)
+            loss = weight * loss / normalizer
+            loss.backward()
+        loss_sum += loss.item()
+        observer.advance()
+        if weight:
+            add_measures(measures, {**measured, **balance})
+            for policy in predictions.ran:
+                observer.ran(policy, piece, policy == CURRENT)
+    return loss_sum, measures
+
+
+def equal_passes(pieces: Sequence[T], filler: T | None) -> list[tuple[T, float]]:
+    """The passes of this rank, each with its weight in the loss.
+
+    Without a filler these are the pieces, with weight 1. Under FSDP forwards and backwards are collectives, so all
+    ranks must run the same number: a rank with fewer pieces adds `filler`, a view with targets, with weight 0.
+    """
+    weighted = [(piece, 1.0) for piece in pieces]
+    if filler is None:
+        return weighted
+    return weighted + [(filler, 0.0)] * (max(collectives.gather(len(pieces))) - len(pieces))
+
+
+@torch.no_grad()
+def logp_at_targets(
+    policies: Mapping[str, MaskedDiffusionLM],
+    views: Views,
+    policy: str,
+    *,
+    update_tokens: int,
+    filler: Views | None,
+    observer: Observer,
+) -> torch.Tensor:
+    """Log-probabilities of the targets of some views under a policy, [T], row by row; in passes, without gradients. The
+    other arguments are those of accumulate_gradients. Under FSDP a collective."""
+    number_SL = torch.full(views.target.shape, -1, device=views.target.device)
+    number_SL[views.target] = torch.arange(int(views.target.sum()), device=number_SL.device)
+    places = [i for i in passes(views, update_tokens) if views.target[i].any()]
+    values, order = [number_SL.new_zeros(0, dtype=torch.float32)], [number_SL.new_zeros(0)]
+    for number, (piece, weight) in enumerate(equal_passes([views.select(i).trim() for i in places], filler)):
+        with one_pass(policies.values()):
+            logp_T = Predictions(piece, policies).logp(policy)
+        if weight:
+            values.append(logp_T)
+            order.append(number_SL[places[number]][views.target[places[number]]])
+            observer.ran(policy, piece, False)
+    return torch.cat(values)[torch.cat(order).argsort()]
+
+
+@torch.no_grad()
+def equal_weights(reference: MaskedDiffusionLM, model: MaskedDiffusionLM) -> bool:
+    """Whether theta_old equals theta on all ranks, so that both predict the same. A collective."""
+    pairs = zip(reference.own_parameters(), model.own_parameters(), strict=True)
+    differ = any(old.dtype != new.dtype or not torch.equal(local(old).to(new.device), local(new)) for old, new in pairs)
+    return not collectives.sum_number(float(differ))

@@ -1,0 +1,82 @@
+"""LFPO: Likelihood-Free Policy Optimization (arXiv 2603.01563, section 4)."""
+
+from collections.abc import Sequence
+
+import torch
+
+from lfpo.config import lfpo as settings
+from lfpo.config.errors import UserError
+from lfpo.core.advantages import batch_ranks, group_advantages, group_means, group_ranges
+from lfpo.core.fused import rectified_sum
+from lfpo.core.measures import Measures, measure_targets
+from lfpo.core.objective import Objective
+from lfpo.core.predictions import Predictions
+from lfpo.core.roles import CURRENT, OLD
+from lfpo.core.trajectory import Trajectory
+from lfpo.core.views import Views, masked_at_random, visited_states
+
+
+class LFPO(settings.LFPO, Objective):
+    """Pull the denoising logits towards tokens of good rollouts and away from those of bad ones."""
+
+    neutral = 0.5
+    reward_advice = "let the reward function return values of another range, or leave out the setting"
+
+    @property
+    def compares(self) -> bool:
+        return self.reward_transform != "raw"
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """With "raw" r is the reward itself."""
+        return (0.0, 1.0) if self.reward_transform == "raw" else super().reward_range
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"reveal_step"} if self.states == "stratified" else ())
+
+    def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
+        """r in [0, 1] for each rollout."""
+        if self.reward_transform == "raw":
+            for value in reward_R[(reward_R < 0) | (reward_R > 1)].tolist():
+                raise UserError(
+                    f"reward {value:g} is outside [0, 1], which reward_transform 'raw' needs; use 'centered'"
+                )
+            return reward_R
+        centred_R = group_advantages(reward_R, group_R, "mean")
+        if self.deviation == "batch":
+            lowered_R = (1 - self.baseline) * (group_means(reward_R, group_R) - reward_R.min())
+            advantage = (centred_R + lowered_R) / (reward_R.std(correction=0) + 1e-4)
+        else:
+            # A group's rewards are measured by their own range, and its level by ranks: no reward of another group, be
+            # it an outlier or of a task on another scale, changes the unit.
+            level_R = group_means(batch_ranks(reward_R), group_R)
+            advantage = centred_R / group_ranges(reward_R, group_R) + (1 - self.baseline) * level_R
+        return 0.5 + advantage.clamp(-self.clip, self.clip) / (2 * self.clip)
+
+    def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int = 0) -> Views:
+        make = masked_at_random if self.states == "noised" else visited_states
+        return make(trajectory, self.timesteps, seeds, inner)
+
+    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
+        """sum over T targets of -w [w+ r log pi+(y) + w- (1 - r) log pi-(y)] / beta (Eq. 10, sampled-token reading),
+
+        where pi+ = softmax((1 - beta) z_old + beta z) and pi- = softmax((1 + beta) z_old - beta z) (Eq. 8, 9), and w is
+        1, or the weight that `target_weight` names.
+        """
+        r_T = predictions.at_targets(signal_B)
+        w_T = None if self.target_weight == "equal" else predictions.logp(OLD).exp()
+        loss = rectified_sum(
+            predictions.hidden(CURRENT),
+            predictions.hidden(OLD),
+            predictions.head(CURRENT),  # z = hidden @ head.T
+            predictions.head(OLD),
+            predictions.labels_T,
+            r_T,
+            w_T,
+            beta=self.beta,
+            positive_weight=self.positive_weight,
+            negative_weight=self.negative_weight,
+            precision=predictions.policies[CURRENT].products,
+        )
+        return loss, measure_targets(predictions, r_T, neutral=0.5, beta=self.beta)

@@ -1,0 +1,273 @@
+"""The model class that all other packages use: tokens in, one prediction for each position out."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from lfpo.core.attention import FULL, Structure
+from lfpo.core.head import Precision, gather_head, logits, precision_of
+from lfpo.core.roles import CURRENT
+
+MOST_SHAPES = 512  # that a body is compiled for; torch runs further ones uncompiled
+
+
+class MaskedDiffusionLM(nn.Module):
+    """A bidirectional transformer whose prediction at position i is for the token at position i, in every family.
+
+    The logit shift of Dream and DiffuCoder is undone here and nowhere else.
+
+    mask_id, eos_id, pad_id: token ids. max_length: longest prompt + completion, in tokens.
+    block_length: tokens of a block, for a model that attends within a block and to the blocks before it; None for full
+        attention.
+    config: the family's own config.json. source: the folder it was loaded from (None for a fresh model).
+    adapter: the LoRA adapter that this policy's forwards use (see lfpo.models.lora); None without LoRA.
+    autocast: run the body (not the head) in bfloat16; hidden states are returned in the weights' dtype.
+    head_precision: of products with the head: auto, float32, tf32 or bfloat16 (see lfpo.core.head.precision_of).
+    device, dtype: of the head's weights. Inputs must be on `device`.
+    """
+
+    def __init__(
+        self,
+        backbone: Any,
+        family: Any,
+        config: dict[str, Any],
+        *,
+        mask_id: int,
+        eos_id: int,
+        pad_id: int,
+        source: Path | None = None,
+    ):
+        super().__init__()
+        self.backbone, self.family, self.config, self.source = backbone, family, config, source
+        self.block_length = family.block_length(config)
+        self.mask_id, self.eos_id, self.pad_id = mask_id, eos_id, pad_id
+        self.adapter: str | None = None
+        self.autocast, self.head_precision = False, "auto"
+        # Where FSDP splits the weights: this model unsplit, on the meta device (see lfpo.models.fsdp), in a tuple, so
+        # that torch does not register it as a part of this one.
+        self.unsplit: tuple[MaskedDiffusionLM, ...] = ()
+        # Hooks of what adds adapters, splits weights or routes to experts: how to switch adapters, what to do after a
+        # pass, and what to measure during one.
+        self.switch_adapter: Callable[[Any, str], None] | None = None
+        self.after_pass: Callable[[], None] | None = None
+        self.measure_pass: Callable[[], contextlib.AbstractContextManager[dict[str, torch.Tensor]]] | None = None
+        self._whole_head: list[torch.Tensor] = []  # shared by the policies on one backbone
+        self._compiled: list[Any] | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return self.backbone.lm_head.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.backbone.lm_head.weight.dtype
+
+    @property
+    def body_dtype(self) -> torch.dtype:
+        """Of the products in the body, and so of the values in attention."""
+        return torch.bfloat16 if self.autocast else self.dtype
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """Like nn.Module.to, but buffers stored in checkpoints stay float32."""
+        kept = saved_buffers(self.backbone)
+        super().to(*args, **kwargs)
+        for name, buffer in kept:
+            path, _, own = name.rpartition(".")
+            module = self.backbone.get_submodule(path)
+            setattr(module, own, buffer.to(getattr(module, own).device))
+        return self
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.backbone.config.vocab_size)
+
+    @property
+    def training_structure(self) -> Structure:
+        """How tokens attend to each other in forwards that predict masked tokens of known rows, as in training: with
+        blocks in the doubled layout."""
+        return FULL if self.block_length is None else Structure(self.block_length, doubled=True)
+
+    @property
+    def max_length(self) -> int:
+        return int(self.backbone.config.max_position_embeddings)
+
+    def hidden(
+        self,
+        input_ids_BL: torch.Tensor,
+        attention_mask_BL: torch.Tensor | None = None,
+        cache: Any = None,
+        *,
+        structure: Structure = FULL,
+        compiled: bool = False,
+    ) -> torch.Tensor:
+        """Final hidden states [B, L, D] in the weights' dtype; `head(hidden[b, i])` are the logits of token i.
+
+        attention_mask_BL: 1 or True for real tokens (None: all are real). Padding may be on both sides: it is not
+            attended to, and positions are counted from each row's first real token.
+        cache: takes all keys and values (see KeyValueCache.fill).
+        structure: which tokens attend to which. In the doubled layout L counts the tokens of both halves.
+        compiled: run the body through torch.compile, which compiles once for each input shape.
+        """
+        position_ids = mask = None
+        # Compiled forwards have a mask always: with and without one they would be two shapes.
+        needed = compiled or cache is not None or structure != FULL
+        if needed and attention_mask_BL is None:
+            attention_mask_BL = torch.ones_like(input_ids_BL)
+        # Without zeros full attention needs no mask. On a GPU `all` would wait for the device, so it has one there.
+        if attention_mask_BL is not None and (needed or attention_mask_BL.is_cuda or not bool(attention_mask_BL.all())):
+            position_ids = structure.positions(attention_mask_BL)
+            mask = structure.mask(attention_mask_BL.bool(), self.body_dtype)
+        hidden = self.body(
+            compiled, input_ids=input_ids_BL, attention_mask=mask, position_ids=position_ids, past_key_values=cache
+        )
+        if self.family.shift:
+            # Position 0 has no predecessor. Its prediction is never used, because completions follow a prompt.
+            hidden = torch.cat([hidden[:, :1], hidden[:, :-1]], dim=1)
+        return hidden.to(self.dtype)
+
+    def noised_hidden(
+        self, noised_BL: torch.Tensor, clean_BL: torch.Tensor, attention_mask_BL: torch.Tensor, *, structure: Structure
+    ) -> torch.Tensor:
+        """`hidden` of noised tokens, [B, L, D], in a forward of 2 L tokens for the doubled layout. clean_BL: the same
+        rows without noise, read in the doubled layout only."""
+        if not structure.doubled:
+            return self.hidden(noised_BL, attention_mask_BL, structure=structure)
+        both = torch.cat([noised_BL, clean_BL], dim=1)
+        return self.hidden(both, attention_mask_BL.repeat(1, 2), structure=structure)[:, : noised_BL.shape[1]]
+
+    def body(self, compiled: bool = False, **inputs: Any) -> torch.Tensor:
+        """The body's last hidden states, with this policy's adapter; between forwards CURRENT is active."""
+        other = None if self.adapter == CURRENT else self.adapter
+        if other is not None and self.switch_adapter is not None:
+            self.switch_adapter(self.backbone, other)
+        in_bfloat16: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        if self.autocast:  # without the cache of weights, which would hold copies of all until the end of the forward
+            in_bfloat16 = torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
+        try:
+            with in_bfloat16:
+                body = self._compiled_body() if compiled else self.backbone.model
+                hidden: torch.Tensor = body(use_cache=False, **inputs).last_hidden_state
+        finally:
+            if other is not None and self.switch_adapter is not None:
+                self.switch_adapter(self.backbone, CURRENT)
+        return hidden
+
+    def _compiled_body(self) -> Any:
+        """The body through torch.compile with static shapes; on a GPU each shape is replayed as a CUDA graph."""
+        if self._compiled is None:
+            config: Any = torch._dynamo.config
+            for limit in ("recompile_limit", "accumulated_recompile_limit"):
+                setattr(config, limit, max(MOST_SHAPES, getattr(config, limit)))
+            mode = "reduce-overhead" if self.device.type == "cuda" else "default"
+            # In a list, so that torch does not register the compiled body as a second set of parameters.
+            self._compiled = [torch.compile(self.backbone.model, dynamic=False, mode=mode)]
+        return self._compiled[0]
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [..., V] of hidden states [..., D]: float32 (float64 in a float64 model), as `products` says."""
+        return logits(hidden, self.head_weight, self.products)
+
+    @property
+    def products(self) -> Precision:
+        """The precision of products with the head, from `head_precision`."""
+        return precision_of(self.head_precision, self.device, self.dtype)
+
+    @property
+    def head_weight(self) -> torch.Tensor:
+        """The head's weights [V, D]; no family has a bias there. If they are split over ranks they are gathered by the
+        first use in a pass, a collective, and held until `release_head` (see lfpo.models.fsdp.one_pass)."""
+        weight = self.backbone.lm_head.weight
+        if not isinstance(weight, DTensor):
+            return weight
+        if not self._whole_head:
+            self._whole_head.append(gather_head(weight))
+        return self._whole_head[0]
+
+    def release_head(self) -> None:
+        """Free the gathered head, if there is one."""
+        self._whole_head.clear()
+
+    def own_parameters(self) -> list[nn.Parameter]:
+        """The parameters that tell this policy from others on the same backbone: its adapter's, or all of them."""
+        return list(self.parameters()) if self.adapter is None else [p for _, p in self.factors()]
+
+    def factors(self) -> list[tuple[str, nn.Parameter]]:
+        """Parameter names (without the adapter's name) and factors of the policy's LoRA adapter, in a fixed order."""
+        mark = f".{self.adapter}."
+        return [(n.replace(mark, "."), p) for n, p in self.backbone.named_parameters() if "lora_" in n and mark in n]
+
+    def forward(self, input_ids_BL: torch.Tensor, attention_mask_BL: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits [B, L, V]."""
+        return self.head(self.hidden(input_ids_BL, attention_mask_BL))
+
+    def with_adapter(self, adapter: str) -> MaskedDiffusionLM:
+        """A policy that uses another adapter of the same backbone object (BASE: none)."""
+        other = copy.copy(self)
+        other.adapter = adapter
+        return other
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The backbone's parameters, and the buffers that checkpoints hold, without adapters. Split parameters are
+        DTensors; 4-bit ones are meta tensors of their original shape, in `dtype`."""
+        saved = [*self.backbone.named_parameters(remove_duplicate=False), *saved_buffers(self.backbone)]
+        return {
+            re.sub(r"(\.base_layer)+\.", ".", name): p
+            if original_shape(p) == p.shape
+            else torch.empty(original_shape(p), dtype=self.dtype, device="meta")
+            for name, p in saved
+            if "lora_" not in name
+        }
+
+    def checkpoint_layers(self) -> None:
+        """Turn on gradient checkpointing: a forward keeps each layer's input, and the backward pass runs it again."""
+        # The method's name depends on the version of transformers.
+        enable = getattr(self.backbone, "activation_checkpointing_enable", None)
+        (enable or self.backbone.gradient_checkpointing_enable)({"use_reentrant": False})
+
+    def frozen_copy(self, memo: dict[int, Any] | None = None) -> MaskedDiffusionLM:
+        """A deep copy without gradients, in evaluation mode. memo: deepcopy's; object id -> what replaces the copy."""
+        copied = copy.copy(self)
+        copied._compiled, copied._whole_head, copied.unsplit = None, [], ()
+        return copy.deepcopy(copied, memo).requires_grad_(False).eval()
+
+
+def saved_buffers(backbone: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Names and values of the buffers that checkpoints hold, such as the bias of a router. They are float32 in a model
+    of any dtype, are not trained and not split."""
+    return [
+        (f"{path}.{name}", buffer)
+        for path, module in backbone.named_modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and name not in module._non_persistent_buffers_set
+    ]
+
+
+@contextlib.contextmanager
+def one_pass(policies: Iterable[MaskedDiffusionLM]) -> Iterator[dict[str, torch.Tensor]]:
+    """A pass of an update: forwards, and a backward or none. Gathered heads are freed at its end. Yields what the first
+    policy measures of it, as lfpo.core.measures has it; filled while the pass runs."""
+    models = [policy for policy in policies if isinstance(policy, MaskedDiffusionLM)]  # tests have other classes
+    measuring = models[0].measure_pass if models else None
+    try:
+        with contextlib.nullcontext({}) if measuring is None else measuring() as measures:
+            yield measures
+    finally:
+        for model in models:
+            model.release_head()
+            if model.after_pass is not None:
+                model.after_pass()
+
+
+def original_shape(parameter: torch.Tensor) -> torch.Size:
+    """The shape of a parameter before quantisation (its own shape where it is not quantised)."""
+    state = getattr(parameter, "quant_state", None)
+    return parameter.shape if state is None else torch.Size(state.shape)

@@ -1,0 +1,75 @@
+"""Who watches an iteration: where it stands, what ran, and what there is to say. Nothing that it is told changes a
+result."""
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+Ran = Callable[[str, Any, bool], None]
+
+
+class Observer:
+    """The current phase, and hooks. The iteration writes it; a display reads it at any time, from another thread.
+
+    phase: empty between phases. done, total: of `unit`; total is 0 where it is not known. tokens: of completions so
+    far. forwards: of the model since a unit was done, the last of them with so many rows. started: time.monotonic() at
+    its begin. resumed_at: iterations that were done before this process.
+
+    Hooks, which do nothing unless they are set:
+    changed(): after `advance` and `forward`. note(text): shows a line to the user. event(name): an event of
+    lfpo.train.callbacks. ran(policy, views, backward): after a policy's forward over views, with its backward pass or
+    none. at_once(): a context in which a request to stop ends the work at once, because nothing that is kept has
+    changed yet.
+    """
+
+    def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
+        self.resumed_at, self.changed = 0, changed
+        self.note: Callable[[str], None] = print
+        self.event: Callable[[str], None] = lambda name: None
+        self.ran: Ran = lambda policy, views, backward: None
+        self.at_once: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.begin("")
+
+    def begin(self, phase: str, total: int = 0, unit: str = "") -> None:
+        """Start a phase, which ends the one before it."""
+        self.phase, self.total, self.unit = phase, total, unit
+        self.done = self.tokens = self.forwards = self.rows = 0
+        self.started = time.monotonic()
+
+    def advance(self, count: int = 1, tokens: int = 0) -> None:
+        self.done += count
+        self.tokens += tokens
+        self.forwards = 0
+        self.changed()
+
+    def forward(self, rows: int) -> None:
+        """A forward of so many rows was run, which may be one of hundreds until the first of them is done."""
+        self.forwards, self.rows = self.forwards + 1, rows
+        self.changed()
+
+    def end(self) -> None:
+        """No phase until the next `begin`."""
+        self.begin("")
+
+    @property
+    def seconds(self) -> float:
+        """Since the begin of the phase."""
+        return time.monotonic() - self.started
+
+    def count(self) -> str:
+        """Such as `64 of 128 rollouts, 30 forwards of 32 rows, 1,234 tokens/s`."""
+        parts = [f"{self.done} of {self.total} {self.unit}"] if self.total else []
+        parts += [f"{self.forwards:,} forwards of {self.rows} rows"] if self.forwards else []
+        parts += [f"{self.tokens / max(self.seconds, 1e-9):,.0f} tokens/s"] if self.tokens else []
+        return ", ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """Two units at most: `45 s`, `3 min 20 s`, `2 h 05 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02} min"

@@ -1,0 +1,112 @@
+"""One step of the optimiser, its learning rate, and the weights that follow: theta_old, and an average of theta.
+
+Learning rates are per optimiser step."""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from lfpo.core import collectives
+from lfpo.core.model import MaskedDiffusionLM
+
+
+def step_if_finite(
+    optimizer: torch.optim.Optimizer,
+    model: nn.Module,
+    loss: float,
+    max_grad_norm: float,
+    event: Callable[[str], None] = lambda name: None,
+) -> tuple[float, float, bool]:
+    """End an optimiser step: sum loss and gradients over ranks, clip, step where both are finite, drop the gradients.
+
+    loss: this rank's part. max_grad_norm: 0 does not clip. event: told on_pre_optimizer_step and on_optimizer_step of a
+    step that is taken, while its gradients are there.
+    Returns the summed loss, the gradients' norm before clipping, and whether the step was taken.
+    """
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    loss = collectives.sum_number(loss)
+    collectives.sum_gradients(parameters)
+    norm = collectives.clip_gradients(parameters, max_grad_norm)
+    finite = math.isfinite(norm) and math.isfinite(loss)
+    if finite:
+        event("on_pre_optimizer_step")
+        optimizer.step()
+        event("on_optimizer_step")
+    optimizer.zero_grad()
+    return loss, norm, finite
+
+
+def lr_at(args: Any, step: int, total: int) -> float:
+    """Learning rate of step `step` (from 0) of `total`: linear warm-up to the peak, then constant, cosine or linear.
+
+    args: a configuration with learning_rate (the peak), lr_scheduler_type and warmup_steps.
+    """
+    peak, warmup_steps = args.learning_rate, args.warmup_steps
+    if step < warmup_steps:
+        return peak * (step + 1) / warmup_steps
+    if args.lr_scheduler_type == "constant":
+        return peak
+    progress = min(1.0, (step - warmup_steps) / max(1, total - warmup_steps))
+    return peak * (0.5 * (1 + math.cos(math.pi * progress)) if args.lr_scheduler_type == "cosine" else 1 - progress)
+
+
+def set_lr(optimizer: torch.optim.Optimizer, args: Any, step: int, total: int) -> float:
+    """Set the learning rate of step `step` of `total`, and return it."""
+    lr = lr_at(args, step, total)
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    return lr
+
+
+@torch.no_grad()
+def ema_update(reference: MaskedDiffusionLM, model: MaskedDiffusionLM, decay: float) -> None:
+    """theta_old <- decay theta_old + (1 - decay) theta, in the reference's own dtype."""
+    for old, new in zip(reference.own_parameters(), model.own_parameters(), strict=True):
+        on_device = old.to(new.device)  # itself, unless it is kept in CPU memory
+        on_device.lerp_(new.to(old.dtype), 1 - decay)
+        if on_device is not old:
+            old.copy_(on_device)
+
+
+class Average:
+    """An exponential moving average of the trained weights, for evaluation and export.
+
+    average <- d average + (1 - d) theta after each optimiser step, with d = min(decay, (1 + t) / (10 + t)) at update t,
+    so that the first weights do not stay in a short run's average.
+
+    parameters: theta's trained parameters; split ones (FSDP) are averaged as they are split. The average has their
+    dtype and device.
+    """
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], decay: float):
+        self.parameters, self.decay, self.updates = parameters, decay, 0
+        self.values = [p.detach().clone() for p in parameters]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Move the average towards the current weights."""
+        self.updates += 1
+        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
+        for value, p in zip(self.values, self.parameters, strict=True):
+            value.lerp_(p.detach(), 1 - decay)
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        """Exchange weights and average in place; a second call exchanges them back."""
+        for value, p in zip(self.values, self.parameters, strict=True):
+            held = p.detach().clone()
+            p.copy_(value)
+            value.copy_(held)
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Within this context the model's weights are the average."""
+        self.swap()
+        try:
+            yield
+        finally:
+            self.swap()

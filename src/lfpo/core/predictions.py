@@ -1,0 +1,94 @@
+"""Predictions of the policies at the targets of one pass, each computed when an objective asks for it."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch.nn import functional as F
+
+from lfpo.core.fused import in_chunks
+from lfpo.core.model import MaskedDiffusionLM
+from lfpo.core.roles import CURRENT
+from lfpo.core.views import Views
+
+
+class Predictions:
+    """Predictions at the T targets of some views, row by row.
+
+    policies: "current" (theta, the only one that receives gradients), "old" (theta_old, which sampled the rollouts) and
+        "base" (where training started; the peers' reference model). Each runs at most once, when first needed. Where
+        the current model stands under a second name, too, its hidden states serve both.
+    labels_T: the tokens that are scored. view_T, column_T: the view and the column each target stands in. weight_T,
+        second_T: their weights.
+    """
+
+    def __init__(self, views: Views, policies: Mapping[str, MaskedDiffusionLM]):
+        self.views = views
+        self.policies = policies
+        self.view_T, self.column_T = views.target.nonzero().unbind(-1)
+        self.labels_T = views.labels[views.target]
+        self.weight_T = views.weight[views.target]
+        self.second_T = torch.zeros_like(self.weight_T) if views.second is None else views.second[views.target]
+        self._hidden: dict[str, torch.Tensor] = {}
+        self.ran: list[str] = []  # policies that took a forward
+
+    @property
+    def used(self) -> list[str]:
+        """The policies whose hidden states the loss has read."""
+        return list(self._hidden)
+
+    def at_targets(self, value_B: torch.Tensor) -> torch.Tensor:
+        """One number a rollout [B], or one for each of its states [B, M], which `views.state` counts, as one number a
+        target [T]. On the policies' device."""
+        if value_B.dim() == 2:
+            return value_B[self.views.row, self.views.state][self.view_T]
+        return value_B[self.views.row][self.view_T]
+
+    def hidden(self, policy: str = CURRENT) -> torch.Tensor:
+        """Hidden states [T, D] of the targets, in the weights' dtype; with gradients for the current policy only.
+
+        The body may run in bfloat16. The head does not: rounded logits would hide the small differences between
+        policies that the losses are made of.
+        """
+        if policy in self._hidden:
+            return self._hidden[policy]
+        model, views = self.policies[policy], self.views
+        # Without gradients here, the current policy's states would be of no use to the loss.
+        if policy != CURRENT and model is self.policies.get(CURRENT) and torch.is_grad_enabled():
+            self._hidden[policy] = self.hidden(CURRENT).detach()
+            return self._hidden[policy]
+        with torch.set_grad_enabled(policy == CURRENT and torch.is_grad_enabled()):
+            if views.structure.doubled:
+                clean_SL = views.labels if views.clean is None else views.clean
+                hidden_SLD = model.noised_hidden(
+                    views.input_ids, clean_SL, views.attention_mask, structure=views.structure
+                )
+            else:
+                hidden_SLD = model.hidden(views.input_ids, views.attention_mask)
+            self._hidden[policy] = hidden_SLD[views.target]
+        self.ran.append(policy)
+        return self._hidden[policy]
+
+    def logits(self, policy: str = CURRENT) -> torch.Tensor:
+        """Logits [T, V] of all targets at once: for small vocabularies and tests."""
+        with torch.set_grad_enabled(policy == CURRENT and torch.is_grad_enabled()):
+            return self.policies[policy].head(self.hidden(policy))
+
+    def logp(self, policy: str = CURRENT, *, temperature: float = 1.0) -> torch.Tensor:
+        """Log-probability of each target's token [T] at a temperature."""
+        model = self.policies[policy]
+
+        def of_labels(hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            return -F.cross_entropy(model.head(hidden) / temperature, labels, reduction="none")
+
+        return self.in_chunks(of_labels, policy, self.labels_T)
+
+    def in_chunks(self, function: Callable[..., torch.Tensor], policy: str, *rows: torch.Tensor) -> torch.Tensor:
+        """function(hidden, *rows) [T] of a policy's hidden states and other tensors [T, ...], for some targets at a
+        time; with gradients for the current policy only."""
+        hidden_TD = self.hidden(policy)
+        with torch.set_grad_enabled(policy == CURRENT and torch.is_grad_enabled()):
+            return in_chunks(function, [hidden_TD, *rows], self.policies[policy].vocab_size)
+
+    def head(self, policy: str = CURRENT) -> torch.Tensor:
+        """The head [V, D] of a policy: its logits are hidden(policy) @ head(policy).T."""
+        return self.policies[policy].head_weight

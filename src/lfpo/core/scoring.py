@@ -1,0 +1,217 @@
+"""Calls reward functions with TRL's signature and checks what they return.
+
+A function that raises or runs too long loses its rewards of that batch; the run continues. A function that returns a
+wrong value has a bug: that is a UserError at once. Functions get copies: what they do to them changes no row.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import itertools
+import math
+import pickle
+from collections import Counter
+from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence, Set, Sized
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from lfpo.config.errors import UserError
+from lfpo.core.attempt import attempt
+
+if TYPE_CHECKING:  # tasks are looked up before torch is loaded
+    import torch
+
+RewardFunction = Callable[..., Sequence[float | None]]
+Row = dict[str, Any]  # one example: a prompt, and columns for the reward functions
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """The rewards of B completions.
+
+    reward_B: float64 tensor [B] on the CPU, the weighted sum over the functions that gave a number. NaN is neutral: no
+        function gave one, and nothing is to be learned from this completion.
+    parts: function name -> its B rewards, None where the function does not apply or failed.
+    failed: function name -> one line with the reason why it returned no rewards for this batch.
+    """
+
+    reward_B: torch.Tensor
+    parts: dict[str, list[float | None]]
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+def score_named(
+    functions: Mapping[str, RewardFunction],
+    weights: Sequence[float],
+    prompts: list[Any],
+    completions: list[Any],
+    completion_ids: list[list[int]],
+    columns: dict[str, list[Any]],
+    timeout: float = 0.0,
+) -> Rewards:
+    """Score b completions with each function, called as f(prompts, completions, completion_ids=..., **columns).
+
+    functions: by name. weights: one for each function. completion_ids: b lists of token ids. columns: name -> b values;
+    a function without **kwargs gets only the columns that it names. timeout: seconds for each function (0: no limit).
+    Each function gets copies of all of these.
+
+    A function that raises, or exceeds the timeout, is listed in `failed` and its rewards are None.
+    Raises UserError if a function returns the wrong number of rewards or a reward that is neither a finite number nor
+    None, if it raises a UserError itself, if a column has the name of an argument, or if a weighted sum is beyond the
+    range of float.
+    """
+    import torch
+
+    if clash := {"prompts", "completions", "completion_ids"} & columns.keys():
+        raise UserError(
+            f"data column {min(clash)!r} has the name of a reward function's own argument; rename the column"
+        )
+    parts: dict[str, list[float | None]] = {}
+    failed: dict[str, str] = {}
+    for name, function in functions.items():
+        arguments = {"prompts": prompts, "completions": completions}
+        arguments |= accepted(function, {**columns, "completion_ids": completion_ids})
+        call = partial(function, **{key: copied(values) for key, values in arguments.items()})
+        returned, why = attempt(partial(_checked_call, call, name, len(completions)), timeout)
+        if why is not None:
+            failed[name] = why
+        parts[name] = [None] * len(completions) if returned is None else returned
+    rewards = [weighted_sum(row, weights) for row in zip(*parts.values(), strict=True)] or [math.nan] * len(completions)
+    if math.inf in map(abs, rewards):
+        row = [abs(r) for r in rewards].index(math.inf)
+        given = ", ".join(f"{name} {values[row]}" for name, values in parts.items())
+        raise UserError(
+            f"reward_weights: the weighted sum of completion {row}'s rewards ({given}) is beyond the range of float; "
+            "return smaller rewards"
+        )
+    return Rewards(torch.tensor(rewards, dtype=torch.float64), parts, failed)
+
+
+def _checked_call(call: Callable[[], Any], name: str, expected: int) -> list[float | None]:
+    """Both in one attempt: a generator runs, and may raise, only while its values are read."""
+    return checked(call(), name, expected)
+
+
+def weighted_sum(values: Sequence[float | None], weights: Sequence[float]) -> float:
+    """A completion's reward: over the functions that gave a number, as in TRL; NaN if none did, inf if too large."""
+    terms = [weight * value for value, weight in zip(values, weights, strict=True) if value is not None]
+    if not all(map(math.isfinite, terms)):
+        return math.inf  # also for opposite infinities, whose sum would be NaN
+    return sum(terms) if terms else math.nan
+
+
+def copied(values: Sequence[Any]) -> list[Any]:
+    """Copies for one function. Each item is copied by itself: rollouts of a prompt have the same row, and a function
+    that edits one of them must not see its edit in the others."""
+
+    def copy_of(value: Any) -> Any:
+        try:
+            return copy.deepcopy(value)
+        except (TypeError, RuntimeError, copy.Error, pickle.PicklingError):  # a lock, an open file, a generator
+            return value
+
+    return [copy_of(value) for value in values]
+
+
+def measured(functions: Mapping[str, RewardFunction]) -> dict[str, float]:
+    """What functions measure beside their rewards, as `rewards/NAME/KEY`, since this was last called. A collective.
+
+    Such a function, or the one that it wraps, has `counts`, a Counter, which is emptied here, and `measures`, which
+    turns the sum of all ranks' counts into metrics.
+    """
+    from lfpo.core import collectives
+
+    metrics: dict[str, float] = {}
+    for name, function in functions.items():
+        counting: Any = inspect.unwrap(function.func if isinstance(function, partial) else function)
+        if (counts := getattr(counting, "counts", None)) is not None:
+            total: Counter[str] = sum(collectives.gather(Counter(counts)), Counter())
+            counts.clear()
+            metrics |= {f"rewards/{name}/{key}": value for key, value in counting.measures(total).items()}
+    return metrics
+
+
+def accepted(function: RewardFunction, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments that the function's signature accepts."""
+    parameters = inspect.signature(function).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return arguments
+    return {k: v for k, v in arguments.items() if k in parameters}
+
+
+# What a user's function returned, as rewards: the one place that decides what is a number.
+
+
+class NotANumber(ValueError):
+    """A value that is no reward. The message says what it is."""
+
+
+def checked(values: Any, name: str, expected: int) -> list[float | None]:
+    """The rewards that function `name` returned for so many completions, as floats, and None where it gave none.
+
+    values: anything that gives its items in order: a list, tuple, generator, array, tensor on any device, pandas
+        Series, view of a dict. An item is a number that float holds, or an array of one such number (see `number`).
+    Raises UserError, in one sentence with the function and the item's index, for anything else.
+    """
+    what = f"reward function {name!r}"
+    if hasattr(values, "detach"):  # a tensor: one copy from the device, not one for each item
+        values = values.detach().cpu()
+    # A mapping gives its keys, and a set has no order: both would score the wrong completions without a word.
+    wrong = isinstance(values, str | bytes | bytearray | Mapping | Set) and not isinstance(values, KeysView)
+    if wrong or not isinstance(values, Iterable) or getattr(values, "ndim", 1) == 0:
+        raise UserError(f"{what}: returned {type(values).__name__}, expected a list of numbers")
+    items = list(itertools.islice(values, expected + 1))  # a generator may have no end
+    if len(items) != expected:
+        more = "more" if len(items) > expected else str(len(items))
+        counted = str(len(values)) if isinstance(values, Sized) else more
+        raise UserError(f"{what}: returned {counted} rewards for {expected} completions")
+    rewards: list[float | None] = []
+    for i, item in enumerate(items):
+        try:
+            rewards.append(number(item))
+        except NotANumber as error:
+            raise UserError(
+                f"{what}: reward {i} is {error}, expected a finite number, or None where it does not apply"
+            ) from None
+    return rewards
+
+
+def number(value: Any) -> float | None:
+    """A reward as a float, or None. Takes what float holds: bool, int, Decimal, Fraction, scalars of numpy and torch,
+    and arrays and tensors of any shape that hold one number. Raises NotANumber for text, complex numbers, NaN,
+    infinities, integers beyond the range of float, and arrays of several numbers."""
+    if value is None or type(value) is float:  # the common cases first
+        if value is not None and not math.isfinite(value):
+            raise NotANumber(repr(value))
+        return value
+    inner = value
+    if hasattr(value, "item"):  # numpy and torch
+        try:
+            inner = value.item()
+        except (ValueError, RuntimeError):
+            raise NotANumber(f"{type(value).__name__} of shape {tuple(getattr(value, 'shape', ()))}") from None
+    if inner is None:  # an array of one object
+        return None
+    if isinstance(inner, complex) or not (hasattr(inner, "__float__") or hasattr(inner, "__index__")):
+        raise NotANumber(shortened(inner))
+    try:
+        found = float(inner)
+    except OverflowError:
+        raise NotANumber(f"{shortened(inner)}, which is beyond the range of float") from None
+    except (TypeError, ValueError):
+        raise NotANumber(shortened(inner)) from None
+    if not math.isfinite(found):
+        beyond = f", which is {found} as float" if repr(inner) != repr(found) else ""
+        raise NotANumber(f"{shortened(inner)}{beyond}")
+    return found
+
+
+def shortened(value: Any) -> str:
+    """A value's repr in at most 60 characters."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integers of more than 4300 digits
+        return f"{type(value).__name__} of {value.bit_length()} bits"
+    return text if len(text) <= 60 else f"{text[:40]}... ({len(text)} characters)"

@@ -1,0 +1,240 @@
+"""Trajectories: a lossless record of what the sampler did, as final tokens and the step that revealed each.
+
+The state before scheduled step t shows every completion token revealed earlier and masks the rest. No states are
+stored. A revealed token stays as it is, unless the sampler edits: then the trajectory is an EditedTrajectory (see
+lfpo.rollout.edits), which overrides what differs. A step *writes* the tokens that it reveals, and those that it puts in
+the place of others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from lfpo.config.sampler import SamplerConfig
+from lfpo.core.attention import FULL, Structure
+
+
+@dataclass
+class Trajectory:
+    """B rollouts. Prompts are left-padded to P tokens; completions are C = gen_length tokens.
+
+    With blocks (`structure`) C is gen_length + block_length - 1: a row ends with the whole block that holds its
+    gen_length-th token, or the one with its first EOS.
+
+    prompt_ids, prompt_mask [B, P] int64: prompt tokens; the mask is 0 at padding.
+    tokens [B, C] int64: final tokens. A position never revealed (its row ended before it) holds the pad token.
+    reveal_step [B, C] int64: the scheduled step that revealed the position, counted from 0 in each row; -1 for never.
+    confidence [B, C] float32: probability of the token at temperature 1 when it was revealed; 0 for never.
+    entropy [B, C] float32: entropy in nats, at temperature 1, of the prediction that the token was drawn from; 0 for
+        never.
+    scheduled_steps [B] int64: scheduled steps spent ("inference steps" in the paper), also those that reveal nothing.
+    nfe [B] int64: forwards run for the row; guidance counts two a step. Those that only store a block are not counted.
+    queries [B] int64: tokens that went through the row's forwards: prompt and completion each time, fewer with a cache
+        or stored blocks. Tokens of forwards that store a block are counted.
+    sampler: the settings, with their lengths filled in. mask_id, eos_id: the model's.
+    structure: how tokens attended to each other. With blocks, these count from the prompt's first token, and the tokens
+        of a block, after an EOS too, are all that the sampler saw there.
+
+    Only where the rollout was asked for them:
+    predicted_at [B, M] int64: the scheduled steps whose whole predictions were kept. predicted_tokens [B, M, C] int64
+        and predicted_confidence [B, M, C] float32: those predictions, and the probability at temperature 1 of what was
+        drawn at masked positions, 0 elsewhere (see lfpo.rollout.kept).
+    """
+
+    prompt_ids: torch.Tensor
+    prompt_mask: torch.Tensor
+    tokens: torch.Tensor
+    reveal_step: torch.Tensor
+    confidence: torch.Tensor
+    entropy: torch.Tensor
+    scheduled_steps: torch.Tensor
+    nfe: torch.Tensor
+    queries: torch.Tensor
+    sampler: SamplerConfig
+    mask_id: int
+    eos_id: int
+    structure: Structure = FULL
+    predicted_at: torch.Tensor | None = None
+    predicted_tokens: torch.Tensor | None = None
+    predicted_confidence: torch.Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def to(self, device: torch.device | str) -> Trajectory:
+        return dataclasses.replace(self, **{name: value.to(device) for name, value in tensor_fields(self).items()})
+
+    def rows(self, index: torch.Tensor) -> Trajectory:
+        """The rows at index [n] int64, in that order."""
+        return dataclasses.replace(self, **{name: value[index] for name, value in tensor_fields(self).items()})
+
+    @property
+    def is_eos(self) -> torch.Tensor:
+        """Positions where an EOS was revealed, [B, C] bool; padding may be the same token."""
+        return (self.tokens == self.eos_id) & (self.reveal_step >= 0)
+
+    @property
+    def has_eos(self) -> torch.Tensor:
+        """Rows with an EOS, [B] bool."""
+        return self.is_eos.any(-1)
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        """Completion length of each row, [B] int64: up to and including its first EOS, or the last revealed position
+        where there is none (C, but for rows whose last block ends before it)."""
+        first = self.is_eos.int().argmax(-1)
+        after_last = (self.reveal_step >= 0).flip(-1).int().argmax(-1)
+        return torch.where(self.has_eos, first + 1, self.tokens.shape[1] - after_last)
+
+    def completion_ids(self) -> list[list[int]]:
+        """Token ids of each completion, up to and including its first EOS."""
+        return [t[:n].tolist() for t, n in zip(self.tokens, self.lengths.tolist(), strict=True)]
+
+    @property
+    def counted(self) -> torch.Tensor:
+        """Positions up to and including the first EOS, [B, C] bool."""
+        return torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.lengths[:, None]
+
+    def scored(self, after_eos: bool) -> torch.Tensor:
+        """Positions that an objective scores [B, C]: `counted`, or with `after_eos` all that the sampler revealed."""
+        return self.reveal_step >= 0 if after_eos else self.counted
+
+    def with_edits(self, name: str) -> torch.Tensor:
+        """A field of every written token, [B, W]: reveal_step, confidence or entropy. W is C without edits."""
+        value: torch.Tensor = getattr(self, name)
+        return value
+
+    def at_writes(self, value_BC: torch.Tensor) -> torch.Tensor:
+        """The values of the positions of every written token, in the order of `with_edits`."""
+        return value_BC
+
+    @property
+    def last_step(self) -> torch.Tensor:
+        """The step that wrote each final token, [B, C] int64."""
+        return self.reveal_step
+
+    def masked_before(self, step_B: torch.Tensor) -> torch.Tensor:
+        """Which completion positions were masked when step_B[b] began, [B, C] bool. step_B: one a row, or [B, C], one a
+        position."""
+        step_BC = per_position(step_B)
+        return (self.reveal_step >= step_BC) | (self.reveal_step < 0)
+
+    def open_before(self, step_B: torch.Tensor) -> torch.Tensor:
+        """Which positions were still to be written when step_B[b] began, [B, C] bool: the masked ones, and those that
+        were edited at that step or later. step_B: as for `masked_before`."""
+        return self.masked_before(step_B) | (self.last_step >= per_position(step_B))
+
+    def written_by(self, first_B: torch.Tensor, last_B: torch.Tensor) -> torch.Tensor:
+        """Positions that the steps first_B[b] to last_B[b], both included, wrote to, [B, C] bool."""
+        return (self.reveal_step >= first_B[:, None]) & (self.reveal_step <= last_B[:, None])
+
+    def tokens_before(self, step_B: torch.Tensor) -> torch.Tensor:
+        """The tokens that the revealed positions held when step_B[b] began, [B, C] int64; at masked positions the token
+        that is revealed there. step_B: as for `masked_before`."""
+        return self.tokens
+
+    @property
+    def final_confidence(self) -> torch.Tensor:
+        """`confidence` of the final tokens, [B, C] float32: when they were written."""
+        return self.confidence
+
+    def written_until(self, last_B: torch.Tensor) -> torch.Tensor | None:
+        """The tokens after step last_B[b], [B, C] int64, to label what the steps until then wrote; None where nothing
+        is edited, so that these are the final tokens."""
+        return None
+
+    def state_before(self, step_B: torch.Tensor) -> torch.Tensor:
+        """The completion that the sampler saw when step_B[b] began, [B, C] int64."""
+        return self.tokens_before(step_B).masked_fill(self.masked_before(step_B), self.mask_id)
+
+    @property
+    def block_BC(self) -> torch.Tensor:
+        """The block of each completion position, [B, C] int64, counted from the prompt's first token; all 0 where there
+        are no blocks."""
+        if self.structure.block_length is None:
+            return torch.zeros_like(self.tokens)
+        column_C = torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        return (self.prompt_mask.sum(-1, keepdim=True) + column_C) // self.structure.block_length
+
+    @property
+    def entered(self) -> torch.Tensor:
+        """Positions of blocks that the sampler came to, [B, C] bool; where there are no blocks, all."""
+        block_BC = self.block_BC
+        last_B = block_BC.masked_fill(self.reveal_step < 0, -1).amax(-1)
+        return (block_BC <= last_B[:, None]) | (self.structure.block_length is None)
+
+    def with_steps(self, step_BW: torch.Tensor) -> Trajectory:
+        """The same rollouts with other steps of the written tokens, in the order of `with_edits`."""
+        return dataclasses.replace(self, reveal_step=step_BW)
+
+    def in_rounds(self) -> Trajectory:
+        """The same rollouts, with each block's steps counted by themselves: a written token's step is the number of
+        earlier steps that wrote something in its block. Round r is the r-th such step of every block. One forward in
+        the doubled layout replays a round, because no block sees another one's noised tokens.
+
+        The trajectory itself where there are no blocks.
+        """
+        if self.structure.block_length is None:
+            return self
+        # Sorted, the keys of a block's distinct steps stand together: a key's rank less its block's first is its round.
+        step_BW, block_BW = self.with_edits("reveal_step"), self.at_writes(self.block_BC)
+        row_B1 = torch.arange(len(self), device=block_BW.device)[:, None]
+        start_BW = (row_B1 * (block_BW.amax() + 1) + block_BW) * (step_BW.amax() + 1)
+        distinct = (start_BW + step_BW)[step_BW >= 0].unique()
+        rank_BW = torch.searchsorted(distinct, start_BW + step_BW) - torch.searchsorted(distinct, start_BW)
+        return self.with_steps(torch.where(step_BW >= 0, rank_BW, -1))
+
+    def scored_steps(self, after_eos: bool = False) -> torch.Tensor:
+        """The step of every written token, in the order of `with_edits`; -1 at positions that are not `scored`."""
+        return self.with_edits("reveal_step").masked_fill(~self.at_writes(self.scored(after_eos)), -1)
+
+    def distinct_steps(self, after_eos: bool = False) -> list[torch.Tensor]:
+        """For each row, its N distinct steps that wrote to a scored position (see `scored`), ascending, [N] int64 on
+        the CPU."""
+        return [torch.unique(step_W[step_W >= 0]) for step_W in self.scored_steps(after_eos).cpu()]
+
+
+def per_position(step_B: torch.Tensor) -> torch.Tensor:
+    """Steps of rows [B] or of positions [B, C] as [B, 1] or [B, C]."""
+    return step_B[:, None] if step_B.dim() == 1 else step_B
+
+
+def of_completions(
+    prompt_ids: torch.Tensor, prompt_mask: torch.Tensor, tokens: torch.Tensor, reveal_step: torch.Tensor, **more: Any
+) -> Trajectory:
+    """Rollouts of given completions that no sampler made, with confidence 1 and entropy 0, in no forwards. more:
+    sampler, mask_id, eos_id, and other fields of Trajectory that differ."""
+    sure, none = torch.ones(tokens.shape), torch.zeros(len(tokens), dtype=torch.long)
+    fields = {"confidence": sure, "entropy": 1 - sure, "scheduled_steps": reveal_step.amax(-1) + 1}
+    fields |= {"nfe": none, "queries": none}
+    return Trajectory(prompt_ids, prompt_mask, tokens, reveal_step, **fields | more)
+
+
+def join(parts: Sequence[Trajectory], pad_id: int) -> Trajectory:
+    """Trajectories of one sampler as one, in order, with prompts left-padded to a common width and edits padded to a
+    common number."""
+    width = max(p.prompt_ids.shape[1] for p in parts)
+    edits = max(p.with_edits("reveal_step").shape[1] - p.tokens.shape[1] for p in parts)
+
+    def fitted(name: str, value: torch.Tensor) -> torch.Tensor:
+        if name.startswith("edit_"):
+            return F.pad(value, (0, edits - value.shape[1]), value=-1 if name == "edit_step" else 0)
+        fill = {"prompt_ids": pad_id, "prompt_mask": 0}.get(name)
+        return value if fill is None else F.pad(value, (width - value.shape[1], 0), value=fill)
+
+    joined: dict[str, Any] = {
+        name: torch.cat([fitted(name, getattr(p, name)) for p in parts]) for name in tensor_fields(parts[0])
+    }
+    return dataclasses.replace(parts[0], **joined)
+
+
+def tensor_fields(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass instance that hold tensors, by name."""
+    fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    return {name: field for name, field in fields.items() if isinstance(field, torch.Tensor)}

@@ -1,0 +1,255 @@
+"""Views: noised inputs made from rollouts, with the positions an objective asks about."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from lfpo.config.sampler import SamplerConfig
+from lfpo.core.attention import FULL, Structure
+from lfpo.core.rng import generator
+from lfpo.core.trajectory import Trajectory, tensor_fields
+
+NEVER = torch.iinfo(torch.long).max  # a step after all others
+
+
+@dataclass
+class Views:
+    """S noised inputs of L = P + C tokens.
+
+    row [S]: which rollout a view belongs to. input_ids, attention_mask [S, L]: prompt and noised completion.
+    target [S, L]: positions whose prediction is scored. labels [S, L]: the clean tokens, at the targets those that are
+        scored.
+    weight [S, L]: how much a target counts in the objective's loss, 0 elsewhere.
+    unit [S]: views with the same number are never split over two passes, because the loss joins them.
+    state [S]: which of its rollout's views this is: the step before which it stands, or the number of its mask; 0 where
+        there is only one.
+    length [S]: scored tokens of the view's rollout: up to and including its first EOS, or all that were revealed.
+    sampler: the settings the rollouts were drawn with. mask_id: the mask token.
+    structure: how tokens attend to each other in the forward of these inputs. In the doubled layout the clean half is
+        `clean`, and a forward has 2 L tokens; all columns here are those of one half.
+    clean [S, L]: the clean tokens, where a label is not the final token; None: the labels.
+    second [S, L]: for losses of two terms, a second weight of the targets, 0 elsewhere.
+    """
+
+    row: torch.Tensor
+    input_ids: torch.Tensor
+    attention_mask: torch.Tensor
+    target: torch.Tensor
+    labels: torch.Tensor
+    weight: torch.Tensor
+    unit: torch.Tensor
+    state: torch.Tensor
+    length: torch.Tensor
+    sampler: SamplerConfig
+    mask_id: int
+    structure: Structure = FULL
+    clean: torch.Tensor | None = None
+    second: torch.Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def select(self, index: torch.Tensor) -> Views:
+        return dataclasses.replace(self, **{name: value[index] for name, value in tensor_fields(self).items()})
+
+    def trim(self) -> Views:
+        """Drop the columns on the left and on the right that are padding in every view."""
+        used = self.attention_mask.any(0).int()
+        columns = slice(int(used.argmax()), len(used) - int(used.flip(0).argmax()))
+        narrow = ("row", "unit", "state", "length")
+        wide = {name: value[:, columns] for name, value in tensor_fields(self).items() if name not in narrow}
+        return dataclasses.replace(self, **wide)
+
+
+def noised(
+    trajectory: Trajectory,
+    row_S: torch.Tensor,
+    masked_SL: torch.Tensor,
+    target_SC: torch.Tensor,
+    *,
+    shown_SC: torch.Tensor | None = None,
+    label_SC: torch.Tensor | None = None,
+    weight_SC: torch.Tensor | None = None,
+    unit_S: torch.Tensor | None = None,
+    state_S: torch.Tensor | None = None,
+    after_eos: bool = False,
+) -> Views:
+    """Views of the rollouts `row_S` with the positions `masked_SL` of prompt and completion hidden.
+
+    Rollouts of a model that attends block by block get the doubled layout: each block is predicted from its own noised
+    tokens and the clean blocks before it, all blocks in one forward. Blocks that the sampler never came to are padding.
+
+    masked_SL may have C columns (completion only) or P + C; padding is never masked.
+    target_SC, weight_SC: over the completion; the weight is 1 at every target unless given.
+    shown_SC, label_SC: tokens that the completion shows where it is not masked, and the labels of its targets, where
+        edits have made them others than the final tokens (None: the final tokens).
+    unit_S, state_S: see Views; each view is its own unit, in state 0, unless given.
+    after_eos: whether tokens after the first EOS are scored; decides `length` only.
+    """
+    block_length = trajectory.structure.block_length
+    prompt_ids, prompt_mask = trajectory.prompt_ids[row_S], trajectory.prompt_mask[row_S]
+    tokens = trajectory.tokens[row_S]
+    widen = (prompt_ids.shape[1], 0)
+    if masked_SL.shape[1] == tokens.shape[1]:
+        masked_SL = F.pad(masked_SL, widen)
+    clean = torch.cat([prompt_ids, tokens], dim=1)
+    shown = clean if shown_SC is None else torch.cat([prompt_ids, shown_SC], dim=1)
+    attention = torch.cat([prompt_mask, trajectory.entered.to(prompt_mask.dtype)[row_S]], dim=1)
+    target = F.pad(target_SC, widen)
+    weight = target.float() if weight_SC is None else F.pad(weight_SC.float(), widen) * target
+    return Views(
+        row=row_S,
+        input_ids=shown.masked_fill(masked_SL & attention.bool(), trajectory.mask_id),
+        attention_mask=attention,
+        target=target,
+        labels=clean if label_SC is None else torch.where(target, F.pad(label_SC, widen), clean),
+        weight=weight,
+        unit=torch.arange(len(row_S), device=row_S.device) if unit_S is None else unit_S,
+        state=torch.zeros_like(row_S) if state_S is None else state_S,
+        length=trajectory.scored(after_eos).sum(-1)[row_S],
+        sampler=trajectory.sampler,
+        mask_id=trajectory.mask_id,
+        structure=FULL if block_length is None else Structure(block_length, doubled=True),
+        clean=None if label_SC is None else clean,
+    )
+
+
+def replay(trajectory: Trajectory, row_S: torch.Tensor, step_S: torch.Tensor) -> Views:
+    """The states before given steps of given rows; targets are the still-masked positions up to the first EOS, and
+    those that are edited at the step or later.
+
+    step_S: one a view, or [S, C], one a position.
+    Every intermediate state is asked for the final solution: the paper's consistency term. So the labels are the final
+    tokens, also where the sampler first revealed another token.
+    """
+    rows = trajectory.rows(row_S)
+    target = rows.open_before(step_S) & rows.counted
+    return noised(trajectory, row_S, rows.masked_before(step_S), target, shown_SC=rows.tokens_before(step_S))
+
+
+def visited_states(trajectory: Trajectory, k: int, seeds: Sequence[int], inner: int) -> Views:
+    """States that the sampler really visited, before one step from each of k equal segments of a rollout's distinct
+    steps (LFPO, Eq. 11); targets are those of `replay`.
+
+    Where the model attends block by block, steps are drawn for each block of a row that has scored positions. View i
+    then shows each block before the i-th of its drawn steps, and blocks for which fewer were drawn without masks.
+    """
+    step_BW, block_BC = trajectory.scored_steps().cpu(), trajectory.block_BC.cpu()
+    block_BW = trajectory.at_writes(trajectory.block_BC).cpu()
+    rows, states = [], []
+    for row, (step_W, block_W, block_C) in enumerate(zip(step_BW, block_BW, block_BC, strict=True)):
+        rng, drawn_C = generator(seeds[row], "timesteps", inner), []
+        for block in block_W[step_W >= 0].unique():
+            distinct = step_W[(block_W == block) & (step_W >= 0)].unique()
+            drawn_C.append((block_C == block, distinct[stratified_indices(len(distinct), k, rng)]))
+        count = max(len(steps) for _, steps in drawn_C)
+        state = torch.full((count, len(block_C)), NEVER)
+        for place_C, steps in drawn_C:
+            state[: len(steps), place_C] = steps[:, None]
+        rows += [row] * count
+        states.append(state)
+    device = trajectory.tokens.device
+    return replay(trajectory, torch.tensor(rows, device=device), torch.cat(states).to(device))
+
+
+def stratified_indices(length: int, k: int, rng: torch.Generator) -> torch.Tensor:
+    """One index from each of k equal segments of 0 .. length - 1, ascending int64.
+
+    Segment j is floor(j length / k) .. floor((j + 1) length / k) - 1. If length < k, some segments are empty, and the
+    result is all `length` indices.
+    """
+    edges = torch.arange(k + 1) * length // k
+    sizes = torch.diff(edges)
+    offsets = (torch.rand(k, generator=rng, dtype=torch.float64) * sizes).long()
+    return (edges[:-1] + offsets)[sizes > 0]
+
+
+def masked_at_random(trajectory: Trajectory, count: int, seeds: Sequence[int], inner: int) -> Views:
+    """`count` views a rollout with random masks of all that the sampler revealed (see `stratified_masks`); targets are
+    the masked positions up to the first EOS."""
+    masked_KBC = stratified_masks(trajectory.scored(True), seeds, inner, count=count, least=1)
+    row_S = torch.arange(len(trajectory), device=masked_KBC.device).repeat_interleave(count)
+    masked_SC = masked_KBC.transpose(0, 1).flatten(0, 1)
+    state_S = torch.arange(count, device=row_S.device).repeat(len(trajectory))
+    return noised(trajectory, row_S, masked_SC, masked_SC & trajectory.counted[row_S], state_S=state_S)
+
+
+def stratified_masks(
+    scored_BC: torch.Tensor, seeds: Sequence[int], inner: int, *, count: int, least: int
+) -> torch.Tensor:
+    """`count` random subsets of each rollout's scored positions, bool [count, B, C].
+
+    Their sizes are from `least` to all: the first is uniform, the others follow it at equal cyclic distances. So each
+    is uniform, and together they cover the range evenly.
+    """
+
+    def sizes(most: int, rng: torch.Generator) -> torch.Tensor:
+        values = most - least + 1
+        first = torch.randint(values, (), generator=rng)
+        return (first + torch.arange(count) * values // count) % values + least
+
+    return subset_masks(scored_BC, seeds, inner, sizes)
+
+
+def subset_masks(
+    scored_BC: torch.Tensor,
+    seeds: Sequence[int],
+    inner: int,
+    sizes: Callable[[int, torch.Generator], torch.Tensor],
+) -> torch.Tensor:
+    """M random subsets of each rollout's scored positions, bool [M, B, C].
+
+    sizes(n, rng): how many of a rollout's n scored positions each of its subsets holds, int64 [M].
+    """
+    masks = []
+    for scored_C, seed in zip(scored_BC.cpu(), seeds, strict=True):
+        rng = generator(seed, "subsets", inner)
+        place = scored_C.nonzero().flatten()
+        size_M = sizes(len(place), rng)
+        order = torch.stack([torch.randperm(len(place), generator=rng) for _ in size_M])
+        mask_MC = torch.zeros((len(size_M), len(scored_C)), dtype=torch.bool)
+        mask_MC[:, place] = order < size_M[:, None]
+        masks.append(mask_MC)
+    return torch.stack(masks, dim=1).to(scored_BC.device)
+
+
+def fully_masked(trajectory: Trajectory, masked_prompt_BP: torch.Tensor | None = None) -> Views:
+    """One view a rollout: the completion wholly masked, and the given prompt tokens too; every token up to the first
+    EOS is a target."""
+    rows_B = torch.arange(len(trajectory), device=trajectory.tokens.device)
+    masked = torch.ones_like(trajectory.tokens, dtype=torch.bool)
+    if masked_prompt_BP is not None:
+        masked = torch.cat([masked_prompt_BP, masked], dim=1)
+    return noised(trajectory, rows_B, masked, trajectory.counted)
+
+
+def passes(views: Views, update_tokens: int) -> list[torch.Tensor]:
+    """Indices of the views of each pass. Views of one unit stay together, whatever the budget, which padding counts
+    towards."""
+    units: dict[int, list[int]] = {}
+    for i, unit in enumerate(views.unit.tolist()):
+        units.setdefault(unit, []).append(i)
+    members = list(units.values())
+    lengths = views.structure.tokens(views.attention_mask.sum(-1)).tolist()
+    groups = pack_by_tokens([len(m) * max(lengths[i] for i in m) for m in members], update_tokens)
+    return [torch.tensor([i for u in group for i in members[u]], device=views.row.device) for group in groups]
+
+
+def pack_by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Group row indices so that rows x longest row stays within `budget` tokens (a longer row is a group by itself).
+
+    Rows are taken in order of length, so a group holds similar lengths; ties are taken in order of index.
+    """
+    groups: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
+        # In order of length this row is the longest of the group.
+        if groups and lengths[index] * (len(groups[-1]) + 1) <= budget:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+    return groups

@@ -1,0 +1,84 @@
+"""What objectives need of rollouts, and whether a sampler, a model and an engine give it: checked at start."""
+
+from collections.abc import Collection
+
+from lfpo.config.errors import UserError
+from lfpo.config.sampler import SamplerConfig
+from lfpo.core.objective import Objective
+
+# What trajectories may hold beside tokens, and how an error calls it. Objectives name these in `needs`. The first three
+# are fields of Trajectory.
+GIVES = {
+    "reveal_step": "the step that revealed each token",
+    "confidence": "the probability of each token when it was revealed",
+    "entropy": "the entropy of the prediction each token was drawn from",
+    "left_to_right": "tokens revealed one at a time from left to right (sampler.block_length 1)",
+    "edits": "the edits of revealed tokens",
+    "predictions": "whole predictions at scheduled steps (a reveal rule with a schedule, and no sampler.cache)",
+}
+
+# What an objective may name in `needs` beside lfpo.core.engine.GIVES, and how an error calls it. A model that
+# attends block by block predicts a block from itself and from the blocks before it, without masks.
+NEEDS = {
+    "full_attention": "a model with full attention",
+    "masked_prompt": "a model with full attention, because it masks prompt tokens (p_mask_prompt 0 masks none)",
+    "unedited": "tokens that stay as they were revealed (no sampler.editing_threshold)",
+    "drawn": "tokens drawn at random (sampler.temperature above 0)",
+    "unguided": "tokens drawn without guidance (sampler.cfg_scale 0)",
+}
+
+
+def check_rollouts(
+    objective: Objective,
+    sampler: SamplerConfig,
+    gives: Collection[str] | None = None,
+    *,
+    trained_block: int | None = None,
+) -> None:
+    """Raise UserError where an objective cannot learn from rollouts of a sampler, by its `needs` or `check_sampler`.
+    One that needs reveal steps needs the edits too, if the sampler edits.
+
+    sampler: with its lengths filled in. gives: what the engine's trajectories hold (None: not checked). trained_block:
+    the block length of a model that attends block by block.
+    """
+    given = {"reveal_step", "confidence", "entropy", "edits" if sampler.edits else "unedited"}
+    given |= {"drawn"} if sampler.temperature else set()
+    given |= {"unguided"} if not sampler.cfg_scale else set()
+    given |= {"left_to_right"} if sampler.block_length == 1 else set()
+    if trained_block is None:
+        given |= {"full_attention", "masked_prompt"}
+        given |= {"predictions"} if sampler.steps and sampler.cache == "none" else set()
+    needs, called, name = objective.needs, GIVES | NEEDS, type(objective).__name__
+    if sampler.edits and "reveal_step" in needs:
+        needs |= {"edits"}
+    for need in sorted((needs & called.keys()) - given):
+        cause = "which rollouts of this sampler do not give"
+        if trained_block is not None and need not in ("unedited", "drawn", "unguided"):
+            cause = f"and this model attends in blocks of {trained_block} tokens"
+        raise UserError(f"objective {name} needs {called[need]}, {cause}")
+    for need in sorted(needs - NEEDS.keys() - set(needs if gives is None else gives)):
+        raise UserError(
+            f"objective {name} needs {called.get(need, repr(need))}, which this engine does not give; take another "
+            "engine or objective"
+        )
+    objective.check_sampler(sampler)
+
+
+def check_old_policy(objective: Objective, old_policy: str) -> None:
+    """Raise UserError where `old_policy: sampler` is set for an objective whose loss does not read theta_old."""
+    if old_policy == "sampler" and not objective.reads_old:
+        raise UserError(
+            f"'old_policy' sampler is for losses that read theta_old, and that of {type(objective).__name__} does not "
+            "with these settings; leave it out"
+        )
+
+
+def kept_steps(objective: Objective, sampler: SamplerConfig) -> list[int]:
+    """The scheduled steps whose whole predictions rollouts must keep for an objective, ascending; none unless it needs
+    them. At most `rewarded_steps`, evenly spaced, the last one always among them. sampler: with its lengths filled in.
+    """
+    if "predictions" not in objective.needs:
+        return []
+    assert sampler.steps
+    count = min(objective.rewarded_steps or sampler.steps, sampler.steps)
+    return [(i + 1) * sampler.steps // count - 1 for i in range(count)]

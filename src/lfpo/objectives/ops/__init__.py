@@ -1,1 +1,0 @@
-"""Tensor operations that the objectives are made of."""

@@ -1,0 +1,115 @@
+"""Rollouts as a sampler's settings ask for them: lfpo.core.denoise with the reveal rule, the forwards and the hooks
+that they need."""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+
+from lfpo.config.errors import UserError
+from lfpo.config.reveal import own_rule
+from lfpo.config.sampler import SamplerConfig
+from lfpo.core.denoise import Finished, Forwarded, denoise
+from lfpo.core.encoding import misfit
+from lfpo.core.engine import LocalEngine, Request
+from lfpo.core.forward import Forward
+from lfpo.core.model import MaskedDiffusionLM
+from lfpo.core.reveal import Rule
+from lfpo.core.rows import Hook
+from lfpo.core.trajectory import Trajectory
+from lfpo.rollout.cached import ApproximateCache, StoredBlocks
+from lfpo.rollout.edits import EditRecord
+from lfpo.rollout.kept import KeptPredictions
+from lfpo.rollout.reveal import RULES
+
+DEFAULT_LENGTH = 128  # completion length in tokens if the sampler gives none
+
+
+def rollout(
+    model: MaskedDiffusionLM,
+    prompts: Sequence[Sequence[int]],
+    sampler: SamplerConfig,
+    seeds: Sequence[int],
+    *,
+    rollout_tokens: int = 16384,
+    hook: Hook | None = None,
+    finished: Finished | None = None,
+    forwarded: Forwarded | None = None,
+    compiled: bool = False,
+    keep_steps: Sequence[int] = (),
+    store_blocks: bool = True,
+) -> Trajectory:
+    """Denoise one completion for each of B prompts.
+
+    prompts: B lists of token ids, of any lengths.
+    seeds: B integers; row i's noise is a function of seeds[i].
+    rollout_tokens: tokens of one forward, so rows x length run at once. With a cache a row's forward is its window,
+        and keys and values of at most CACHED times rollout_tokens are held (see lfpo.core.forward). It bounds memory
+        and never changes a result beyond rounding.
+    hook: called after each forward, before the rows change (see lfpo.core.rows.Hook).
+    finished: called with rows as they are finished: their indices, ascending, and their trajectory.
+    forwarded: called after each forward with the number of its rows, long before the first of them is finished.
+    compiled: run forwards through torch.compile, padded to few shapes. Worth it on a GPU and in long runs.
+    store_blocks: a model that attends block by block computes a block against the stored keys and values of the blocks
+        before it, which is exact. False computes whole rows, for measuring what that saves.
+    keep_steps: scheduled steps whose whole predictions the trajectory keeps (see lfpo.rollout.kept). They change no
+        token, but the head then runs at all masked positions, not at those of the active block alone.
+
+    Returns a trajectory of B rows in the order of the prompts, on the model's device; P is the longest prompt's length,
+    C = sampler.gen_length (DEFAULT_LENGTH if None).
+    Raises UserError where there are no prompts or one does not fit the model, for a reveal rule that reveals nothing,
+    and for keep_steps with a cache or a model that attends block by block.
+    """
+    sampler = sampler.fitted("sampler", DEFAULT_LENGTH, model.block_length)
+    if not prompts:
+        raise UserError("no prompts to sample from; give at least one")
+    for number, prompt in enumerate(prompts):
+        if reason := misfit(prompt, model, sampler.gen_length or 0):
+            raise UserError(f"prompt {number}: {reason}")
+    request = Request(prompts, seeds, sampler, keep_steps=keep_steps)
+    limits = {"rollout_tokens": rollout_tokens, "compiled": compiled}
+    observers = {"finished": finished, "forwarded": forwarded}
+    return run_unit(model, request, hook=hook, store_blocks=store_blocks, **limits, **observers)
+
+
+def run_unit(
+    model: MaskedDiffusionLM, unit: Request, *, hook: Hook | None = None, store_blocks: bool = True, **more: Any
+) -> Trajectory:
+    """The trajectories of a request whose rows are sampled together and fit the model. more: further arguments of
+    `rollout`."""
+    sampler = unit.sampler
+    make_forward: Callable[..., Forward] = Forward
+    stores = bool(model.block_length) and store_blocks
+    if stores:
+        make_forward = StoredBlocks
+    elif sampler.cache != "none":
+        make_forward = ApproximateCache
+
+    def make_hooks(tokens: torch.Tensor) -> list[Hook]:
+        hooks = [] if hook is None else [hook]
+        if unit.keep_steps:
+            hooks.append(KeptPredictions(unit.keep_steps, tokens, sampler, model))
+        if sampler.edits:
+            hooks.append(EditRecord(tokens))
+        return hooks
+
+    run = partial(denoise, make_forward=make_forward, make_hooks=make_hooks, whole=bool(unit.keep_steps), stores=stores)
+    return run(model, unit.prompts, sampler, unit.seeds, find_rule(sampler.rule_name), **more)
+
+
+def as_it_is(model: MaskedDiffusionLM, rollout_tokens: int = 16384) -> LocalEngine:
+    """An engine that samples from a model in this process, without getting it ready."""
+    engine = LocalEngine(nullcontext, run_unit, rollout_tokens=rollout_tokens)
+    engine.update(0, model)
+    return engine
+
+
+def find_rule(name: str) -> Rule:
+    """The reveal rule of this name or dotted path (SamplerConfig.rule_name); a plain function becomes `Rule(function)`.
+
+    Raises UserError for an unknown name, a path that leads nowhere, or an object that is neither.
+    """
+    rule = RULES.get(name) or own_rule(name)
+    return rule if isinstance(rule, Rule) else Rule(rule)
