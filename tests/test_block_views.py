@@ -19,7 +19,7 @@ from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.objectives.needs import check_rollouts
 from lfpo.rollout.sampling import rollout
-from lfpo.train.flops import forward_flops, update_flops
+from lfpo.train.flops import forward_flops, pass_flops
 from tiny import random_ids, write_llada
 
 PROMPTS = [random_ids(1, n, seed=n)[0].tolist() for n in (1, 4, 6, 11, 8)]
@@ -185,7 +185,7 @@ def test_both_halves_count(model: MaskedDiffusionLM, rollouts: Trajectory):
     of_weights = forward_flops(model, lengths, 0) - attention * float((lengths.double() ** 2).sum())
     head = 2 * config.vocab_size * config.hidden_size * int(views.target.sum())
     expected = 2 * of_weights + attention * int(sees.sum()) + head
-    assert update_flops(model, views, backward=False) == pytest.approx(expected, rel=1e-12)
+    assert pass_flops(model, views.ran_by(CURRENT, backward=False)) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(

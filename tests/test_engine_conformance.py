@@ -8,7 +8,7 @@ import torch
 import engine_conformance
 from engine_conformance import CHECKS, Sampled, conformance
 from lfpo import load_model
-from lfpo.core.engine import LocalEngine
+from lfpo.core.rollouts import LocalEngine
 from lfpo.core.trajectory import Trajectory
 from lfpo.rollout.sampling import as_it_is
 

@@ -20,8 +20,8 @@ import pytest
 import tiny
 from lfpo.config.errors import UserError
 from lfpo.config.plugins import resolve
-from lfpo.core.attempt import handling, time_limit
 from lfpo.core.learner import Learner
+from lfpo.core.scoring import handling, time_limit
 from lfpo.eval.evaluate import grade
 from lfpo.prompts.tasks import Row
 from lfpo.rewards import score

@@ -14,7 +14,8 @@ import torch
 
 from lfpo.config.errors import CannotGoOn, UserError
 from lfpo.core.batch import group_metrics
-from lfpo.core.objective import check_range, share_with_signal, signal_of
+from lfpo.core.learner import share_with_signal
+from lfpo.core.objective import check_range, signal_of
 from lfpo.core.scoring import checked, measured
 from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.rewards import score

@@ -8,12 +8,12 @@ import torch
 
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.learner import accumulate_gradients
-from lfpo.core.observer import Observer
+from lfpo.core.observer import Observer, Pass
 from lfpo.core.roles import BASE, CURRENT, OLD
 from lfpo.models import load_model
 from lfpo.objectives import make_objective
 from lfpo.rollout.sampling import rollout
-from lfpo.train.flops import forward_flops, rollout_flops, update_flops
+from lfpo.train.flops import forward_flops, pass_flops, rollout_flops
 from test_rollout import count_forwards
 
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12]]
@@ -73,8 +73,8 @@ def test_an_update_counts_a_backward_as_two_forwards_and_each_policy_it_asks(lla
         once = forward_flops(model, views.attention_mask.sum(-1), int(views.target.sum()))
         for tokens in (10**6, 1):
             policies = {CURRENT: model, OLD: model.frozen_copy(), BASE: model.frozen_copy()}
-            passes, observer = list[tuple[Any, ...]](), Observer()
-            observer.ran = lambda *ran, passes=passes: passes.append(ran)
+            observer = Observer()
+            observer.passes = passes = list[Pass]()
             accumulate_gradients(objective, policies, views, signal.abs(), update_tokens=tokens, observer=observer)
-            spent = [update_flops(policies[p], v, backward=backward) for p, v, backward in passes]
+            spent = [pass_flops(policies[ran.policy], ran) for ran in passes]
             assert sum(spent) == pytest.approx(times * once)

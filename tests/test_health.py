@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lfpo.cli import main
-from lfpo.core.batch import share_of_commonest_ending
+from lfpo.core.batch import endings, share_of_commonest
 from lfpo.runs.health import Health
 from test_cli import train_arguments
 
@@ -136,4 +136,4 @@ def test_stop_on_ends_the_run_with_a_checkpoint(tmp_path: Path, capsys: pytest.C
 def test_the_share_of_the_commonest_ending_by_hand():
     """Last lines 3, 3, 3, "" and 5: three of five."""
     texts = ["1+2=3\n#### 3", "#### 3\n", "x\n\n #### 3 \n\n", "", "#### 5"]
-    assert share_of_commonest_ending(texts) == 3 / 5
+    assert share_of_commonest([endings(texts)]) == 3 / 5

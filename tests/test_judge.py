@@ -15,8 +15,7 @@ import pytest
 from judge_endpoint import Endpoint, endpoint
 from lfpo.cli import main
 from lfpo.config.errors import UserError
-from lfpo.core.attempt import RewardFailed
-from lfpo.core.scoring import measured
+from lfpo.core.scoring import RewardFailed, measured
 from lfpo.rewards import score
 from lfpo.rewards.judge import Judge
 from lfpo.rewards.terms import weighted

@@ -23,8 +23,8 @@ from letters import Table, rollouts
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.core import learner
-from lfpo.core.batch import group_metrics, reward_sums, share_of_commonest_ending, trajectory_sums
-from lfpo.core.learner import accumulate_gradients, optimizer_blocks
+from lfpo.core.batch import endings, group_metrics, reward_sums, share_of_commonest, trajectory_sums
+from lfpo.core.learner import accumulate_gradients, optimizer_blocks, share_with_signal
 from lfpo.core.lfpo import LFPO
 from lfpo.core.measures import (
     add_measures,
@@ -32,7 +32,6 @@ from lfpo.core.measures import (
     measure_targets,
     ratio_measures,
 )
-from lfpo.core.objective import share_with_signal
 from lfpo.core.observer import Observer
 from lfpo.core.optim import step_if_finite
 from lfpo.core.predictions import Predictions
@@ -115,8 +114,8 @@ def test_the_share_of_rollouts_with_a_signal():
 @by_hand("completions/frac_same_ending")
 def test_the_share_of_the_commonest_last_line():
     texts = ["2 + 2\nanswer 4", "answer 4  \n\n", "answer 4", "answer 5", ""]
-    assert share_of_commonest_ending(texts) == 3 / 5
-    assert share_of_commonest_ending(["a\nb", "a\nc"]) == 1 / 2  # first lines do not count
+    assert share_of_commonest([endings(texts)]) == 3 / 5
+    assert share_of_commonest([endings(["a\nb", "a\nc"])]) == 1 / 2  # first lines do not count
 
 
 def test_a_function_s_mean_is_over_what_it_gave_a_number_for():

@@ -28,12 +28,12 @@ from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives
 from lfpo.core.advantages import check_groups, group_sizes
-from lfpo.core.engine import LocalEngine, Request
+from lfpo.core.rollouts import LocalEngine, Request
 from lfpo.core.measures import Measures, measure_targets
 from lfpo.core.objective import Objective
 from lfpo.core.predictions import Predictions
 from lfpo.core.reveal import reveal_schedule
-from lfpo.core.rows import ActiveRows, Drawing, Hook
+from lfpo.core.forward import ActiveRows, Drawing, Hook
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views, noised
 from lfpo.models import MaskedDiffusionLM

@@ -20,6 +20,7 @@ from lfpo.config.build import to_dict, yaml_text
 from lfpo.config.compare import BASE, Cell, CompareConfig, cell_config, cell_folder, cells
 from lfpo.config.errors import UserError
 from lfpo.config.files import read_json, replace_file
+from lfpo.core.observer import Observer
 from lfpo.models.loading import trained_block_length
 from lfpo.objectives import make_objective
 from lfpo.objectives.needs import check_rollouts
@@ -51,7 +52,9 @@ def run_compare(config: CompareConfig, report: Callable[[str], None] = print) ->
         )
         report(f"{left} of {len(found)} cells to run; {cost}")
         return None
-    with StopRequests() as stop, stop.at_once():
+    observer = Observer()
+    observer.interruptible = True  # finished cells are kept
+    with StopRequests(observer):
         failed = run_cells(config, report)
     page = write_results(config, failed)
     report(f"wrote {page}\nwrote {write_report(Run(page.parent))}")

@@ -42,11 +42,6 @@ def _check_dynamic(sampler: Any) -> None:
     needs("threshold")(sampler)
     if sampler.max_post_steps != type(sampler).max_post_steps and not sampler.edits:
         raise ValueError(f"max_post_steps {sampler.max_post_steps} needs editing_threshold")
-    if sampler.edits and sampler.stops_at_eos:
-        raise ValueError(
-            f"early_stop {sampler.early_stop!r} does not go with editing_threshold, because an EOS may still be "
-            "edited; a row ends after the block with its first EOS anyway, so leave it out"
-        )
 
 
 def _check_plackett_luce(sampler: Any) -> None:

@@ -159,6 +159,7 @@ class SamplerConfig:
     def _check_rule(self) -> None:
         """Check that every key goes with the selected rule, and let the rule check the keys of its own."""
         name, rule = self.rule_name, self.rule_keys
+        at_eos, at_confidence = self.stops_at_eos, self.stops_at_confidence
         given = [key for key in SELECTORS if getattr(self, key) is not None]
         if self.remasking != "low_confidence":
             given = [key for key in given if key not in rule.reads] + [f"remasking {self.remasking!r}"]
@@ -181,10 +182,15 @@ class SamplerConfig:
             for key in ("steps", "schedule"):
                 if getattr(self, key) is not None:
                     raise ValueError(f"the reveal rule {name!r} has no schedule; leave {key!r} out")
-            if self.stops_at_confidence:
+            if at_confidence:
                 raise ValueError(
                     f"early_stop {self.early_stop!r} goes only with rules that follow a schedule, and {name!r} has none"
                 )
+        if self.edits and at_eos:
+            raise ValueError(
+                f"early_stop {self.early_stop!r} does not go with editing_threshold, because an EOS may still be "
+                "edited; a row ends after the block with its first EOS anyway, so leave it out"
+            )
         if rule.check is not None:
             rule.check(self)
 
@@ -243,7 +249,7 @@ class SamplerConfig:
         except ValueError as error:
             raise UserError(f"{where}: {error}") from error
 
-    @property
+    @functools.cached_property
     def rule_name(self) -> str:
         """The selected reveal rule: a name in REVEAL_RULES or a dotted path."""
         if self.rule is not None:
@@ -258,7 +264,7 @@ class SamplerConfig:
         """The keys that go with the selected reveal rule. Raises UserError for a `rule` that cannot be found."""
         return rule_keys(self.rule_name)
 
-    @property
+    @functools.cached_property
     def edits(self) -> bool:
         """Whether revealed tokens may be replaced."""
         return self.editing_threshold is not None
@@ -269,11 +275,11 @@ class SamplerConfig:
         own = self.rule_name not in REVEAL_RULES
         return bool(self.temperature or self.alg_temp or own) or self.rule_name in ("random", "origin")
 
-    @property
+    @functools.cached_property
     def stops_at_eos(self) -> bool:
         return self.early_stop in ("eos", "both")
 
-    @property
+    @functools.cached_property
     def stops_at_confidence(self) -> bool:
         return self.early_stop in ("confidence", "both")
 

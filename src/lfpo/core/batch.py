@@ -103,23 +103,28 @@ class Batch:
 
 def gathered(rolled: Rolled, prompts: int, generations: int) -> Batch:
     """The batch of all ranks' rollouts, `generations` for each of `prompts` prompts. Rewards and the sums behind the
-    metrics are exchanged; nothing else is. A collective."""
+    metrics are exchanged, at once; nothing else is. A collective."""
     rewards, trajectory = rolled.rewards, rolled.trajectory
-    reward_R = collectives.all_gather_tensor(rewards.reward_B)
+    sums = reward_sums(rewards) | trajectory_sums(trajectory) | rolled.sums
+    totals = {"num_tokens": float(trajectory.lengths.sum()), **rolled.totals}
+    ends = endings([turn.text for turn in rolled.turns])
+    part = (rewards.reward_B, rolled.predicted_BM, rewards.failed, rolled.times, sums, totals, ends)
+    rewards_of, predicted_of, failed_of, times_of, sums_of, totals_of, ends_of = zip(
+        *collectives.gather(part), strict=True
+    )
+    reward_R = torch.cat(rewards_of)
     group_R = torch.arange(prompts).repeat_interleave(generations)
     metrics, predicted_RM = rolled.metrics | group_metrics(reward_R, group_R), None
     if rolled.predicted_BM is not None:
-        predicted_RM = collectives.all_gather_tensor(rolled.predicted_BM)
+        predicted_RM = torch.cat(predicted_of)
         metrics["predictions/reward"] = float(predicted_RM.nanmean())
-    metrics |= collectives.means_over_ranks(reward_sums(rewards) | trajectory_sums(trajectory) | rolled.sums)
-    totals = {"num_tokens": float(trajectory.lengths.sum()), **rolled.totals}
-    metrics |= {name: collectives.sum_number(value) for name, value in totals.items()}
+    metrics |= collectives.merged_means(sums_of)
+    metrics |= {name: sum(part[name] for part in totals_of) for name in totals}
     if prompts >= LEAST_PROMPTS:
-        metrics["completions/frac_same_ending"] = share_of_commonest_ending([turn.text for turn in rolled.turns])
-    every = collectives.gather((rewards.failed, rolled.times))
-    failed = {name: why for part, _ in every for name, why in part.items()}
-    metrics |= {f"rewards/{name}/failed": sum(name in part for part, _ in every) / len(every) for name in failed}
-    metrics |= {name: max(part[name] for _, part in every) for name in rolled.times}
+        metrics["completions/frac_same_ending"] = share_of_commonest(ends_of)
+    failed = {name: why for part in failed_of for name, why in part.items()}
+    metrics |= {f"rewards/{name}/failed": sum(name in part for part in failed_of) / len(failed_of) for name in failed}
+    metrics |= {name: max(part[name] for part in times_of) for name in rolled.times}
     first = collectives.share(prompts)[0] * generations
     return Batch(
         rolled.turns, trajectory, rewards, first, reward_R, predicted_RM, group_R, failed, metrics, rolled.version
@@ -142,14 +147,15 @@ def group_metrics(reward_R: torch.Tensor, group_R: torch.Tensor) -> dict[str, fl
     }
 
 
-def share_of_commonest_ending(texts: Sequence[str]) -> float:
-    """The share of all ranks' completions that end in the most frequent last line. A collective.
+def endings(texts: Sequence[str]) -> Counter[int]:
+    """How many completions end in each last line. Blank lines do not count; an empty completion has the last line "".
+    Lines are counted by their hashes: a line may be long, and only equality matters."""
+    return Counter(key(text.rstrip().rpartition("\n")[2].strip()) for text in texts)
 
-    texts: this rank's completions. Blank lines do not count; an empty completion has the last line "".
-    """
-    endings = Counter(text.rstrip().rpartition("\n")[2].strip() for text in texts)
-    # Endings travel as hashes: a line may be long, and only equality matters.
-    counts = sum(collectives.gather(Counter({key(ending): n for ending, n in endings.items()})), Counter[int]())
+
+def share_of_commonest(counters: Sequence[Counter[int]]) -> float:
+    """The share of what is counted that the most frequent key has, over all counters."""
+    counts = sum(counters, Counter[int]())
     return max(counts.values()) / counts.total()
 
 

@@ -68,10 +68,12 @@ def together(action: Callable[[], T]) -> list[T]:
         outcomes = gather((action(), ""))
     except UserError as error:
         cause, outcomes = error, gather((None, str(error)))  # type: ignore[arg-type]
-    for _, message in outcomes:
+    values = []
+    for value, message in outcomes:
         if message:
             raise CannotGoOn(message) from cause
-    return [value for value, _ in outcomes]
+        values.append(value)
+    return values
 
 
 def alone(action: Callable[[], T]) -> T:
@@ -104,9 +106,13 @@ def sum_number(value: float) -> float:
 
 def means_over_ranks(sums: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """Sum over count of each [sum, count], over all ranks; names that count nothing are left out. A collective."""
-    ranks = gather({name: tuple(value) for name, value in sums.items()})
-    names = sorted({name for part in ranks for name in part})
-    totals = {name: [sum(pair) for pair in zip(*(p[name] for p in ranks if name in p), strict=True)] for name in names}
+    return merged_means(gather({name: tuple(value) for name, value in sums.items()}))
+
+
+def merged_means(parts: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float]:
+    """`means_over_ranks` of what each rank has given."""
+    names = sorted({name for part in parts for name in part})
+    totals = {name: [sum(pair) for pair in zip(*(p[name] for p in parts if name in p), strict=True)] for name in names}
     return {name: total / count for name, (total, count) in totals.items() if count}
 
 

@@ -14,11 +14,20 @@ import torch
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.draw import draw
-from lfpo.core.forward import Forward, rows_in_flight
+from lfpo.core.forward import (
+    ActiveRows,
+    Drawing,
+    Forward,
+    Hook,
+    block_sizes,
+    finished_trajectory,
+    join,
+    rows_in_flight,
+    unstarted,
+)
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.reveal import TOKENS, Pace, Proposal, Revealed, Rule, reveal_schedule
 from lfpo.core.rng import uniform
-from lfpo.core.rows import ActiveRows, Drawing, Hook, block_sizes, finished_trajectory, join, unstarted
 from lfpo.core.trajectory import Trajectory
 
 # Steps between two looks for finished rows, by device: on a GPU, looking waits for all queued work.
@@ -54,9 +63,9 @@ def denoise(
     whole: draw at all masked positions, not at those of the active block alone. stores: a forward that stores the
         finished block comes between two blocks.
     """
-    counts = reveal_schedule(sampler, rule)
     every, sizes = unstarted(prompts, seeds, sampler, model), [block_sizes(len(p), sampler, model) for p in prompts]
     hooks = [] if make_hooks is None else make_hooks(every.tokens)
+    counts = reveal_schedule(sampler, rule)
     denoiser = Denoiser(model, sampler, rule, counts.to(model.device), hooks, whole=whole, stores=stores)
     stops = sampler.stops_at_eos or bool(model.block_length)
     pace = Pace(sampler, rule, counts.tolist(), seeds, sizes, stops=stops, stores=stores)
@@ -82,8 +91,7 @@ def denoise(
             row_ids, waiting, entering = row_ids + waiting[:room], waiting[room:], waiting[:room]
             active = join([active, every.select(entering)])
         hidden = forward.hidden(active, row_ids)
-        denoiser.step(active, hidden, pace.masked(row_ids))
-        pace.advance(row_ids)
+        denoiser.step(active, hidden, pace.advance(row_ids))
         step += 1
         if forwarded is not None:
             forwarded(len(row_ids))

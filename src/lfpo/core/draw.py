@@ -45,12 +45,13 @@ def draw(
     The logits [T, V] are computed and drawn from in pieces (LOGIT_ELEMENTS, CHUNK_ELEMENTS). Probabilities are float64
     where products with the head are exact, else float32.
     """
-    dtype = torch.float64 if model.products == "float32" else torch.float32
     kind, parts = uniform_T.device.type, []
-    head_rows, draw_rows = (max(1, n.get(kind, n["cpu"]) // model.vocab_size) for n in (LOGIT_ELEMENTS, CHUNK_ELEMENTS))
+    head_rows = max(1, LOGIT_ELEMENTS.get(kind, LOGIT_ELEMENTS["cpu"]) // model.vocab_size)
+    draw_rows = max(1, CHUNK_ELEMENTS.get(kind, CHUNK_ELEMENTS["cpu"]) // model.vocab_size)
     for start in range(0, max(1, len(uniform_T)), head_rows):
         piece = slice(start, start + head_rows)
         logits = model.head(hidden_TD[0][piece])
+        dtype = torch.float64 if model.products == "float32" else torch.float32
         if sampler.cfg_scale:
             unguided = model.head(hidden_TD[1][piece]).to(dtype)
             logits = unguided + (sampler.cfg_scale + 1) * (logits - unguided)

@@ -118,6 +118,11 @@ def as_completions(rows: Sequence[Row], texts: Sequence[str]) -> list[Any]:
     ]
 
 
+def reward_arguments(rows: Sequence[Row], texts: Sequence[str]) -> tuple[list[Any], list[Any], dict[str, list[Any]]]:
+    """Prompts, completions and columns of b rows as reward functions get them."""
+    return [without_prefill(row["prompt"]) for row in rows], as_completions(rows, texts), columns_of(rows)
+
+
 def decode_completions(tokenizer: Any, tokens_BC: torch.Tensor, eos_id: int) -> list[str]:
     """Text of each completion (tokens_BC: int64 [B, C]) up to its first EOS, without special tokens."""
     texts = []

@@ -20,15 +20,15 @@ from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives
 from lfpo.core.batch import Batch
 from lfpo.core.collectives import local
-from lfpo.core.measures import Measures, add_measures, means_over_ranks
+from lfpo.core.measures import Measures, add_measures
 from lfpo.core.model import MaskedDiffusionLM, one_pass
-from lfpo.core.objective import Objective, share_with_signal, signal_of
+from lfpo.core.objective import Objective, check_range, signal_of
 from lfpo.core.observer import Observer
 from lfpo.core.optim import Average, ema_update, set_lr, step_if_finite
 from lfpo.core.predictions import Predictions
 from lfpo.core.rng import generator, key
 from lfpo.core.roles import CURRENT, OLD
-from lfpo.core.views import Views, fully_masked, passes
+from lfpo.core.views import Views, fully_masked, in_passes
 
 T = TypeVar("T")  # a pass
 
@@ -65,6 +65,7 @@ class Learner:
     average: Average | None
     state: dict[str, Any]
     run_dir: Path
+    checked_range: bool = False  # whether a scored batch was compared with what the objective needs of rewards
 
     def at(self, iteration: int) -> Objective:
         """The objective as it is in this iteration: some change in the course of a run."""
@@ -73,8 +74,12 @@ class Learner:
     def signal(self, batch: Batch, iteration: int) -> torch.Tensor:
         """What the loss takes instead of the reward: r in [0, 1] for LFPO, an advantage for others; float64 [R], or
         [R, M] for M kept predictions. Rollouts without a reward are neutral."""
+        objective = self.at(iteration)
+        if not self.checked_range and not batch.unscored:
+            check_range(objective, batch.reward_R)
+            self.checked_range = True
         reward = batch.reward_R if batch.predicted_RM is None else batch.predicted_RM
-        return signal_of(self.at(iteration), reward, batch.group_R)
+        return signal_of(objective, reward, batch.group_R)
 
     def update(self, batch: Batch, signal_R: torch.Tensor, iteration: int, observer: Observer) -> dict[str, float]:
         """Phase 2: an optimiser step of theta after each block of rollouts; some objectives go through all blocks
@@ -93,7 +98,8 @@ class Learner:
         names = ("loss", "grad_norm", "learning_rate")
         means = {name: sum(result[name] for result in results) / (len(results) or math.nan) for name in names}
         signal = {"r": float(signal_R.mean()), "frac_signal": share_with_signal(objective, signal_R)}
-        return {**signal, **means, **means_over_ranks(measures)}
+        reported = collectives.means_over_ranks({name: value.tolist() for name, value in measures.items()})
+        return {**signal, **means, **reported}
 
     def move_reference(self) -> None:
         """Phase 3: theta_old <- alpha theta_old + (1 - alpha) theta."""
@@ -143,11 +149,13 @@ def optimizer_step(
     if step.inner == step.number == 0 and equal_weights(policies[OLD], policies[CURRENT]):
         policies = {**policies, OLD: policies[CURRENT]}  # one forward for both
     rows, trajectory = batch.rows_of(step.block), batch.trajectory
+    filler = None
+    if args.fsdp or not len(rows):
+        filler = fully_masked(trajectory.rows(rows.new_zeros(1)))
     # Under FSDP a rank without rows runs passes too, on a filler of weight zero: any signal serves.
     signal_B = signal_B[rows] if len(rows) else signal_B[:1]
     # Noised inputs: input_ids, target [S, L]. For LFPO the states that the sampler visited at K steps of each rollout.
-    filler = fully_masked(trajectory.rows(rows.new_zeros(1)))
-    if len(rows):
+    if filler is None or len(rows):
         seeds = [key(batch.turns[b].seed, step.iteration) for b in rows.tolist()]
         views = objective.views(trajectory.rows(rows).in_rounds(), signal_B, seeds, step.inner)
     else:
@@ -170,10 +178,10 @@ def optimizer_step(
     lr = set_lr(learner.optimizer, args, number, total)
     end = (policies[CURRENT], loss, args.max_grad_norm, observer.event)
     loss, norm, stepped = step_if_finite(learner.optimizer, *end)
-    learner.count(step.iteration, stepped=stepped)
     if stepped and learner.average is not None:
         learner.average.update()
-    if step.inner * of + step.number < of * inners - 1:
+    learner.count(step.iteration, stepped=stepped)
+    if observer.event is not None and step.inner * of + step.number < of * inners - 1:
         observer.event("on_substep_end")
     return {"loss": loss, "grad_norm": norm, "learning_rate": lr}, measured
 
@@ -199,9 +207,8 @@ def accumulate_gradients(
     observer = observer or Observer()
     logp = partial(logp_at_targets, policies, update_tokens=update_tokens, filler=filler, observer=observer)
     views = objective.prepare(views, logp)
-    pieces = [views.select(index).trim() for index in passes(views, update_tokens)]
-    pieces = [piece for piece in pieces if piece.target.any()]
-    normalizer = collectives.sum_number(objective.normalizer(views) if pieces else 0.0)
+    normalizer = collectives.sum_number(objective.normalizer(views) if bool(views.target.any()) else 0.0)
+    pieces = [piece for piece, _ in in_passes(views, update_tokens)]
     if not normalizer:
         return 0.0, {}
     loss_sum, measures = 0.0, dict[str, torch.Tensor]()
@@ -217,8 +224,8 @@ def accumulate_gradients(
         observer.advance()
         if weight:
             add_measures(measures, {**measured, **balance})
-            for policy in predictions.ran:
-                observer.ran(policy, piece, policy == CURRENT)
+            if observer.passes is not None:
+                observer.passes += [piece.ran_by(policy, backward=policy == CURRENT) for policy in predictions.ran]
     return loss_sum, measures
 
 
@@ -248,21 +255,30 @@ def logp_at_targets(
     other arguments are those of accumulate_gradients. Under FSDP a collective."""
     number_SL = torch.full(views.target.shape, -1, device=views.target.device)
     number_SL[views.target] = torch.arange(int(views.target.sum()), device=number_SL.device)
-    places = [i for i in passes(views, update_tokens) if views.target[i].any()]
+    pieces = in_passes(views, update_tokens)
     values, order = [number_SL.new_zeros(0, dtype=torch.float32)], [number_SL.new_zeros(0)]
-    for number, (piece, weight) in enumerate(equal_passes([views.select(i).trim() for i in places], filler)):
+    for number, (piece, weight) in enumerate(equal_passes([piece for piece, _ in pieces], filler)):
         with one_pass(policies.values()):
             logp_T = Predictions(piece, policies).logp(policy)
         if weight:
             values.append(logp_T)
-            order.append(number_SL[places[number]][views.target[places[number]]])
-            observer.ran(policy, piece, False)
+            place = pieces[number][1]
+            order.append(number_SL[place][views.target[place]])
+            if observer.passes is not None:
+                observer.passes.append(piece.ran_by(policy, backward=False))
     return torch.cat(values)[torch.cat(order).argsort()]
 
 
 @torch.no_grad()
 def equal_weights(reference: MaskedDiffusionLM, model: MaskedDiffusionLM) -> bool:
     """Whether theta_old equals theta on all ranks, so that both predict the same. A collective."""
-    pairs = zip(reference.own_parameters(), model.own_parameters(), strict=True)
-    differ = any(old.dtype != new.dtype or not torch.equal(local(old).to(new.device), local(new)) for old, new in pairs)
+    differ = False
+    for old, new in zip(reference.own_parameters(), model.own_parameters(), strict=True):
+        differ = differ or old.dtype != new.dtype or not torch.equal(local(old).to(new.device), local(new))
     return not collectives.sum_number(float(differ))
+
+
+def share_with_signal(objective: Objective, signal_R: torch.Tensor) -> float:
+    """The share of rollouts whose signal is not neutral, in any of their states."""
+    away = (signal_R - objective.neutral).abs() > 1e-9
+    return float((away if away.dim() == 1 else away.any(dim=1)).double().mean())

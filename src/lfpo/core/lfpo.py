@@ -1,5 +1,6 @@
 """LFPO: Likelihood-Free Policy Optimization (arXiv 2603.01563, section 4)."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -29,7 +30,7 @@ class LFPO(settings.LFPO, Objective):
     @property
     def reward_range(self) -> tuple[float, float]:
         """With "raw" r is the reward itself."""
-        return (0.0, 1.0) if self.reward_transform == "raw" else super().reward_range
+        return (0.0, 1.0) if self.reward_transform == "raw" else (-math.inf, math.inf)
 
     @property
     def needs(self) -> frozenset[str]:

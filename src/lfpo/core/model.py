@@ -49,6 +49,8 @@ class MaskedDiffusionLM(nn.Module):
         super().__init__()
         self.backbone, self.family, self.config, self.source = backbone, family, config, source
         self.block_length = family.block_length(config)
+        self.vocab_size = int(backbone.config.vocab_size)
+        self.max_length = int(backbone.config.max_position_embeddings)
         self.mask_id, self.eos_id, self.pad_id = mask_id, eos_id, pad_id
         self.adapter: str | None = None
         self.autocast, self.head_precision = False, "auto"
@@ -87,18 +89,10 @@ class MaskedDiffusionLM(nn.Module):
         return self
 
     @property
-    def vocab_size(self) -> int:
-        return int(self.backbone.config.vocab_size)
-
-    @property
     def training_structure(self) -> Structure:
         """How tokens attend to each other in forwards that predict masked tokens of known rows, as in training: with
         blocks in the doubled layout."""
         return FULL if self.block_length is None else Structure(self.block_length, doubled=True)
-
-    @property
-    def max_length(self) -> int:
-        return int(self.backbone.config.max_position_embeddings)
 
     def hidden(
         self,
@@ -126,13 +120,14 @@ class MaskedDiffusionLM(nn.Module):
         if attention_mask_BL is not None and (needed or attention_mask_BL.is_cuda or not bool(attention_mask_BL.all())):
             position_ids = structure.positions(attention_mask_BL)
             mask = structure.mask(attention_mask_BL.bool(), self.body_dtype)
+        dtype = self.dtype
         hidden = self.body(
             compiled, input_ids=input_ids_BL, attention_mask=mask, position_ids=position_ids, past_key_values=cache
         )
         if self.family.shift:
             # Position 0 has no predecessor. Its prediction is never used, because completions follow a prompt.
             hidden = torch.cat([hidden[:, :1], hidden[:, :-1]], dim=1)
-        return hidden.to(self.dtype)
+        return hidden.to(dtype)
 
     def noised_hidden(
         self, noised_BL: torch.Tensor, clean_BL: torch.Tensor, attention_mask_BL: torch.Tensor, *, structure: Structure

@@ -179,9 +179,3 @@ def check_range(objective: Objective, reward_R: torch.Tensor) -> None:
             f"objective {type(objective).__name__} needs rewards {need}, and a rollout of the first scored batch has "
             f"{value:g}; {objective.reward_advice}"
         )
-
-
-def share_with_signal(objective: Objective, signal_R: torch.Tensor) -> float:
-    """The share of rollouts whose signal is not neutral, in any of their states."""
-    away = (signal_R - objective.neutral).abs() > 1e-9
-    return float((away if away.dim() == 1 else away.any(dim=1)).double().mean())

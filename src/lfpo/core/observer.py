@@ -2,11 +2,24 @@
 result."""
 
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-Ran = Callable[[str, Any, bool], None]
+import torch
+
+from lfpo.core.attention import Structure
+from lfpo.core.trajectory import Trajectory
+
+
+class Pass(NamedTuple):
+    """A policy's forward over views, with its backward pass or without. What its FLOPs depend on: the tokens of each
+    view, the number of targets, on the views' device, and which tokens attend to which."""
+
+    policy: str
+    length_S: torch.Tensor
+    targets: torch.Tensor
+    structure: Structure
+    backward: bool
 
 
 class Observer:
@@ -18,17 +31,18 @@ class Observer:
 
     Hooks, which do nothing unless they are set:
     changed(): after `advance` and `forward`. note(text): shows a line to the user. event(name): an event of
-    lfpo.train.callbacks. ran(policy, views, backward): after a policy's forward over views, with its backward pass or
-    none. at_once(): a context in which a request to stop ends the work at once, because nothing that is kept has
-    changed yet.
+    lfpo.train.callbacks (None: nobody listens).
+
+    passes: takes what FLOPs are counted from, of each pass of an update (None: nobody counts). interruptible: whether a
+    request to stop may end the work at once, because nothing that is kept has changed yet.
     """
 
     def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
         self.resumed_at, self.changed = 0, changed
         self.note: Callable[[str], None] = print
-        self.event: Callable[[str], None] = lambda name: None
-        self.ran: Ran = lambda policy, views, backward: None
-        self.at_once: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.event: Callable[[str], None] | None = None
+        self.passes: list[Pass] | None = None
+        self.interruptible = False
         self.begin("")
 
     def begin(self, phase: str, total: int = 0, unit: str = "") -> None:
@@ -40,6 +54,13 @@ class Observer:
     def advance(self, count: int = 1, tokens: int = 0) -> None:
         self.done += count
         self.tokens += tokens
+        self.forwards = 0
+        self.changed()
+
+    def finished(self, index: Sequence[int], t: Trajectory) -> None:
+        """Count rows that an engine has finished, and their tokens."""
+        self.done += len(index)
+        self.tokens += int(t.lengths.sum())
         self.forwards = 0
         self.changed()
 

@@ -30,11 +30,7 @@ class Predictions:
         self.second_T = torch.zeros_like(self.weight_T) if views.second is None else views.second[views.target]
         self._hidden: dict[str, torch.Tensor] = {}
         self.ran: list[str] = []  # policies that took a forward
-
-    @property
-    def used(self) -> list[str]:
-        """The policies whose hidden states the loss has read."""
-        return list(self._hidden)
+        self.used: list[str] = []  # policies whose hidden states the loss has read
 
     def at_targets(self, value_B: torch.Tensor) -> torch.Tensor:
         """One number a rollout [B], or one for each of its states [B, M], which `views.state` counts, as one number a
@@ -55,6 +51,7 @@ class Predictions:
         # Without gradients here, the current policy's states would be of no use to the loss.
         if policy != CURRENT and model is self.policies.get(CURRENT) and torch.is_grad_enabled():
             self._hidden[policy] = self.hidden(CURRENT).detach()
+            self.used.append(policy)
             return self._hidden[policy]
         with torch.set_grad_enabled(policy == CURRENT and torch.is_grad_enabled()):
             if views.structure.doubled:
@@ -66,6 +63,7 @@ class Predictions:
                 hidden_SLD = model.hidden(views.input_ids, views.attention_mask)
             self._hidden[policy] = hidden_SLD[views.target]
         self.ran.append(policy)
+        self.used.append(policy)
         return self._hidden[policy]
 
     def logits(self, policy: str = CURRENT) -> torch.Tensor:

@@ -242,18 +242,17 @@ class Pace:
             plans = plan(sampler, counts, seeds, sizes)
             self.steps = [_steps(reveals, row, stores) for reveals, row in zip(plans, sizes, strict=True)]
 
-    def masked(self, rows: Sequence[int]) -> int:
-        """The masked positions in the active blocks of these rows, or an upper bound."""
-        return sum(masked for _, masked in self._at(rows)) if self.known else len(rows) * self.size
+    def advance(self, rows: Sequence[int]) -> int:
+        """Count one forward of each row; returns the masked positions in their active blocks before it, or an upper
+        bound."""
+        masked = sum(masked for _, masked in self._at(rows)) if self.known else len(rows) * self.size
+        for row in rows:
+            self.forwards[row] += 1
+        return masked
 
     def active(self, rows: Sequence[int]) -> list[int]:
         """The active block of each row, its last block if it has ended; only where `known`."""
         return [block for block, _ in self._at(rows)]
-
-    def advance(self, rows: Sequence[int]) -> None:
-        """Count one forward of each row."""
-        for row in rows:
-            self.forwards[row] += 1
 
     def ended(self, rows: Sequence[int]) -> list[bool]:
         """Whether each row is finished; only where `exact`."""

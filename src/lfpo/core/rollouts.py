@@ -1,29 +1,174 @@
 """Phase 1 of an iteration: sample rollouts from theta_old and score them. Each rank samples and scores its own.
 
-A source of rollouts gives them as Rolled. `Sampled` is the plain one; a queue (lfpo.train.queue), an environment
-(lfpo.rollout.episodes) and rewards of kept predictions (lfpo.rollout.kept) wrap it.
+An engine turns prompts into trajectories; `LocalEngine` runs the model here. A source of rollouts gives them scored, as
+Rolled: `Sampled` is the plain one. A queue (lfpo.train.queue), an environment (lfpo.rollout.episodes) and rewards of
+kept predictions (lfpo.rollout.kept) wrap it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives
 from lfpo.core.batch import Rolled, Turn
-from lfpo.core.denoise import Finished
-from lfpo.core.encoding import decode_completions, encode_rows
-from lfpo.core.engine import Engine, Request
+from lfpo.core.denoise import Finished, Forwarded
+from lfpo.core.encoding import decode_completions, encode_rows, reward_arguments
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.observer import Observer
 from lfpo.core.rng import key
-from lfpo.core.scoring import Rewards, Row
-from lfpo.core.trajectory import Trajectory
+from lfpo.core.scoring import RewardFunction, Rewards, Row, measured, score_named
+from lfpo.core.trajectory import Trajectory, join
+
+Version = int | str  # theta_old's: the iterations that it was trained for; evaluated weights have another name
+
+
+@dataclass(frozen=True)
+class Request:
+    """Completions to sample, one for each of B rows.
+
+    prompts: B lists of token ids; each prompt stands in `generations` rows, which follow each other.
+    seeds: B integers; the noise of row i is a function of seeds[i].
+    sampler: with its lengths filled in. keep_steps: scheduled steps whose whole predictions are kept.
+    """
+
+    prompts: Sequence[Sequence[int]]
+    seeds: Sequence[int]
+    sampler: SamplerConfig
+    generations: int = 1
+    keep_steps: Sequence[int] = ()
+
+    def units(self, rows: int) -> list[Request]:
+        """The request cut into units of so many rows (0: one unit), in order; a multiple of `generations`."""
+        size = rows or max(1, len(self.prompts))
+        cuts = [slice(i, i + size) for i in range(0, len(self.prompts), size)]
+        return [dataclasses.replace(self, prompts=self.prompts[cut], seeds=self.seeds[cut]) for cut in cuts]
+
+
+class Engine(Protocol):
+    """Samples rollouts; docs/engines.md says what an engine must keep to. All methods but the last two are collectives.
+
+    gives: what its trajectories hold beside tokens, names of lfpo.objectives.needs.GIVES. version: of the weights that
+    it samples with.
+    forwarded: set by who waits for rows; called after each forward with its rows, by an engine that runs them itself.
+    """
+
+    gives: Collection[str]
+    version: Version
+    forwarded: Forwarded | None
+
+    def update(self, version: Version, policy: MaskedDiffusionLM) -> None:
+        """From here on sample from `policy`, whose weights are called `version`."""
+
+    def sample(self, request: Request, finished: Finished | None = None) -> Trajectory:
+        """This rank's trajectories, in the order of the request's rows, on the policy's device.
+
+        finished: called with rows as they are finished: their indices and their trajectory.
+        """
+        ...
+
+    def idle(self) -> None:
+        """Take part in a `sample` of other ranks when this rank has no rows."""
+
+    def metrics(self) -> dict[str, float]:
+        """What it measured since the last call, under names that begin with `engine/`."""
+        ...
+
+    def close(self) -> None:
+        """Give back what it holds beside this process."""
+
+
+class Ticket(NamedTuple):
+    """A request that an engine took. version: of the weights that sample it. work: the engine's own."""
+
+    version: Version
+    work: Any
+
+
+class AsyncEngine(Engine, Protocol):
+    """An engine that takes requests before their trajectories are asked for, as `engine.max_staleness` needs.
+
+    A request is sampled with the weights that the engine has when it takes it, however many versions follow.
+    """
+
+    def submit(self, request: Request, finished: Finished | None = None) -> Ticket:
+        """Take a request. A collective. finished: called with the rows that are finished before this returns."""
+        ...
+
+    def result(self, ticket: Ticket, finished: Finished | None = None) -> Trajectory:
+        """What `sample` would have returned for the request; asked for once. A collective. finished: called with the
+        rows that `submit` did not tell about."""
+        ...
+
+
+class LocalEngine:
+    """Samples in this process; a request that is submitted is sampled at once.
+
+    prepared: a context in which a policy is ready for many forwards; yields the model to sample from.
+    rollout_tokens, compiled: those of `rollout`. rows_per_unit: of a unit of work (0: a request is one unit).
+    run: samples a unit: lfpo.rollout.sampling.run_unit, or what is called like it.
+    """
+
+    forwarded: Forwarded | None = None
+
+    def __init__(
+        self,
+        prepared: Callable[[MaskedDiffusionLM], AbstractContextManager[MaskedDiffusionLM]],
+        run: Callable[..., Trajectory],
+        gives: Collection[str] = (),
+        *,
+        rollout_tokens: int,
+        compiled: bool = False,
+        rows_per_unit: int = 0,
+    ):
+        self.prepared, self.rows_per_unit, self.run, self.gives = prepared, rows_per_unit, run, gives
+        self.rollout_tokens, self.compiled = rollout_tokens, compiled
+        self.policy: MaskedDiffusionLM | None = None
+        self.version: Version = 0
+
+    def update(self, version: Version, policy: MaskedDiffusionLM) -> None:
+        self.version, self.policy = version, policy
+
+    def sample(self, request: Request, finished: Finished | None = None) -> Trajectory:
+        assert self.policy is not None
+        parts: list[Trajectory] = []
+
+        def on_finished(index: list[int], trajectory: Trajectory) -> None:
+            assert finished is not None
+            first = sum(map(len, parts))  # rows of earlier units
+            finished([first + i for i in index], trajectory)
+
+        options: dict[str, Any] = {"rollout_tokens": self.rollout_tokens, "compiled": self.compiled}
+        options["finished"] = None if finished is None else on_finished  # else no trajectory is made of finished rows
+        options["forwarded"] = self.forwarded
+        with self.prepared(self.policy) as model:
+            for unit in request.units(self.rows_per_unit):
+                parts.append(self.run(model, unit, **options))
+        return join(parts, self.policy.pad_id)
+
+    def submit(self, request: Request, finished: Finished | None = None) -> Ticket:
+        return Ticket(self.version, self.sample(request, finished))
+
+    def result(self, ticket: Ticket, finished: Finished | None = None) -> Trajectory:
+        return ticket.work
+
+    def idle(self) -> None:
+        assert self.policy is not None
+        with self.prepared(self.policy):
+            pass
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+    def close(self) -> None:
+        self.policy = None
 
 
 class RolloutSource(Protocol):
@@ -32,33 +177,34 @@ class RolloutSource(Protocol):
         ...
 
 
-class Prompts(Protocol):
-    """Training prompts and the functions that score their completions (lfpo.prompts.sources.PromptSource)."""
+@dataclass(frozen=True)
+class Scorer:
+    """How completions are scored. functions: by name. weights: theirs. timeout: seconds that each may take for a batch
+    (0: no limit)."""
 
-    def train_row(self, index: int, /) -> Row:
-        """The row at a position of the endless training stream; the same after a resume."""
-        ...
+    functions: Mapping[str, RewardFunction]
+    weights: Sequence[float]
+    timeout: float
 
     def score(self, rows: Sequence[Row], texts: Sequence[str], completion_ids: list[list[int]]) -> Rewards:
         """The rewards of b completions of b rows."""
-        ...
-
-    def metrics(self) -> dict[str, float]:
-        """What the reward functions measured since the last call. A collective."""
-        ...
+        prompts, completions, columns = reward_arguments(rows, texts)
+        return score_named(self.functions, self.weights, prompts, completions, completion_ids, columns, self.timeout)
 
 
 @dataclass(frozen=True)
 class Sampled:
     """Rollouts that are sampled when they are asked for.
 
-    policy: theta_old. engine: samples from it. sampler: of the rollouts, with its lengths filled in. keep_steps: steps
-    at which the predictions of all tokens are kept. state: of the run; its rows_skipped says how many rows of the data
-    set are left out, because a callback ended epochs early.
+    train_row(index): the row at a position of the endless training stream; the same after a resume. scorer: of the
+    completions. policy: theta_old. engine: samples from it. sampler: of the rollouts, with its lengths filled in.
+    keep_steps: steps at which the predictions of all tokens are kept. state: of the run; its rows_skipped says how many
+    rows of the data set are left out, because a callback ended epochs early.
     """
 
     args: LFPOConfig
-    prompts: Prompts
+    train_row: Callable[[int], Row]
+    scorer: Scorer
     policy: MaskedDiffusionLM
     tokenizer: Any
     engine: Engine
@@ -70,7 +216,7 @@ class Sampled:
         """The data row of each of this rank's rollouts, and the engine's request for them."""
         n, n_prompts, skipped = self.args.num_generations, self.args.prompts_per_iteration, self.state["rows_skipped"]
         numbers = collectives.share(n_prompts)
-        rows = [self.prompts.train_row(iteration * n_prompts + skipped + i) for i in numbers]
+        rows = [self.train_row(iteration * n_prompts + skipped + i) for i in numbers]
         # Keyed by the rollout's number among those of all ranks: the same at every number of ranks.
         seeds = [key(self.args.seed, iteration, i * n + j, "rollout") for i in numbers for j in range(n)]
         encoded = encode_rows(rows, self.tokenizer, self.policy, self.sampler.gen_length or 0)
@@ -83,7 +229,7 @@ class Sampled:
         started = time.perf_counter()
         rows, request = self.request_of(iteration)
         observer.begin("sampling", len(rows), "rollouts")
-        trajectory = self.engine.sample(request, count_finished(observer))
+        trajectory = self.engine.sample(request, observer.finished)
         return self.scored(rows, request, trajectory, iteration, started, observer)
 
     def scored(
@@ -100,14 +246,9 @@ class Sampled:
         sampled = time.perf_counter()
         observer.begin("verdicts", len(rows), "completions")
         texts = decode_completions(self.tokenizer, trajectory.tokens, self.policy.eos_id)
-        rewards = collectives.alone(partial(self.prompts.score, rows, texts, trajectory.completion_ids()))
-        observer.advance(len(rows))
         turns = [Turn(b, row, request.seeds[b], texts[b]) for b, row in enumerate(rows)]
+        rewards = collectives.alone(partial(self.scorer.score, rows, texts, trajectory.completion_ids()))
+        observer.advance(len(rows))
         times = {"time/rollout": sampled - started, "time/reward": time.perf_counter() - sampled}
-        metrics = self.prompts.metrics() | self.engine.metrics()
+        metrics = measured(self.scorer.functions) | self.engine.metrics()
         return Rolled(turns, trajectory, rewards, version, metrics=metrics, times=times)
-
-
-def count_finished(observer: Observer) -> Finished:
-    """What an engine calls with finished rows: it counts them and their tokens."""
-    return lambda index, t: observer.advance(len(index), int(t.lengths.sum()))

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.attention import FULL, Structure
+from lfpo.core.observer import Pass
 from lfpo.core.rng import generator
 from lfpo.core.trajectory import Trajectory, tensor_fields
 
@@ -56,6 +57,10 @@ class Views:
 
     def select(self, index: torch.Tensor) -> Views:
         return dataclasses.replace(self, **{name: value[index] for name, value in tensor_fields(self).items()})
+
+    def ran_by(self, policy: str, *, backward: bool) -> Pass:
+        """What the FLOPs of a policy's forward over these views depend on."""
+        return Pass(policy, self.attention_mask.sum(-1), self.target.sum(), self.structure, backward)
 
     def trim(self) -> Views:
         """Drop the columns on the left and on the right that are padding in every view."""
@@ -226,6 +231,12 @@ def fully_masked(trajectory: Trajectory, masked_prompt_BP: torch.Tensor | None =
     if masked_prompt_BP is not None:
         masked = torch.cat([masked_prompt_BP, masked], dim=1)
     return noised(trajectory, rows_B, masked, trajectory.counted)
+
+
+def in_passes(views: Views, update_tokens: int) -> list[tuple[Views, torch.Tensor]]:
+    """The views of each pass that has targets, without padding that they all have; and their indices."""
+    cut = [(views.select(index).trim(), index) for index in passes(views, update_tokens)]
+    return [(piece, index) for piece, index in cut if piece.target.any()]
 
 
 def passes(views: Views, update_tokens: int) -> list[torch.Tensor]:

@@ -17,7 +17,7 @@ GIVES = {
     "predictions": "whole predictions at scheduled steps (a reveal rule with a schedule, and no sampler.cache)",
 }
 
-# What an objective may name in `needs` beside lfpo.core.engine.GIVES, and how an error calls it. A model that
+# What an objective may name in `needs` beside lfpo.core.rollouts.GIVES, and how an error calls it. A model that
 # attends block by block predicts a block from itself and from the blocks before it, without masks.
 NEEDS = {
     "full_attention": "a model with full attention",

@@ -9,9 +9,9 @@ from typing import TypeVar
 
 import torch
 
-from lfpo.core.encoding import as_completions, columns_of, without_prefill
 from lfpo.core.rng import generator
-from lfpo.core.scoring import Rewards, measured, score_named
+from lfpo.core.rollouts import Scorer
+from lfpo.core.scoring import Rewards
 from lfpo.prompts.tasks import DataTask, Row, Task
 from lfpo.rewards import RewardFunction, reward_names
 
@@ -44,19 +44,13 @@ class PromptSource:
     timeout: float = 0.0
 
     def score(self, rows: Sequence[Row], texts: Sequence[str], completion_ids: list[list[int]]) -> Rewards:
-        """The rewards of b completions of b rows; see `lfpo.core.scoring.score`."""
-        prompts, completions = [without_prefill(row["prompt"]) for row in rows], as_completions(rows, texts)
-        named = dict(zip(self.names, self.reward_functions, strict=True))
-        return score_named(named, self.weights, prompts, completions, completion_ids, columns_of(rows), self.timeout)
-
-    def metrics(self) -> dict[str, float]:
-        """What the reward functions measured since the last call (lfpo.core.scoring.measured). A collective."""
-        return measured(dict(zip(self.names, self.reward_functions, strict=True)))
+        """The rewards of b completions of b rows; see lfpo.core.scoring.score_named."""
+        return self.scorer.score(rows, texts, completion_ids)
 
     @functools.cached_property
-    def names(self) -> list[str]:
-        """Of the reward functions: a distinct one for each."""
-        return reward_names(self.reward_functions)
+    def scorer(self) -> Scorer:
+        named = dict(zip(reward_names(self.reward_functions), self.reward_functions, strict=True))
+        return Scorer(named, self.weights, self.timeout)
 
 
 def task_source(task: Task | DataTask, *, seed: int, n_eval: int | None = None) -> PromptSource:
@@ -66,7 +60,7 @@ def task_source(task: Task | DataTask, *, seed: int, n_eval: int | None = None) 
     """
     return PromptSource(
         name=task.name,
-        train_row=lambda index: task.row("train", index, seed),
+        train_row=functools.partial(task.row, "train", seed=seed),
         eval_rows=task.test_rows(n_eval),
         reward_functions=task.reward_functions,
         correct_all=task.correct_all,

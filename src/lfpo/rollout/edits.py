@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from lfpo.core.rows import ActiveRows, Drawing, Hook
+from lfpo.core.forward import ActiveRows, Drawing, Hook
 from lfpo.core.trajectory import Trajectory, per_position
 
 

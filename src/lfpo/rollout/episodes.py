@@ -16,15 +16,13 @@ import torch
 
 from lfpo.config.errors import UserError
 from lfpo.core import collectives
-from lfpo.core.attempt import attempt
 from lfpo.core.batch import Rolled, Turn
 from lfpo.core.denoise import Finished
 from lfpo.core.encoding import decode_completions, encode_prompt, misfit, prefill, without_prefill
-from lfpo.core.engine import Engine, Request
 from lfpo.core.observer import Observer
 from lfpo.core.rng import key
-from lfpo.core.rollouts import Sampled, count_finished
-from lfpo.core.scoring import Rewards, copied
+from lfpo.core.rollouts import Engine, Request, Sampled
+from lfpo.core.scoring import Rewards, attempt, copied
 from lfpo.core.scoring import number as as_reward
 from lfpo.core.trajectory import Trajectory, join
 from lfpo.models import MaskedDiffusionLM
@@ -175,7 +173,7 @@ class Played:
         inner.engine.forwarded = observer.forward
         rows, request = inner.request_of(iteration)
         observer.begin("sampling", self.environment.max_turns * len(rows), "turns")
-        finished = count_finished(observer)
+        finished = observer.finished
         turns, t, rewards, sums = play(
             self.environment, inner.engine, inner.policy, inner.tokenizer, request, rows, finished
         )

@@ -1,6 +1,7 @@
 """Rollouts as a sampler's settings ask for them: lfpo.core.denoise with the reveal rule, the forwards and the hooks
 that they need."""
 
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -13,11 +14,10 @@ from lfpo.config.reveal import own_rule
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.denoise import Finished, Forwarded, denoise
 from lfpo.core.encoding import misfit
-from lfpo.core.engine import LocalEngine, Request
-from lfpo.core.forward import Forward
+from lfpo.core.forward import Forward, Hook
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.reveal import Rule
-from lfpo.core.rows import Hook
+from lfpo.core.rollouts import LocalEngine, Request
 from lfpo.core.trajectory import Trajectory
 from lfpo.rollout.cached import ApproximateCache, StoredBlocks
 from lfpo.rollout.edits import EditRecord
@@ -48,7 +48,7 @@ def rollout(
     rollout_tokens: tokens of one forward, so rows x length run at once. With a cache a row's forward is its window,
         and keys and values of at most CACHED times rollout_tokens are held (see lfpo.core.forward). It bounds memory
         and never changes a result beyond rounding.
-    hook: called after each forward, before the rows change (see lfpo.core.rows.Hook).
+    hook: called after each forward, before the rows change (see lfpo.core.forward.Hook).
     finished: called with rows as they are finished: their indices, ascending, and their trajectory.
     forwarded: called after each forward with the number of its rows, long before the first of them is finished.
     compiled: run forwards through torch.compile, padded to few shapes. Worth it on a GPU and in long runs.
@@ -106,6 +106,7 @@ def as_it_is(model: MaskedDiffusionLM, rollout_tokens: int = 16384) -> LocalEngi
     return engine
 
 
+@functools.cache
 def find_rule(name: str) -> Rule:
     """The reveal rule of this name or dotted path (SamplerConfig.rule_name); a plain function becomes `Rule(function)`.
 

@@ -6,15 +6,14 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
 from lfpo.core import collectives
-from lfpo.core.attempt import handling
 from lfpo.core.observer import Observer
+from lfpo.core.scoring import handling
 from lfpo.runs.directory import Run
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -40,14 +39,15 @@ class Stopped(KeyboardInterrupt):
 
 
 class StopRequests:
-    """While open, the first signal is noted, and `check` or `at_once` raises Stopped for it; a second signal kills.
+    """While open, the first signal is noted, and `check` raises Stopped for it, or at once the handler itself where the
+    observer says that the work is interruptible; a second signal kills.
 
     All ranks stop after the same iteration, whichever of them got the signal.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, observer: Observer | None = None) -> None:
+        self.observer = observer or Observer()
         self.received: int | None = None
-        self._now = False
         self._handled = ExitStack()
 
     def __enter__(self) -> StopRequests:
@@ -63,23 +63,10 @@ class StopRequests:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self.received = number
-        if self._now:
-            self._now = False
+        # With several ranks the others would wait for this one.
+        if self.observer.interruptible and collectives.world() == 1:
+            self.observer.interruptible = False
             raise Stopped(number)
-
-    @contextmanager
-    def at_once(self) -> Iterator[None]:
-        """A signal ends this block at once: for work that changes nothing that is kept.
-
-        With several ranks it does nothing: the other ranks would wait for this one.
-        """
-        self._now = collectives.world() == 1
-        try:
-            if self._now:
-                self.check()
-            yield
-        finally:
-            self._now = False
 
     def check(self) -> None:
         """Raise Stopped on all ranks if any rank was asked to stop."""

@@ -15,13 +15,13 @@ from lfpo.config.sampler import SamplerConfig
 from lfpo.config.training import examples_length
 from lfpo.core import collectives
 from lfpo.core.attention import Structure
+from lfpo.core.forward import left_pad
 from lfpo.core.learner import accumulate_gradients, logp_at_targets
 from lfpo.core.measures import means_over_ranks
-from lfpo.core.observer import Observer
+from lfpo.core.observer import Observer, Pass
 from lfpo.core.optim import set_lr, step_if_finite
 from lfpo.core.rng import key, python_rng
 from lfpo.core.roles import BASE, CURRENT
-from lfpo.core.rows import left_pad
 from lfpo.core.trajectory import Trajectory, of_completions
 from lfpo.core.views import Views
 from lfpo.models import MaskedDiffusionLM
@@ -31,7 +31,7 @@ from lfpo.prompts.sources import in_epochs
 from lfpo.prompts.tasks import DataTask, Task, get_task
 from lfpo.runs.context import Context
 from lfpo.train.adamw import build_adamw
-from lfpo.train.flops import update_flops
+from lfpo.train.flops import pass_flops
 from lfpo.train.run import train_on_examples
 from lfpo.train.setup import about, check_ranks, load_policies
 from lfpo.train.sft import encode_example, sampled_length
@@ -65,8 +65,8 @@ class DPOTrainer(Trainer):
 
     def run_iteration(self, step: int, context: Context) -> dict[str, Any]:
         """One optimiser step; metrics every logging_steps."""
-        config, started, flops, observer = self.args, time.perf_counter(), list[float](), Observer()
-        observer.ran = lambda p, views, backward: flops.append(update_flops(self.policies[p], views, backward=backward))
+        config, started, observer, passes = self.args, time.perf_counter(), Observer(), list[Pass]()
+        observer.passes = passes
         lr = set_lr(self.optimizer, config, step, self.total_steps)
         # Each rank takes every world-th pair; the sum of the ranks' gradients is that of the whole batch.
         mine = range(collectives.rank(), config.batch_size, collectives.world())
@@ -79,7 +79,7 @@ class DPOTrainer(Trainer):
             self.state["skipped"] += 1
             context.observer.note(f"step {step + 1}: loss is {loss}, gradient norm {norm}; update skipped")
         self.state["seconds"] += time.perf_counter() - started
-        self.state["flops"] += collectives.sum_number(sum(flops))
+        self.state["flops"] += collectives.sum_number(sum(pass_flops(self.policies[ran.policy], ran) for ran in passes))
         means, done = means_over_ranks(measures), step + 1
         if done % config.logging_steps and done < self.total_steps:
             return {}

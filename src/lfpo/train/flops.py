@@ -1,31 +1,18 @@
 """Model FLOPs: the arithmetic that a method needs. Padding and recomputation are not counted."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from lfpo.core.attention import FULL, Structure
 from lfpo.core.model import original_shape
+from lfpo.core.observer import Pass
 from lfpo.core.trajectory import Trajectory
-from lfpo.core.views import Views
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.experts import active_weights
 
 NEVER = 2**62  # instead of a step, where a position was not revealed
 NO_PLACE = NEVER + 1  # where a row has no completion
-
-
-class Counted(NamedTuple):
-    """What the FLOPs of a pass depend on: the tokens of each view, the number of targets, on the views' device, and
-    which tokens attend to which. It is a few numbers: views of a whole iteration would take memory."""
-
-    length_S: torch.Tensor
-    targets: torch.Tensor
-    structure: Structure
-
-
-def counted(views: Views) -> Counted:
-    return Counted(views.attention_mask.sum(-1), views.target.sum(), views.structure)
 
 
 def forward_flops(
@@ -67,12 +54,11 @@ def head_dim(config: Any) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
-def update_flops(model: MaskedDiffusionLM, views: Views | Counted, *, backward: bool) -> float:
-    """FLOPs of predicting the targets of `views`, and of the backward pass if there is one: two forwards, or one with
+def pass_flops(model: MaskedDiffusionLM, ran: Pass) -> float:
+    """FLOPs of predicting the targets of views, and of the backward pass if there is one: two forwards, or one with
     LoRA."""
-    views = views if isinstance(views, Counted) else counted(views)
-    once = forward_flops(model, views.length_S, int(views.targets), structure=views.structure)
-    if not backward:
+    once = forward_flops(model, ran.length_S, int(ran.targets), structure=ran.structure)
+    if not ran.backward:
         return once
     return 3 * once if model.adapter is None else 2 * once  # frozen weights need no gradients
 

@@ -13,8 +13,8 @@ import torch
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core import collectives
 from lfpo.core.encoding import encode_rows
-from lfpo.core.engine import Engine, Request
 from lfpo.core.rng import key
+from lfpo.core.rollouts import Engine, Request
 from lfpo.eval.evaluate import Answer, EvalResult, evaluate
 from lfpo.models import MaskedDiffusionLM
 from lfpo.prompts.sources import PromptSource
@@ -61,7 +61,7 @@ def held_out(evaluation: HeldOut, step: int, context: Context) -> dict[str, floa
     def on_finished(answers: list[Answer]) -> None:
         progress.advance(len(answers), sum(answer.length for answer in answers))
         for _ in answers:
-            context.observer.event("on_prediction_step")
+            _event(context)
 
     started, metrics, records = time.perf_counter(), dict[str, float](), list[dict[str, Any]]()
     engine, model, tokenizer = evaluation.engine, evaluation.model, evaluation.tokenizer
@@ -94,6 +94,11 @@ def held_out(evaluation: HeldOut, step: int, context: Context) -> dict[str, floa
     return metrics | {"time/eval": time.perf_counter() - started}
 
 
+def _event(context: Context) -> None:
+    if context.observer.event is not None:
+        context.observer.event("on_prediction_step")
+
+
 def _played(
     evaluation: HeldOut, environment: Environment, name: str, sampler: SamplerConfig, context: Context
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
@@ -108,7 +113,7 @@ def _played(
     def on_finished(index: Sequence[int], _: object) -> None:
         context.observer.advance(len(index))
         for _row in index:
-            context.observer.event("on_prediction_step")
+            _event(context)
 
     turns, t, rewards, sums = play(environment, evaluation.engine, model, tokenizer, request, rows, on_finished)
     sums["reward"] = _sum_and_count(rewards)

@@ -20,9 +20,8 @@ from lfpo.core import collectives
 from lfpo.core.attention import Structure
 from lfpo.core.batch import Rolled
 from lfpo.core.denoise import Finished
-from lfpo.core.engine import AsyncEngine, Engine, Request, Ticket
 from lfpo.core.observer import Observer
-from lfpo.core.rollouts import Sampled, count_finished
+from lfpo.core.rollouts import AsyncEngine, Engine, Request, Sampled, Ticket
 from lfpo.core.trajectory import Trajectory, join, tensor_fields
 from lfpo.models.tensor_files import save_tensors
 from lfpo.rollout.edits import EditedTrajectory
@@ -157,7 +156,7 @@ class Queued:
         def request_of(batch: int) -> Request:
             return request if batch == iteration else inner.request_of(batch)[1]
 
-        trajectory, waited = self.queue.take(iteration, request_of, count_finished(observer), observer)
+        trajectory, waited = self.queue.take(iteration, request_of, observer.finished, observer)
         version = self.queue.version(iteration)
         rolled = inner.scored(rows, request, trajectory, version, started, observer)
         ahead = {"engine/staleness": float(iteration - version), "engine/queue": float(len(self.queue) - 1)}

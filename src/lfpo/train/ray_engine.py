@@ -25,8 +25,8 @@ from lfpo.config.errors import UserError
 from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives
 from lfpo.core.denoise import Finished, Forwarded
-from lfpo.core.engine import Request, Ticket, Version
 from lfpo.core.roles import CURRENT, OLD
+from lfpo.core.rollouts import Request, Ticket, Version
 from lfpo.core.trajectory import Trajectory, join
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.placement import narrow_matrices
@@ -208,7 +208,7 @@ class Dispatcher:
 
 
 class RayEngine:
-    """An engine (lfpo.core.engine.Engine) of `args.engine.workers` Ray actors. All ranks make it; rank 0 calls Ray.
+    """An engine (lfpo.core.rollouts.Engine) of `args.engine.workers` Ray actors. All ranks make it; rank 0 calls Ray.
     Raises UserError where Ray is missing, or its cluster has too few cores or GPUs, or another version of lfpo."""
 
     gives: Collection[str] = GIVES

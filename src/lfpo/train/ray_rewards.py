@@ -13,8 +13,7 @@ from lfpo.base.environment import versions
 from lfpo.config.engine import EngineSettings
 from lfpo.config.errors import UserError, last_line
 from lfpo.core import collectives
-from lfpo.core.attempt import RewardFailed, RewardTimeout
-from lfpo.core.scoring import checked
+from lfpo.core.scoring import RewardFailed, RewardTimeout, checked
 from lfpo.rewards import RewardFunction, reward_name
 from lfpo.train.ray_cluster import LOOK, check_head, connect, first_line, import_ray, wait_for_start
 

@@ -4,7 +4,6 @@ import contextlib
 import inspect
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,7 @@ from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives
 from lfpo.core.batch import Batch, gathered
 from lfpo.core.learner import Learner
-from lfpo.core.objective import check_range
-from lfpo.core.observer import Observer
+from lfpo.core.observer import Observer, Pass
 from lfpo.core.optim import Average
 from lfpo.core.roles import CURRENT, OLD
 from lfpo.core.rollouts import RolloutSource, Sampled
@@ -42,7 +40,7 @@ from lfpo.train.adamw import build_adamw
 from lfpo.train.callbacks import Callbacks
 from lfpo.train.copies import AverageFiles, Versions
 from lfpo.train.export import make_repository, run_push
-from lfpo.train.flops import Counted, counted, rollout_flops, update_flops
+from lfpo.train.flops import pass_flops, rollout_flops
 from lfpo.train.held_out import HeldOut, held_out
 from lfpo.train.inputs import environment_class
 from lfpo.train.preflight import Planned, preflight
@@ -164,7 +162,8 @@ class LFPOTrainer(Trainer):
         self.failed_in_evaluation: set[str] = set()  # reward functions of which this was said
         sampled = Sampled(
             args,
-            self.source,
+            self.source.train_row,
+            self.source.scorer,
             self.reference,
             self.tokenizer,
             self.engine,
@@ -180,7 +179,6 @@ class LFPOTrainer(Trainer):
             self.rollouts = Played(self.environment, sampled)
         if self.keep_steps:
             self.rollouts = WithPredictions(self.rollouts, self.tokenizer, self.source.score)
-        self.checked_range = False  # whether a scored batch was compared with what the objective needs of rewards
         self.state["rows_skipped"] = 0  # of the data set, where a callback ended an epoch early
         self.events = Callbacks(self)
         self.events.call("on_init_end", 0)
@@ -209,12 +207,14 @@ class LFPOTrainer(Trainer):
         """
         learner, started = self.learner, time.perf_counter()
         # Phase 1: each rank samples N rollouts for each of its prompts from theta_old, and scores them.
-        with observer.at_once():
-            batch = self.sample_and_score(iteration, observer)
+        observer.interruptible = True
+        batch = self.sample_and_score(iteration, observer)
+        observer.interruptible = False
         signal_R = learner.signal(batch, iteration)
         # Phase 2: theta learns from them, against theta_old.
         update_started = time.perf_counter()
-        with self.old_policy(iteration, batch):
+        old_policy = None if self.versions is None else self.versions.in_place(batch.version, newest=iteration)
+        with old_policy or contextlib.nullcontext():  # with `old_policy: sampler` the one that sampled the batch
             learned = learner.update(batch, signal_R, iteration, observer)
         # Phase 3: theta_old follows theta.
         learner.move_reference()
@@ -230,18 +230,15 @@ class LFPOTrainer(Trainer):
         batch = gathered(self.rollouts.roll(iteration, observer), *self.sizes)
         if batch.failed or self.state["failing"]:
             self._count_failures(batch, iteration, observer)
-        if not self.checked_range and not batch.unscored:
-            check_range(self.objective, batch.reward_R)
-            self.checked_range = True
         return batch
 
     def run_iteration(self, step: int, context: Context | None = None) -> dict[str, Any]:
         """`iterate`, then its accounts: FLOPs, records of rollouts, the queue. context: of the run, if any."""
-        context, passes = context or Context(), list[tuple[str, Counted, bool]]()
-        context.observer.ran = lambda policy, views, backward: passes.append((policy, counted(views), backward))
+        context, passes = context or Context(), list[Pass]()
+        context.observer.passes = passes
         batch, signal_R, metrics = self.iterate(step, context.observer)
         flops = rollout_flops(self.policies[OLD], batch.trajectory)
-        flops += sum(update_flops(self.policies[p], views, backward=backward) for p, views, backward in passes)
+        flops += sum(pass_flops(self.policies[ran.policy], ran) for ran in passes)
         self.state["flops"] += collectives.sum_number(flops)
         self.log_rollouts(step, batch, batch.of_rank(signal_R), context)
         if self.queue is not None:
@@ -267,12 +264,6 @@ class LFPOTrainer(Trainer):
                 )
             if times >= MAX_FAILED:
                 raise CannotGoOn(f"{kind} {name!r} failed for {times} batches in a row, last with: {failed[name]}")
-
-    def old_policy(self, iteration: int, batch: Batch) -> AbstractContextManager[None]:
-        """theta_old in the loss: the newest reference, or with `old_policy: sampler` the one that sampled the batch."""
-        if self.versions is None:
-            return contextlib.nullcontext()
-        return self.versions.in_place(batch.version, newest=iteration)
 
     def log_rollouts(self, iteration: int, batch: Batch, signal_B: torch.Tensor, context: Context) -> None:
         """Collect the records of all ranks on rank 0 and write them."""

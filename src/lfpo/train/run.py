@@ -70,8 +70,8 @@ class TrainingRun:
         distributed.barrier()
         self.note = self.display.note
         self.callbacks = trainer.events or Callbacks(trainer)
-        self.context = Context(self.folder, StopRequests(), observer)
-        observer.note, observer.at_once = self.note, self.context.stop.at_once
+        self.context = Context(self.folder, StopRequests(observer), observer)
+        observer.note = self.note
         if self.callbacks.callbacks:
             observer.event = self.callbacks.within
         self.health = Health()
@@ -166,8 +166,10 @@ class TrainingRun:
 
     def evaluated(self) -> dict[str, float]:
         """The metrics of an evaluation, which a request to stop ends at once."""
-        with self.context.stop.at_once():
-            metrics = self.trainer.evaluate(self.done, self.context)
+        self.context.stop.check()
+        self.context.observer.interruptible = True
+        metrics = self.trainer.evaluate(self.done, self.context)
+        self.context.observer.interruptible = False
         if metrics:
             self.callbacks.evaluated(self.done, metrics)
         return metrics

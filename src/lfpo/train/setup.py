@@ -19,9 +19,9 @@ from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.config.training import TrainingConfig
 from lfpo.core import collectives
-from lfpo.core.engine import Engine, LocalEngine
 from lfpo.core.objective import Objective
 from lfpo.core.roles import BASE, CURRENT, OLD
+from lfpo.core.rollouts import Engine, LocalEngine
 from lfpo.core.trajectory import Trajectory
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.models.four_bit import quantize
@@ -61,8 +61,7 @@ def load_policies(
     Raises UserError for a loaded model without its tokenizer, and for settings that its attention does not go with.
     """
     device, mesh = collectives.device(), distributed.mesh(args.fsdp_size) if args.fsdp else None
-    # The same precision in updates, rollouts and evaluation, so that they run the same policy.
-    autocast = args.bf16 and device.type == "cuda"
+    autocast = autocasts(args, device)
     if not isinstance(model, MaskedDiffusionLM):
         name = model or args.model or ""
         dtype = getattr(torch, args.dtype)
@@ -91,6 +90,11 @@ def load_policies(
     if args.gradient_checkpointing:
         model.checkpoint_layers()
     return {CURRENT: model} | others, tokenizer
+
+
+def autocasts(args: TrainingConfig, device: torch.device) -> bool:
+    """Whether bodies run in bfloat16: in updates, rollouts and evaluation alike, so that they run the same policy."""
+    return args.bf16 and device.type == "cuda"
 
 
 def about(model: MaskedDiffusionLM) -> str:
@@ -213,12 +217,14 @@ def make_engine(args: LFPOConfig) -> Engine:
 def local_engine(args: LFPOConfig, run: Callable[..., Trajectory] | None = None) -> LocalEngine:
     """Rollouts in the trainer's own processes. run: samples a unit of work (see LocalEngine)."""
 
-    def ready(policy: MaskedDiffusionLM) -> AbstractContextManager[MaskedDiffusionLM]:
+    def prepared(policy: MaskedDiffusionLM) -> AbstractContextManager[MaskedDiffusionLM]:
         trained = any(p.requires_grad for p in policy.parameters())  # theta, which is evaluated, stays on the device
         return ready_to_sample(policy, args, move=args.offload_reference and not trained)
 
+    device = collectives.device()
+    changed = args.fsdp or args.offload_reference or args.merges_lora(device.type) or autocasts(args, device)
     return LocalEngine(
-        ready,
+        prepared if changed else contextlib.nullcontext,
         run or run_unit,
         GIVES,
         rollout_tokens=args.rollout_tokens,

@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from lfpo.config.errors import UserError
-from lfpo.core.attempt import RewardFailed
+from lfpo.core.scoring import RewardFailed
 from lfpo.rewards.sandbox import launch
 from lfpo.rewards.sandbox.inside import values
 from lfpo.rewards.sandbox.launch import Limits
