@@ -18,10 +18,9 @@ from lfpo.core.encoding import encode_prompt
 from lfpo.core.predictions import Predictions
 from lfpo.core.roles import CURRENT
 from lfpo.core.rollouts import Request
-from lfpo.core.trajectory import Trajectory
+from lfpo.core.trajectory import GIVES, Trajectory
 from lfpo.core.views import replay
 from lfpo.models import MaskedDiffusionLM
-from lfpo.objectives.needs import GIVES
 
 GENERATIONS = 8
 THRESHOLD = 0.6

@@ -14,11 +14,11 @@ from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.attention import Structure
 from lfpo.core.reveal import Revealed
-from lfpo.core.trajectory import Trajectory
+from lfpo.core.trajectory import GIVES, Trajectory
 from lfpo.core.views import replay
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.objectives import OBJECTIVES, make_objective
-from lfpo.objectives.needs import GIVES, check_rollouts
+from lfpo.objectives.needs import check_rollouts
 from lfpo.objectives.step_views import step_means, step_views
 from lfpo.report.completions import playable
 from lfpo.rollout.edits import EditedTrajectory

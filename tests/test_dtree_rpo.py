@@ -12,9 +12,9 @@ from dtree_rpo import DTreeRPO, node_values, nodes, tree_rollout
 from letters import rollouts
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
-from lfpo.core.trajectory import Trajectory
+from lfpo.core.trajectory import GIVES, Trajectory
 from lfpo.models import load_model
-from lfpo.objectives.needs import GIVES, check_rollouts
+from lfpo.objectives.needs import check_rollouts
 from lfpo.rollout.sampling import rollout
 from lfpo.train.rl import LFPOTrainer
 from test_objectives import loss_of

@@ -13,6 +13,7 @@ import pytest
 import tiny
 from lfpo import LFPOConfig, LFPOTrainer
 from lfpo.config.sft import SFTConfig
+from lfpo.core.learner import Learner
 from lfpo.runs.context import Stopped, StopRequests
 from lfpo.train.run import TrainingRun
 from lfpo.train.sft import train_sft
@@ -42,7 +43,7 @@ def unbroken(model: Path) -> Path:
 
 def during(name: str, call: int) -> Callable[[pytest.MonkeyPatch], None]:
     """Send SIGTERM at the start of the `call`-th call of a method of the trainer or its run."""
-    owner = TrainingRun if name == "save" else LFPOTrainer
+    owner: Any = {"save": TrainingRun, "update": Learner}.get(name, LFPOTrainer)
     real, count = getattr(owner, name), [0]
 
     def interrupted(self: Any, *args: Any) -> Any:
@@ -59,7 +60,7 @@ def during(name: str, call: int) -> Callable[[pytest.MonkeyPatch], None]:
     [
         ("evaluate", 1, 0),  # before anything was learned
         ("sample_and_score", 2, 1),  # at once: nothing of iteration 2 is in the weights yet
-        ("old_policy", 2, 2),  # at the start of an update, which is finished
+        ("update", 2, 2),  # at the start of an update, which is finished
         ("evaluate", 3, 2),  # the update is in, its evaluation is made after the resume
         ("save", 1, 3),
     ],

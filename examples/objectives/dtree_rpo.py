@@ -37,7 +37,7 @@ from lfpo.core.forward import ActiveRows, Drawing, Hook
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views, noised
 from lfpo.models import MaskedDiffusionLM
-from lfpo.objectives.needs import GIVES
+from lfpo.core.trajectory import GIVES
 from lfpo.objectives.policy_gradient import clipped_losses
 from lfpo.rollout.sampling import rollout, run_unit
 from lfpo.train.setup import local_engine

@@ -53,8 +53,6 @@ def start() -> None:
         store: Any = dist.PrefixStore(meet(shared, rank, world, JOIN), shared)  # type: ignore[attr-defined]
         _heart = Heartbeat(store.clone(), rank, world)
         _heart.start()
-        on_collective.append(_count)
-        on_collective.append(_count)
         atexit.register(_heart.close)
         place: dict[str, Any] = {"backend": "nccl", "device_id": own} if own.type == "cuda" else {"backend": "gloo"}
         dist.init_process_group(store=store, rank=rank, world_size=world, timeout=join, **place)
@@ -74,7 +72,6 @@ def stop() -> None:
         if _heart is not None:
             _heart.close()
         _heart = None
-        on_collective.clear()
         _groups.clear()
         dist.destroy_process_group()
 
@@ -175,3 +172,6 @@ def _count() -> None:
     """Count a collective that this rank joins."""
     if _heart is not None:
         _heart.collectives += 1
+
+
+on_collective.append(_count)

@@ -95,6 +95,10 @@ class Batch:
         """The values of the rollouts of this rank's rows [B], on the trajectory's device."""
         return value_R[self.rollout_B].to(self.trajectory.tokens.device)
 
+    def seeds(self, rows: torch.Tensor, iteration: int) -> list[int]:
+        """Of some of this rank's rows: keys of their random choices in an iteration."""
+        return [key(self.turns[b].seed, iteration) for b in rows.tolist()]
+
     @property
     def unscored(self) -> bool:
         """Whether no rollout of any rank has a reward: there is nothing to learn from. The same on all ranks."""
@@ -105,9 +109,9 @@ def gathered(rolled: Rolled, prompts: int, generations: int) -> Batch:
     """The batch of all ranks' rollouts, `generations` for each of `prompts` prompts. Rewards and the sums behind the
     metrics are exchanged, at once; nothing else is. A collective."""
     rewards, trajectory = rolled.rewards, rolled.trajectory
+    ends = endings([turn.text for turn in rolled.turns])
     sums = reward_sums(rewards) | trajectory_sums(trajectory) | rolled.sums
     totals = {"num_tokens": float(trajectory.lengths.sum()), **rolled.totals}
-    ends = endings([turn.text for turn in rolled.turns])
     part = (rewards.reward_B, rolled.predicted_BM, rewards.failed, rolled.times, sums, totals, ends)
     rewards_of, predicted_of, failed_of, times_of, sums_of, totals_of, ends_of = zip(
         *collectives.gather(part), strict=True
@@ -118,13 +122,13 @@ def gathered(rolled: Rolled, prompts: int, generations: int) -> Batch:
     if rolled.predicted_BM is not None:
         predicted_RM = torch.cat(predicted_of)
         metrics["predictions/reward"] = float(predicted_RM.nanmean())
-    metrics |= collectives.merged_means(sums_of)
     metrics |= {name: sum(part[name] for part in totals_of) for name in totals}
     if prompts >= LEAST_PROMPTS:
         metrics["completions/frac_same_ending"] = share_of_commonest(ends_of)
     failed = {name: why for part in failed_of for name, why in part.items()}
     metrics |= {f"rewards/{name}/failed": sum(name in part for part in failed_of) / len(failed_of) for name in failed}
     metrics |= {name: max(part[name] for part in times_of) for name in rolled.times}
+    metrics |= collectives.merged_means(sums_of)
     first = collectives.share(prompts)[0] * generations
     return Batch(
         rolled.turns, trajectory, rewards, first, reward_R, predicted_RM, group_R, failed, metrics, rolled.version

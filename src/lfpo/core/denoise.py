@@ -8,6 +8,8 @@ depend on the other rows of its batch.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import compress
+from operator import not_
 
 import torch
 
@@ -19,10 +21,10 @@ from lfpo.core.forward import (
     Drawing,
     Forward,
     Hook,
-    block_sizes,
     finished_trajectory,
     join,
     rows_in_flight,
+    sizes_of_blocks,
     unstarted,
 )
 from lfpo.core.model import MaskedDiffusionLM
@@ -50,7 +52,7 @@ def denoise(
     finished: Finished | None = None,
     forwarded: Forwarded | None = None,
     make_forward: Callable[..., Forward] = Forward,
-    make_hooks: Callable[[torch.Tensor], Sequence[Hook]] | None = None,
+    hooks: Sequence[Hook] = (),
     whole: bool = False,
     stores: bool = False,
 ) -> Trajectory:
@@ -59,12 +61,11 @@ def denoise(
 
     sampler: with its lengths filled in. rule: the reveal rule that it selects.
     make_forward: makes what runs the model for the rows in flight; called as Forward is.
-    make_hooks: gives the hooks, from the tokens [B, C] of rows in which nothing is revealed.
+    hooks: called after each forward, before the rows change.
     whole: draw at all masked positions, not at those of the active block alone. stores: a forward that stores the
         finished block comes between two blocks.
     """
-    every, sizes = unstarted(prompts, seeds, sampler, model), [block_sizes(len(p), sampler, model) for p in prompts]
-    hooks = [] if make_hooks is None else make_hooks(every.tokens)
+    every, sizes = unstarted(prompts, seeds, sampler, model), sizes_of_blocks(prompts, sampler, model)
     counts = reveal_schedule(sampler, rule)
     denoiser = Denoiser(model, sampler, rule, counts.to(model.device), hooks, whole=whole, stores=stores)
     stops = sampler.stops_at_eos or bool(model.block_length)
@@ -73,7 +74,8 @@ def denoise(
         model, sampler, prompts, pace=pace, whole=whole, compiled=compiled, rollout_tokens=rollout_tokens
     )
     # Longest first: memory is highest at the start, and rows of similar length run together.
-    waiting = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
+    lengths = list(map(len, prompts))
+    waiting = sorted(range(len(prompts)), key=lengths.__getitem__, reverse=True)  # ties stay in order
     row_ids: list[int] = []  # active.row, known without asking the device
     active, done = every.select([]), []
     columns = every.tokens.shape[1]
@@ -101,11 +103,11 @@ def denoise(
         elif step % look_every == 0:
             ended = active.done.tolist()
         if any(ended):
-            stay = [i for i, over in enumerate(ended) if not over]
-            done.append(active.select([i for i, over in enumerate(ended) if over]))
+            stay = list(compress(range(len(ended)), map(not_, ended)))
+            done.append(active.select(list(compress(range(len(ended)), ended))))
             if finished is not None:
                 finished(sorted(done[-1].row.tolist()), denoiser.trajectory(done[-1]))
-            active, row_ids = active.select(stay), [row_ids[i] for i in stay]
+            active, row_ids = active.select(stay), list(compress(row_ids, map(not_, ended)))
             forward.keep(stay)
             last_finish = step
         if step - last_finish >= most_forwards + look_every:
@@ -213,9 +215,10 @@ class Denoiser:
             row_T, column_T = place_T // where.shape[1], place_T % where.shape[1]
         else:
             row_T, column_T = where.nonzero().unbind(-1)
-        noise_T = uniform(active.seed[row_T], TOKENS, active.nfe[row_T], column_T)
         within_T = (column_T + active.offset[row_T]) % hidden[0].shape[1]
-        drawn = draw(self.model, [h[row_T, within_T] for h in hidden], self.sampler, noise_T, self.rule.score)
+        hidden_TD = [h[row_T, within_T] for h in hidden]
+        noise_T = uniform(active.seed[row_T], TOKENS, active.nfe[row_T], column_T)
+        drawn = draw(self.model, hidden_TD, self.sampler, noise_T, self.rule.score)
         fields = []
         for value in drawn:
             fields.append(value.new_zeros(where.shape))

@@ -54,6 +54,13 @@ def block_sizes(prompt_length: int, sampler: SamplerConfig, model: MaskedDiffusi
     return [size - offset, *[size] * (blocks - 1)]
 
 
+def sizes_of_blocks(
+    prompts: Sequence[Sequence[int]], sampler: SamplerConfig, model: MaskedDiffusionLM
+) -> list[list[int]]:
+    """`block_sizes` of each row."""
+    return [block_sizes(len(prompt), sampler, model) for prompt in prompts]
+
+
 @dataclass
 class ActiveRows:
     """The A rows in flight: entered and not yet removed. All fields are per row, on the model's device.
@@ -140,7 +147,7 @@ def unstarted(
     device, size = model.device, len(prompts)
     ids, mask = (x.to(device) for x in left_pad(prompts, model.pad_id))
     shape = (size, completion_columns(sampler, model))
-    sizes = [block_sizes(len(prompt), sampler, model) for prompt in prompts]
+    sizes = sizes_of_blocks(prompts, sampler, model)
 
     zero, no = torch.zeros(size, dtype=torch.long, device=device), torch.zeros(size, dtype=torch.bool, device=device)
     return ActiveRows(

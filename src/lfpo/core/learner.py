@@ -26,7 +26,7 @@ from lfpo.core.objective import Objective, check_range, signal_of
 from lfpo.core.observer import Observer
 from lfpo.core.optim import Average, ema_update, set_lr, step_if_finite
 from lfpo.core.predictions import Predictions
-from lfpo.core.rng import generator, key
+from lfpo.core.rng import generator
 from lfpo.core.roles import CURRENT, OLD
 from lfpo.core.views import Views, fully_masked, in_passes
 
@@ -74,8 +74,9 @@ class Learner:
     def signal(self, batch: Batch, iteration: int) -> torch.Tensor:
         """What the loss takes instead of the reward: r in [0, 1] for LFPO, an advantage for others; float64 [R], or
         [R, M] for M kept predictions. Rollouts without a reward are neutral."""
+        begins = not self.checked_range and not batch.unscored
         objective = self.at(iteration)
-        if not self.checked_range and not batch.unscored:
+        if begins:
             check_range(objective, batch.reward_R)
             self.checked_range = True
         reward = batch.reward_R if batch.predicted_RM is None else batch.predicted_RM
@@ -84,7 +85,7 @@ class Learner:
     def update(self, batch: Batch, signal_R: torch.Tensor, iteration: int, observer: Observer) -> dict[str, float]:
         """Phase 2: an optimiser step of theta after each block of rollouts; some objectives go through all blocks
         several times. Returns metrics, means over the steps. theta_old does not change. A collective."""
-        objective, signal_B = self.at(iteration), batch.of_rank(signal_R)
+        objective = self.at(iteration)
         measures = dict[str, torch.Tensor]()
         # Without any reward there is nothing to learn from, and no step decays weights or moments.
         blocks = [] if batch.unscored else optimizer_blocks(self.args, objective, iteration)
@@ -92,7 +93,7 @@ class Learner:
         for inner in range(objective.num_iterations):
             for number, block in enumerate(blocks):
                 step = Update(iteration, inner, number, block)
-                result, measured = optimizer_step(self, objective, batch, signal_B, step, observer)
+                result, measured = optimizer_step(self, objective, batch, signal_R, step, observer)
                 results.append(result)
                 add_measures(measures, measured)
         names = ("loss", "grad_norm", "learning_rate")
@@ -136,19 +137,20 @@ def optimizer_step(
     learner: Learner,
     objective: Objective,
     batch: Batch,
-    signal_B: torch.Tensor,
+    signal_R: torch.Tensor,
     step: Update,
     observer: Observer,
 ) -> tuple[dict[str, float], Measures]:
     """One update of theta from a block of rollouts; a non-finite gradient is counted and not applied.
 
-    signal_B: of this rank's rows, float64. Returns loss, grad_norm and learning_rate, and the measures of this rank's
+    signal_R: of all rollouts, float64. Returns loss, grad_norm and learning_rate, and the measures of this rank's
     passes. A collective.
     """
     args, policies = learner.args, learner.policies
     if step.inner == step.number == 0 and equal_weights(policies[OLD], policies[CURRENT]):
         policies = {**policies, OLD: policies[CURRENT]}  # one forward for both
     rows, trajectory = batch.rows_of(step.block), batch.trajectory
+    signal_B, seeds = batch.of_rank(signal_R), batch.seeds(rows, step.iteration)
     filler = None
     if args.fsdp or not len(rows):
         filler = fully_masked(trajectory.rows(rows.new_zeros(1)))
@@ -156,7 +158,6 @@ def optimizer_step(
     signal_B = signal_B[rows] if len(rows) else signal_B[:1]
     # Noised inputs: input_ids, target [S, L]. For LFPO the states that the sampler visited at K steps of each rollout.
     if filler is None or len(rows):
-        seeds = [key(batch.turns[b].seed, step.iteration) for b in rows.tolist()]
         views = objective.views(trajectory.rows(rows).in_rounds(), signal_B, seeds, step.inner)
     else:
         views = filler.select(rows)
@@ -180,7 +181,8 @@ def optimizer_step(
     loss, norm, stepped = step_if_finite(learner.optimizer, *end)
     if stepped and learner.average is not None:
         learner.average.update()
-    learner.count(step.iteration, stepped=stepped)
+    if not stepped or learner.state["skipped_in_a_row"]:
+        learner.count(step.iteration, stepped=stepped)
     if observer.event is not None and step.inner * of + step.number < of * inners - 1:
         observer.event("on_substep_end")
     return {"loss": loss, "grad_norm": norm, "learning_rate": lr}, measured
@@ -208,7 +210,7 @@ def accumulate_gradients(
     logp = partial(logp_at_targets, policies, update_tokens=update_tokens, filler=filler, observer=observer)
     views = objective.prepare(views, logp)
     normalizer = collectives.sum_number(objective.normalizer(views) if bool(views.target.any()) else 0.0)
-    pieces = [piece for piece, _ in in_passes(views, update_tokens)]
+    pieces, _ = in_passes(views, update_tokens)
     if not normalizer:
         return 0.0, {}
     loss_sum, measures = 0.0, dict[str, torch.Tensor]()
@@ -225,7 +227,8 @@ def accumulate_gradients(
         if weight:
             add_measures(measures, {**measured, **balance})
             if observer.passes is not None:
-                observer.passes += [piece.ran_by(policy, backward=policy == CURRENT) for policy in predictions.ran]
+                for policy in predictions.ran:
+                    observer.passes.append(piece.ran_by(policy, backward=policy == CURRENT))
     return loss_sum, measures
 
 
@@ -255,14 +258,14 @@ def logp_at_targets(
     other arguments are those of accumulate_gradients. Under FSDP a collective."""
     number_SL = torch.full(views.target.shape, -1, device=views.target.device)
     number_SL[views.target] = torch.arange(int(views.target.sum()), device=number_SL.device)
-    pieces = in_passes(views, update_tokens)
+    pieces, places = in_passes(views, update_tokens)
     values, order = [number_SL.new_zeros(0, dtype=torch.float32)], [number_SL.new_zeros(0)]
-    for number, (piece, weight) in enumerate(equal_passes([piece for piece, _ in pieces], filler)):
+    for number, (piece, weight) in enumerate(equal_passes(pieces, filler)):
         with one_pass(policies.values()):
             logp_T = Predictions(piece, policies).logp(policy)
         if weight:
             values.append(logp_T)
-            place = pieces[number][1]
+            place = places[number]
             order.append(number_SL[place][views.target[place]])
             if observer.passes is not None:
                 observer.passes.append(piece.ran_by(policy, backward=False))

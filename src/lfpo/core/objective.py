@@ -52,8 +52,9 @@ class Objective:
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the objective needs of rollouts: names of lfpo.objectives.needs.GIVES and NEEDS, or of an engine of your
-        own; checked at start. With "predictions" among them, `signal` takes rewards of several states of a rollout."""
+        """Required properties of rollouts: names of lfpo.core.trajectory.GIVES and lfpo.objectives.needs.NEEDS, or of
+        an engine of your own; checked at start. With "predictions" among them, `signal` takes rewards of several states
+        of a rollout."""
         return frozenset()
 
     rewarded_steps: int | None = None

@@ -3,23 +3,7 @@ result."""
 
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
-
-import torch
-
-from lfpo.core.attention import Structure
-from lfpo.core.trajectory import Trajectory
-
-
-class Pass(NamedTuple):
-    """A policy's forward over views, with its backward pass or without. What its FLOPs depend on: the tokens of each
-    view, the number of targets, on the views' device, and which tokens attend to which."""
-
-    policy: str
-    length_S: torch.Tensor
-    targets: torch.Tensor
-    structure: Structure
-    backward: bool
+from typing import Any
 
 
 class Observer:
@@ -33,15 +17,15 @@ class Observer:
     changed(): after `advance` and `forward`. note(text): shows a line to the user. event(name): an event of
     lfpo.train.callbacks (None: nobody listens).
 
-    passes: takes what FLOPs are counted from, of each pass of an update (None: nobody counts). interruptible: whether a
-    request to stop may end the work at once, because nothing that is kept has changed yet.
+    passes: takes what FLOPs are counted from, an lfpo.core.views.Pass for each pass of an update (None: nobody counts).
+    interruptible: whether a request to stop may end the work at once, because nothing that is kept has changed yet.
     """
 
     def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
         self.resumed_at, self.changed = 0, changed
         self.note: Callable[[str], None] = print
         self.event: Callable[[str], None] | None = None
-        self.passes: list[Pass] | None = None
+        self.passes: list[Any] | None = None
         self.interruptible = False
         self.begin("")
 
@@ -57,8 +41,8 @@ class Observer:
         self.forwards = 0
         self.changed()
 
-    def finished(self, index: Sequence[int], t: Trajectory) -> None:
-        """Count rows that an engine has finished, and their tokens."""
+    def finished(self, index: Sequence[int], t: Any) -> None:
+        """Count rows that an engine has finished, and the tokens of their trajectory."""
         self.done += len(index)
         self.tokens += int(t.lengths.sum())
         self.forwards = 0

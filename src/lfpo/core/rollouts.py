@@ -25,7 +25,7 @@ from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.observer import Observer
 from lfpo.core.rng import key
 from lfpo.core.scoring import RewardFunction, Rewards, Row, measured, score_named
-from lfpo.core.trajectory import Trajectory, join
+from lfpo.core.trajectory import GIVES, Trajectory, join
 
 Version = int | str  # theta_old's: the iterations that it was trained for; evaluated weights have another name
 
@@ -55,7 +55,7 @@ class Request:
 class Engine(Protocol):
     """Samples rollouts; docs/engines.md says what an engine must keep to. All methods but the last two are collectives.
 
-    gives: what its trajectories hold beside tokens, names of lfpo.objectives.needs.GIVES. version: of the weights that
+    gives: what its trajectories hold beside tokens, names of lfpo.core.trajectory.GIVES. version: of the weights that
     it samples with.
     forwarded: set by who waits for rows; called after each forward with its rows, by an engine that runs them itself.
     """
@@ -116,19 +116,19 @@ class LocalEngine:
     run: samples a unit: lfpo.rollout.sampling.run_unit, or what is called like it.
     """
 
+    gives: Collection[str] = GIVES
     forwarded: Forwarded | None = None
 
     def __init__(
         self,
         prepared: Callable[[MaskedDiffusionLM], AbstractContextManager[MaskedDiffusionLM]],
         run: Callable[..., Trajectory],
-        gives: Collection[str] = (),
         *,
         rollout_tokens: int,
         compiled: bool = False,
         rows_per_unit: int = 0,
     ):
-        self.prepared, self.rows_per_unit, self.run, self.gives = prepared, rows_per_unit, run, gives
+        self.prepared, self.rows_per_unit, self.run = prepared, rows_per_unit, run
         self.rollout_tokens, self.compiled = rollout_tokens, compiled
         self.policy: MaskedDiffusionLM | None = None
         self.version: Version = 0
@@ -180,16 +180,21 @@ class RolloutSource(Protocol):
 @dataclass(frozen=True)
 class Scorer:
     """How completions are scored. functions: by name. weights: theirs. timeout: seconds that each may take for a batch
-    (0: no limit)."""
+    (0: no limit). counting: the functions that measure something beside their rewards."""
 
     functions: Mapping[str, RewardFunction]
     weights: Sequence[float]
     timeout: float
+    counting: Mapping[str, RewardFunction]
 
     def score(self, rows: Sequence[Row], texts: Sequence[str], completion_ids: list[list[int]]) -> Rewards:
         """The rewards of b completions of b rows."""
         prompts, completions, columns = reward_arguments(rows, texts)
         return score_named(self.functions, self.weights, prompts, completions, completion_ids, columns, self.timeout)
+
+    def metrics(self) -> dict[str, float]:
+        """What the functions measured since this was last called. A collective."""
+        return measured(self.counting) if self.counting else {}
 
 
 @dataclass(frozen=True)
@@ -215,13 +220,17 @@ class Sampled:
     def request_of(self, iteration: int) -> tuple[list[Row], Request]:
         """The data row of each of this rank's rollouts, and the engine's request for them."""
         n, n_prompts, skipped = self.args.num_generations, self.args.prompts_per_iteration, self.state["rows_skipped"]
-        numbers = collectives.share(n_prompts)
-        rows = [self.train_row(iteration * n_prompts + skipped + i) for i in numbers]
-        # Keyed by the rollout's number among those of all ranks: the same at every number of ranks.
-        seeds = [key(self.args.seed, iteration, i * n + j, "rollout") for i in numbers for j in range(n)]
-        encoded = encode_rows(rows, self.tokenizer, self.policy, self.sampler.gen_length or 0)
-        prompts = [ids for ids in encoded for _ in range(n)]
-        return [row for row in rows for _ in range(n)], Request(prompts, seeds, self.sampler, n, self.keep_steps)
+        data, rows, seeds, prompts = list[Row](), list[Row](), list[int](), list[list[int]]()
+        for number in collectives.share(n_prompts):
+            data.append(self.train_row(iteration * n_prompts + skipped + number))
+            for j in range(n):
+                # Keyed by the rollout's number among those of all ranks: the same at every number of ranks.
+                seeds.append(key(self.args.seed, iteration, number * n + j, "rollout"))
+        encoded = encode_rows(data, self.tokenizer, self.policy, self.sampler.gen_length or 0)
+        for row, ids in zip(data, encoded, strict=True):
+            rows += [row] * n
+            prompts += [ids] * n
+        return rows, Request(prompts, seeds, self.sampler, n, self.keep_steps)
 
     def roll(self, iteration: int, observer: Observer) -> Rolled:
         self.engine.update(iteration, self.policy)
@@ -246,9 +255,9 @@ class Sampled:
         sampled = time.perf_counter()
         observer.begin("verdicts", len(rows), "completions")
         texts = decode_completions(self.tokenizer, trajectory.tokens, self.policy.eos_id)
-        turns = [Turn(b, row, request.seeds[b], texts[b]) for b, row in enumerate(rows)]
         rewards = collectives.alone(partial(self.scorer.score, rows, texts, trajectory.completion_ids()))
         observer.advance(len(rows))
+        turns = list(map(Turn, range(len(rows)), rows, request.seeds, texts))
         times = {"time/rollout": sampled - started, "time/reward": time.perf_counter() - sampled}
-        metrics = measured(self.scorer.functions) | self.engine.metrics()
+        metrics = self.scorer.metrics() | self.engine.metrics()
         return Rolled(turns, trajectory, rewards, version, metrics=metrics, times=times)

@@ -128,13 +128,21 @@ def measured(functions: Mapping[str, RewardFunction]) -> dict[str, float]:
     from lfpo.core import collectives
 
     metrics: dict[str, float] = {}
-    for name, function in functions.items():
-        counting: Any = inspect.unwrap(function.func if isinstance(function, partial) else function)
-        if (counts := getattr(counting, "counts", None)) is not None:
-            total: Counter[str] = sum(collectives.gather(Counter(counts)), Counter())
-            counts.clear()
-            metrics |= {f"rewards/{name}/{key}": value for key, value in counting.measures(total).items()}
+    for name, function in counting_ones(functions).items():
+        counting: Any = _wrapped(function)
+        total: Counter[str] = sum(collectives.gather(Counter(counting.counts)), Counter())
+        counting.counts.clear()
+        metrics |= {f"rewards/{name}/{key}": value for key, value in counting.measures(total).items()}
     return metrics
+
+
+def counting_ones(functions: Mapping[str, RewardFunction]) -> dict[str, RewardFunction]:
+    """The functions that measure something beside their rewards."""
+    return {name: f for name, f in functions.items() if getattr(_wrapped(f), "counts", None) is not None}
+
+
+def _wrapped(function: RewardFunction) -> Any:
+    return inspect.unwrap(function.func if isinstance(function, partial) else function)
 
 
 def accepted(function: RewardFunction, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,17 @@ from torch.nn import functional as F
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.attention import FULL, Structure
 
+# What trajectories may hold beside tokens, and how an error calls it. Objectives name these in `needs`. The first three
+# are fields of Trajectory.
+GIVES = {
+    "reveal_step": "the step that revealed each token",
+    "confidence": "the probability of each token when it was revealed",
+    "entropy": "the entropy of the prediction each token was drawn from",
+    "left_to_right": "tokens revealed one at a time from left to right (sampler.block_length 1)",
+    "edits": "the edits of revealed tokens",
+    "predictions": "whole predictions at scheduled steps (a reveal rule with a schedule, and no sampler.cache)",
+}
+
 
 @dataclass
 class Trajectory:

@@ -5,17 +5,28 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional as F
 
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.attention import FULL, Structure
-from lfpo.core.observer import Pass
 from lfpo.core.rng import generator
 from lfpo.core.trajectory import Trajectory, tensor_fields
 
 NEVER = torch.iinfo(torch.long).max  # a step after all others
+
+
+class Pass(NamedTuple):
+    """A policy's forward over views, with its backward pass or without. What its FLOPs depend on: the tokens of each
+    view, the number of targets, on the views' device, and which tokens attend to which."""
+
+    policy: str
+    length_S: torch.Tensor
+    targets: torch.Tensor
+    structure: Structure
+    backward: bool
 
 
 @dataclass
@@ -233,10 +244,10 @@ def fully_masked(trajectory: Trajectory, masked_prompt_BP: torch.Tensor | None =
     return noised(trajectory, rows_B, masked, trajectory.counted)
 
 
-def in_passes(views: Views, update_tokens: int) -> list[tuple[Views, torch.Tensor]]:
+def in_passes(views: Views, update_tokens: int) -> tuple[list[Views], list[torch.Tensor]]:
     """The views of each pass that has targets, without padding that they all have; and their indices."""
-    cut = [(views.select(index).trim(), index) for index in passes(views, update_tokens)]
-    return [(piece, index) for piece, index in cut if piece.target.any()]
+    places = [index for index in passes(views, update_tokens) if views.target[index].any()]
+    return [views.select(index).trim() for index in places], places
 
 
 def passes(views: Views, update_tokens: int) -> list[torch.Tensor]:
@@ -246,7 +257,7 @@ def passes(views: Views, update_tokens: int) -> list[torch.Tensor]:
     for i, unit in enumerate(views.unit.tolist()):
         units.setdefault(unit, []).append(i)
     members = list(units.values())
-    lengths = views.structure.tokens(views.attention_mask.sum(-1)).tolist()
+    lengths = (views.attention_mask.sum(-1) * (2 if views.structure.doubled else 1)).tolist()
     groups = pack_by_tokens([len(m) * max(lengths[i] for i in m) for m in members], update_tokens)
     return [torch.tensor([i for u in group for i in members[u]], device=views.row.device) for group in groups]
 

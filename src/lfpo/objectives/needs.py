@@ -5,17 +5,7 @@ from collections.abc import Collection
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.objective import Objective
-
-# What trajectories may hold beside tokens, and how an error calls it. Objectives name these in `needs`. The first three
-# are fields of Trajectory.
-GIVES = {
-    "reveal_step": "the step that revealed each token",
-    "confidence": "the probability of each token when it was revealed",
-    "entropy": "the entropy of the prediction each token was drawn from",
-    "left_to_right": "tokens revealed one at a time from left to right (sampler.block_length 1)",
-    "edits": "the edits of revealed tokens",
-    "predictions": "whole predictions at scheduled steps (a reveal rule with a schedule, and no sampler.cache)",
-}
+from lfpo.core.trajectory import GIVES
 
 # What an objective may name in `needs` beside lfpo.core.rollouts.GIVES, and how an error calls it. A model that
 # attends block by block predicts a block from itself and from the blocks before it, without masks.

@@ -14,7 +14,7 @@ from lfpo.config.reveal import own_rule
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.denoise import Finished, Forwarded, denoise
 from lfpo.core.encoding import misfit
-from lfpo.core.forward import Forward, Hook
+from lfpo.core.forward import Forward, Hook, completion_columns
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.reveal import Rule
 from lfpo.core.rollouts import LocalEngine, Request
@@ -79,7 +79,9 @@ def run_unit(
 ) -> Trajectory:
     """The trajectories of a request whose rows are sampled together and fit the model. more: further arguments of
     `rollout`."""
-    sampler = unit.sampler
+    sampler, rule = unit.sampler, find_rule(unit.sampler.rule_name)
+    if not (sampler.gen_length and sampler.block_length and (sampler.steps or rule.schedule is None)):
+        sampler = sampler.fitted("sampler", DEFAULT_LENGTH, model.block_length)
     make_forward: Callable[..., Forward] = Forward
     stores = bool(model.block_length) and store_blocks
     if stores:
@@ -87,16 +89,14 @@ def run_unit(
     elif sampler.cache != "none":
         make_forward = ApproximateCache
 
-    def make_hooks(tokens: torch.Tensor) -> list[Hook]:
-        hooks = [] if hook is None else [hook]
-        if unit.keep_steps:
-            hooks.append(KeptPredictions(unit.keep_steps, tokens, sampler, model))
-        if sampler.edits:
-            hooks.append(EditRecord(tokens))
-        return hooks
-
-    run = partial(denoise, make_forward=make_forward, make_hooks=make_hooks, whole=bool(unit.keep_steps), stores=stores)
-    return run(model, unit.prompts, sampler, unit.seeds, find_rule(sampler.rule_name), **more)
+    hooks = [] if hook is None else [hook]
+    if unit.keep_steps or sampler.edits:
+        shape = (len(unit.prompts), completion_columns(sampler, model))
+        like = torch.empty(shape, dtype=torch.long, device=model.device)
+        hooks += [KeptPredictions(unit.keep_steps, like, sampler, model)] if unit.keep_steps else []
+        hooks += [EditRecord(like)] if sampler.edits else []
+    run = partial(denoise, make_forward=make_forward, hooks=hooks, whole=bool(unit.keep_steps), stores=stores)
+    return run(model, unit.prompts, sampler, unit.seeds, rule, **more)
 
 
 def as_it_is(model: MaskedDiffusionLM, rollout_tokens: int = 16384) -> LocalEngine:

@@ -18,12 +18,12 @@ from lfpo.core.attention import Structure
 from lfpo.core.forward import left_pad
 from lfpo.core.learner import accumulate_gradients, logp_at_targets
 from lfpo.core.measures import means_over_ranks
-from lfpo.core.observer import Observer, Pass
+from lfpo.core.observer import Observer
 from lfpo.core.optim import set_lr, step_if_finite
 from lfpo.core.rng import key, python_rng
 from lfpo.core.roles import BASE, CURRENT
 from lfpo.core.trajectory import Trajectory, of_completions
-from lfpo.core.views import Views
+from lfpo.core.views import Pass, Views
 from lfpo.models import MaskedDiffusionLM
 from lfpo.objectives.vrpo import VRPO, elbos
 from lfpo.prompts.preferences import Preference, load_preferences, task_pair

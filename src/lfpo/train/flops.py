@@ -6,8 +6,8 @@ import torch
 
 from lfpo.core.attention import FULL, Structure
 from lfpo.core.model import original_shape
-from lfpo.core.observer import Pass
 from lfpo.core.trajectory import Trajectory
+from lfpo.core.views import Pass
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.experts import active_weights
 

@@ -27,10 +27,9 @@ from lfpo.core import collectives
 from lfpo.core.denoise import Finished, Forwarded
 from lfpo.core.roles import CURRENT, OLD
 from lfpo.core.rollouts import Request, Ticket, Version
-from lfpo.core.trajectory import Trajectory, join
+from lfpo.core.trajectory import GIVES, Trajectory, join
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.placement import narrow_matrices
-from lfpo.objectives.needs import GIVES
 from lfpo.rollout.sampling import run_unit
 from lfpo.train.ray_cluster import LOOK, START, cause, check_head, connect, first_line, import_ray, wait_for_start
 from lfpo.train.setup import load_policies, ready_to_sample

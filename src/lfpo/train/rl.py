@@ -21,10 +21,11 @@ from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives
 from lfpo.core.batch import Batch, gathered
 from lfpo.core.learner import Learner
-from lfpo.core.observer import Observer, Pass
+from lfpo.core.observer import Observer
 from lfpo.core.optim import Average
 from lfpo.core.roles import CURRENT, OLD
 from lfpo.core.rollouts import RolloutSource, Sampled
+from lfpo.core.views import Pass
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.loading import trained_block_length
 from lfpo.models.lora import settings_of

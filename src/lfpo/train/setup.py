@@ -30,7 +30,7 @@ from lfpo.models.fsdp import gathered, gathered_by_layer, shard
 from lfpo.models.loading import name_of
 from lfpo.models.lora import attach, inject
 from lfpo.models.placement import frozen_copy_on_cpu, sampling
-from lfpo.objectives.needs import GIVES, check_old_policy, check_rollouts, kept_steps
+from lfpo.objectives.needs import check_old_policy, check_rollouts, kept_steps
 from lfpo.prompts.dataset import is_stream, read_rows
 from lfpo.prompts.sources import PromptSource, in_epochs, task_source
 from lfpo.prompts.tasks import get_task
@@ -226,7 +226,6 @@ def local_engine(args: LFPOConfig, run: Callable[..., Trajectory] | None = None)
     return LocalEngine(
         prepared if changed else contextlib.nullcontext,
         run or run_unit,
-        GIVES,
         rollout_tokens=args.rollout_tokens,
         compiled=args.rollout_compile,
         rows_per_unit=args.engine.prompts_per_unit * args.num_generations,
