@@ -26,8 +26,9 @@ from lfpo.config.build import build
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.core.encoding import encode_rows
+from lfpo.core.engine import Request
 from lfpo.core.roles import OLD
-from lfpo.core.rollouts import Request
+from lfpo.core.rollouts import units_of
 from lfpo.core.trajectory import Trajectory
 from lfpo.models import init_model, load_tokenizer, save_model
 from lfpo.models.layouts import LAYOUTS
@@ -83,7 +84,7 @@ def _sample_on(machines: list[float]) -> None:
         )
         engine = RayEngine(args)
         engine.update(0, policy)
-        engine.sample(request.units(2 * GENERATIONS)[0])  # every worker has its weights
+        engine.sample(units_of(request, 2 * GENERATIONS)[0])  # every worker has its weights
         engine.metrics()
         began = time.perf_counter()
         engine.sample(request)

@@ -15,7 +15,7 @@ from lfpo.config.sampler import SamplerConfig
 from lfpo.core.attention import Structure
 from lfpo.core.reveal import Revealed
 from lfpo.core.trajectory import GIVES, Trajectory
-from lfpo.core.views import replay
+from lfpo.core.visited import replay
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.objectives.needs import check_rollouts

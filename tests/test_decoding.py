@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lfpo.config.build import build
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
-from lfpo.core.reveal import reveal_counts
+from lfpo.core.schedule import reveal_counts
 from lfpo.rollout.reveal import Proposal
 from lfpo.rollout.reveal.published import origin_steps
 from lfpo.rollout.sampling import find_rule

@@ -27,8 +27,9 @@ from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives
+from lfpo.core.engine import Request
 from lfpo.core.roles import CURRENT, OLD
-from lfpo.core.rollouts import LocalEngine, Request
+from lfpo.core.rollouts import LocalEngine
 from lfpo.core.trajectory import Trajectory
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.loading import EMBEDDED

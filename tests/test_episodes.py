@@ -15,11 +15,13 @@ from lfpo import LFPOConfig, LFPOTrainer, SamplerConfig
 from lfpo.config.errors import UserError
 from lfpo.core.batch import Batch, gathered
 from lfpo.core.encoding import encode_prompt
+from lfpo.core.engine import Engine, Request
 from lfpo.core.forward import left_pad
 from lfpo.core.observer import Observer
-from lfpo.core.rollouts import Engine, Request, Sampled
+from lfpo.core.rollouts import Sampled
 from lfpo.core.trajectory import Trajectory, of_completions
-from lfpo.core.views import fully_masked, replay
+from lfpo.core.views import fully_masked
+from lfpo.core.visited import replay
 from lfpo.models import load_model, load_tokenizer
 from lfpo.objectives import make_objective
 from lfpo.prompts.sources import PromptSource

@@ -12,7 +12,7 @@ from lfpo.config.models import LoraSettings
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.predictions import Predictions
 from lfpo.core.roles import CURRENT, OLD
-from lfpo.core.views import replay
+from lfpo.core.visited import replay
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.lora import attach
 from lfpo.models.placement import frozen_copy_on_cpu, sampling

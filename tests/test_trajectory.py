@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.rng import generator
 from lfpo.core.trajectory import Trajectory, of_completions
-from lfpo.core.views import stratified_indices
+from lfpo.core.visited import stratified_indices
 
 MASK, EOS = 90, 91
 

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
-from lfpo.core.rollouts import Request
+from lfpo.core.engine import Request
 from lfpo.models import FAMILIES, load_model, load_tokenizer
 from lfpo.models.loading import EMBEDDED
 from lfpo.prompts.tasks import get_task

@@ -28,8 +28,9 @@ from lfpo.core.forward import (
     unstarted,
 )
 from lfpo.core.model import MaskedDiffusionLM
-from lfpo.core.reveal import TOKENS, Pace, Proposal, Revealed, Rule, reveal_schedule
+from lfpo.core.reveal import TOKENS, Pace, Proposal, Revealed, Rule
 from lfpo.core.rng import uniform
+from lfpo.core.schedule import reveal_schedule
 from lfpo.core.trajectory import Trajectory
 
 # Steps between two looks for finished rows, by device: on a GPU, looking waits for all queued work.
@@ -66,7 +67,7 @@ def denoise(
         finished block comes between two blocks.
     """
     every, sizes = unstarted(prompts, seeds, sampler, model), sizes_of_blocks(prompts, sampler, model)
-    counts = reveal_schedule(sampler, rule)
+    counts = reveal_schedule(sampler, rule) if rule.schedule else torch.zeros(0, dtype=torch.long)
     denoiser = Denoiser(model, sampler, rule, counts.to(model.device), hooks, whole=whole, stores=stores)
     stops = sampler.stops_at_eos or bool(model.block_length)
     pace = Pace(sampler, rule, counts.tolist(), seeds, sizes, stops=stops, stores=stores)

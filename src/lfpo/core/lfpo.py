@@ -14,7 +14,8 @@ from lfpo.core.objective import Objective
 from lfpo.core.predictions import Predictions
 from lfpo.core.roles import CURRENT, OLD
 from lfpo.core.trajectory import Trajectory
-from lfpo.core.views import Views, masked_at_random, visited_states
+from lfpo.core.views import Views, masked_at_random
+from lfpo.core.visited import visited_states
 
 
 class LFPO(settings.LFPO, Objective):

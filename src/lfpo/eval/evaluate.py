@@ -8,8 +8,8 @@ from lfpo.base import distributed
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core import collectives
 from lfpo.core.encoding import decode_completions, encode_rows, prefill
+from lfpo.core.engine import Engine, Request
 from lfpo.core.rng import key
-from lfpo.core.rollouts import Engine, Request
 from lfpo.core.scoring import copied
 from lfpo.core.trajectory import Trajectory, join
 from lfpo.eval.estimates import scores

@@ -19,9 +19,10 @@ from lfpo.core import collectives
 from lfpo.core.batch import Rolled, Turn
 from lfpo.core.denoise import Finished
 from lfpo.core.encoding import decode_completions, encode_prompt, misfit, prefill, without_prefill
+from lfpo.core.engine import Engine, Request
 from lfpo.core.observer import Observer
 from lfpo.core.rng import key
-from lfpo.core.rollouts import Engine, Request, Sampled
+from lfpo.core.rollouts import Sampled
 from lfpo.core.scoring import Rewards, attempt, copied
 from lfpo.core.scoring import number as as_reward
 from lfpo.core.trajectory import Trajectory, join

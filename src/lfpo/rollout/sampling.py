@@ -14,10 +14,11 @@ from lfpo.config.reveal import own_rule
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.denoise import Finished, Forwarded, denoise
 from lfpo.core.encoding import misfit
+from lfpo.core.engine import Request
 from lfpo.core.forward import Forward, Hook, completion_columns
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.reveal import Rule
-from lfpo.core.rollouts import LocalEngine, Request
+from lfpo.core.rollouts import LocalEngine
 from lfpo.core.trajectory import Trajectory
 from lfpo.rollout.cached import ApproximateCache, StoredBlocks
 from lfpo.rollout.edits import EditRecord

@@ -13,8 +13,8 @@ import torch
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core import collectives
 from lfpo.core.encoding import encode_rows
+from lfpo.core.engine import Engine, Request
 from lfpo.core.rng import key
-from lfpo.core.rollouts import Engine, Request
 from lfpo.eval.evaluate import Answer, EvalResult, evaluate
 from lfpo.models import MaskedDiffusionLM
 from lfpo.prompts.sources import PromptSource

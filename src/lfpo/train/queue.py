@@ -20,8 +20,9 @@ from lfpo.core import collectives
 from lfpo.core.attention import Structure
 from lfpo.core.batch import Rolled
 from lfpo.core.denoise import Finished
+from lfpo.core.engine import AsyncEngine, Engine, Request, Ticket
 from lfpo.core.observer import Observer
-from lfpo.core.rollouts import AsyncEngine, Engine, Request, Sampled, Ticket
+from lfpo.core.rollouts import Sampled
 from lfpo.core.trajectory import Trajectory, join, tensor_fields
 from lfpo.models.tensor_files import save_tensors
 from lfpo.rollout.edits import EditedTrajectory

@@ -25,8 +25,9 @@ from lfpo.config.errors import UserError
 from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives
 from lfpo.core.denoise import Finished, Forwarded
+from lfpo.core.engine import Request, Ticket, Version
 from lfpo.core.roles import CURRENT, OLD
-from lfpo.core.rollouts import Request, Ticket, Version
+from lfpo.core.rollouts import units_of
 from lfpo.core.trajectory import GIVES, Trajectory, join
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.placement import narrow_matrices
@@ -238,7 +239,7 @@ class RayEngine:
         requests, job = distributed.gather_to_first(request), None
         if collectives.rank() == 0:
             size = (self.settings.prompts_per_unit or 1) * self.args.num_generations
-            cut = [(r, unit) for r, asked in enumerate(requests) if asked for unit in asked.units(size)]
+            cut = [(r, unit) for r, asked in enumerate(requests) if asked for unit in units_of(asked, size)]
             units, ranks = [unit for _, unit in cut], [r for r, _ in cut]
             job = self.dispatcher.submit(Job(self.version, self.weights, units, ranks))
         return Ticket(self.version, job)

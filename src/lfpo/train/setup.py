@@ -19,9 +19,10 @@ from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.config.training import TrainingConfig
 from lfpo.core import collectives
+from lfpo.core.engine import Engine
 from lfpo.core.objective import Objective
 from lfpo.core.roles import BASE, CURRENT, OLD
-from lfpo.core.rollouts import Engine, LocalEngine
+from lfpo.core.rollouts import LocalEngine
 from lfpo.core.trajectory import Trajectory
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.models.four_bit import quantize

@@ -11,8 +11,8 @@ from lfpo.core.attention import Structure
 from lfpo.core.learner import optimizer_blocks
 from lfpo.core.objective import Objective
 from lfpo.core.predictions import Predictions
-from lfpo.core.reveal import reveal_schedule
 from lfpo.core.roles import BASE, CURRENT, OLD
+from lfpo.core.schedule import reveal_schedule
 from lfpo.core.trajectory import Trajectory, of_completions
 from lfpo.core.views import Views
 from lfpo.models import init_model
