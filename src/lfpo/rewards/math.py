@@ -65,13 +65,22 @@ def number_accuracy(text: str, answer: str) -> float:
 @each
 def math_accuracy(text: str, answer: str) -> float:
     """1 where the marked answer is mathematically equal to the reference, else 0."""
+    check_installed()
     return equivalent(marked_answer(text) or "", answer)
 
 
 @each
 def boxed_accuracy(text: str, answer: str) -> float:
     """Like math_accuracy, but only a `\\boxed{}` answer counts (d1's reward on MATH)."""
+    check_installed()
     return equivalent(last_boxed(text) or "", answer)
+
+
+def check_installed() -> None:
+    """Raise UserError where math-verify is missing: without it right answers would count as wrong. Called for every
+    answer, so that a run is told with its first one, and not with the first that needs algebra."""
+    if os.name == "posix" and importlib.util.find_spec("math_verify") is None:
+        raise UserError("answers of MATH are graded by math-verify, which is not installed: pip install math-verify")
 
 
 def same_number(answer: str, gold: str) -> bool:
@@ -235,13 +244,12 @@ def readable(text: str) -> bool:
 def by_algebra(answer: str, gold: str, decimals: int | None = None) -> bool:
     """Whether two LaTeX expressions are equal by value (`same_value`), or when rounded to `decimals` places.
 
-    False on Windows (where a process cannot be limited), and when the child is killed. Raises UserError where
-    math-verify is not installed: without it right answers would count as wrong.
+    False on Windows (where a process cannot be limited), and when the child is killed. Raises UserError as
+    `check_installed`.
     """
     if os.name != "posix" or not (readable(answer) and readable(gold)):
         return False
-    if importlib.util.find_spec("math_verify") is None:
-        raise UserError("answers of MATH are graded by math-verify, which is not installed: pip install math-verify")
+    check_installed()
     try:
         return _CHILD.call(gold=gold, answer=answer, decimals=decimals) is True
     except ChildFailed:

@@ -119,17 +119,23 @@ def measured(functions: Sequence[RewardFunction]) -> dict[str, float]:
     """What functions measure beside their rewards, as `rewards/NAME/KEY`, since this was last called. A collective.
 
     Such a function, or the one that it wraps, has `counts`, a Counter, which is emptied here, and `measures`, which
-    turns the sum of all ranks' counts into metrics.
+    turns the sum of all ranks' counts into metrics. Raises UserError for a KEY that its rewards use.
     """
     from lfpo.base import distributed
 
     metrics: dict[str, float] = {}
     for function, name in zip(functions, reward_names(functions), strict=True):
         counting: Any = inspect.unwrap(function.func if isinstance(function, partial) else function)
-        if (counts := getattr(counting, "counts", None)) is not None:
+        counts = getattr(counting, "counts", None)
+        if isinstance(counts, Counter) and callable(getattr(counting, "measures", None)):
             total: Counter[str] = sum(distributed.gather(Counter(counts)), Counter())
             counts.clear()
-            metrics |= {f"rewards/{name}/{key}": value for key, value in counting.measures(total).items()}
+            own = counting.measures(total)
+            if clash := {"mean", "failed"} & own.keys():
+                raise UserError(
+                    f"reward function {name!r}: `measures` gives {min(clash)!r}, which its rewards have too"
+                )
+            metrics |= {f"rewards/{name}/{key}": value for key, value in own.items()}
     return metrics
 
 
