@@ -214,7 +214,7 @@ def _same_parts(answer: Parts, gold: Parts) -> bool:
 
 
 def _readings(text: str) -> list[Parts]:
-    """What a text may mean: in brackets `1,234` is one number or two; one where `, ` separates others, or as `1,000`."""
+    """What a text may mean: in brackets `1,234` is one number or two; one where `, ` separates others, as `1,000`."""
     plain, inner = _parts(text), _BRACKETS.fullmatch(text.strip())
     grouped = _parts(_GROUPED_INSIDE.sub(lambda found: found[0].replace(",", ""), text)) if inner else plain
     if grouped == plain:
