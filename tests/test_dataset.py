@@ -54,7 +54,7 @@ def test_a_named_data_set_trains_for_epochs_with_its_columns_renamed_and_its_row
     assert [row["prompt"] for row in trainer.source.rows] == [row["question"] for row in QUESTIONS]
     assert [row["answer"] for row in trainer.source.eval_rows] == ["2", "3", "4"]
     trainer.train()
-    assert "max_steps: 3" in (tmp_path / "run/config.yaml").read_text()
+    assert "max_steps: -1" in (tmp_path / "run/config.yaml").read_text()  # as it was given
     assert "- Data: `data`" in (tmp_path / "run/model/README.md").read_text()
 
 

@@ -373,7 +373,7 @@ def test_sudoku_by_hand() -> None:
     def both(answer: str) -> tuple[float, float]:
         completion = [f"<answer>{answer}</answer>"]
         graders = (sudoku.sudoku_accuracy, sudoku.sudoku_cells)
-        return tuple(grader(None, completion, **columns)[0] for grader in graders)  # type: ignore[return-value]
+        return tuple(grader(None, completion, **columns)[0] for grader in graders)
 
     assert both(solution) == (1.0, 1.0)
     assert both("3142 2431\n4213 1324") == (1.0, 1.0)

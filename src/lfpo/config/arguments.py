@@ -87,5 +87,6 @@ def configure(
     given = {name: overrides.pop(name) for name in flags if name in overrides}
     for name, value in given.items():
         if not isinstance(value, bool):
-            raise UserError(f"--{name} takes no value, found {value!r}")
+            newest = " and goes on from the newest checkpoint of output_dir" if name == "resume" else ""
+            raise UserError(f"--{name} takes no value{newest}, found {value!r}")
     return build(cls, merge(values, overrides), f"lfpo {command}"), {name for name, value in given.items() if value}

@@ -174,6 +174,9 @@ def refusal(
     """
     shown = next((text for text in (name, f"{name}: {value}") if text in refused and name not in known), None)
     shown = shown or (f"{name}: {value}" if f"{name}: {value}" in refused else None)
+    if shown == name and isinstance(value, Mapping):  # a group of settings: of the first one that has a counterpart
+        inner = (f"{name}.{key}".split(".") for key in flattened(dict(value)))
+        shown = next((key for p in inner for n in range(len(p), 1, -1) if (key := ".".join(p[:n])) in refused), shown)
     if shown is not None:
         return f"{shown!r} {refused[shown]}"
     return None if name in known else f"unknown key {name!r}{nearest(name, known, listed)}"
@@ -206,6 +209,8 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
 def read_value(value: Any, hint: Any, where: str) -> Any:
     """`value` converted to the type `hint`. Raises UserError, beginning with `where`, where it does not fit."""
     origin, inner, errors = typing.get_origin(hint), typing.get_args(hint), []
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():
+        value = value.item()  # a number of numpy or torch
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in inner:

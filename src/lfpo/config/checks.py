@@ -54,8 +54,8 @@ def check_ranges(settings: Any) -> None:
     for name, hint in typing.get_type_hints(type(settings), include_extras=True).items():
         for limit in limits(hint):
             value = getattr(settings, name)
-            if value is not None and not limit.holds(value):
-                raise ValueError(f"{name} {value} must {limit.must}")
+            if value is not None and (infinite := abs(value) == math.inf) | (not limit.holds(value)):
+                raise ValueError(f"{name} {value} must {'be finite' if infinite else limit.must}")
 
 
 def limits(hint: Any) -> Iterator[Range]:

@@ -48,7 +48,14 @@ def run_length(
         )
     # From the decimals as they were typed: 0.1 as a float is a little more, which would round up to one more iteration.
     passes = Fraction(str(num_train_epochs))
-    iterations = math.ceil(passes * rows / batch) if by_epochs else default if max_steps == UNSET else max_steps
+    # Less a billionth, so that a float such as 7/3 does not round up either.
+    iterations = (
+        math.ceil(passes * rows / batch * (1 - Fraction(1, 10**9)))
+        if by_epochs
+        else default
+        if max_steps == UNSET
+        else max_steps
+    )
     if not by_epochs:
         passes = Fraction(iterations * batch, rows) if rows else Fraction(1)
     return Length(iterations, math.ceil(passes), rows, batch)

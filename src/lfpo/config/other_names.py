@@ -9,7 +9,7 @@ SAMPLER, OBJECTIVE = "sampler=SamplerConfig({}=...)", "objective={{'name': ..., 
 def _inside(key: str) -> str:
     """The hint for a name that is a key of the sampler's or the objective's settings."""
     group, _, name = key.partition(".")
-    python = (SAMPLER if group == "sampler" else OBJECTIVE).format(name)
+    python = (SAMPLER if group == "sampler" else OBJECTIVE).format(name).replace("'name': ..., 'name'", "'name'")
     return f"is {key} here (in Python {python})"
 
 
@@ -20,6 +20,8 @@ _REFERENCE = "is ema_decay here: theta_old follows theta after each iteration"
 _LOGGED = "is not needed: every iteration is logged in metrics.jsonl; leave it out"
 _RESUME = "is no key: --resume on the command line, or train(resume=True), goes on from the newest checkpoint"
 _ADAPTER = "is a key of 'lora' here: lora={'r': ..., 'lora_alpha': ..., 'target_modules': ...}"
+_BETA = "is objective.beta here, for GRPO's variants; LFPO's beta is another quantity (see docs/objectives.md)"
+_PROMPTS = "is filter_overlong_prompts here: prompts are never cut, but too long ones may be left out"
 _NOTHING = "has no counterpart here; leave it out"
 _MODEL = "is 'model' here: a folder, a hub id or 'embedded'"
 
@@ -36,9 +38,11 @@ SHARED: dict[str, str] = {
     "lora_r": _ADAPTER,
     "lora_alpha": _ADAPTER,
     "lora_target_modules": _ADAPTER,
+    "load_in_8bit": "is load_in_4bit here",
     "lora_dropout": "has no counterpart here: with dropout two forwards of a policy would differ; leave it out",
     "warmup_ratio": "is warmup_steps here, in optimiser steps",
     "resume_from_checkpoint": _RESUME,
+    "resume": _RESUME,
     "load_best_model_at_end": "is not supported: the last weights are exported. Give callbacks the best metric with "
     "metric_for_best_model, and take a checkpoint's model from checkpoints/step-N/model",
     "eval_strategy": "is eval_steps here (0: no evaluation)",
@@ -83,7 +87,9 @@ _LEFT_OUT = (
     "importance_sampling_level multi_objective_aggregation mask_truncated_completions top_entropy_quantile "
     "max_tool_calling_iterations off_policy_mask_threshold use_bias_correction_kl num_completions_to_print "
     "log_unique_prompts log_completions_hub_repo use_liger_loss attn_implementation trust_remote_code "
-    "dataset_streaming gradient_accumulation_kwargs"
+    "dataset_streaming gradient_accumulation_kwargs model_revision lora_target_parameters lora_modules_to_save "
+    "lora_task_type use_rslora use_dora bnb_4bit_quant_type use_bnb_nested_quant bnb_4bit_quant_storage "
+    "router_aux_loss_coef pad_to_multiple_of vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg"
 )
 _VLLM = (
     "use_vllm vllm_mode vllm_model_impl vllm_structured_outputs_regex vllm_guided_decoding_regex vllm_server_base_url "
@@ -93,38 +99,108 @@ _VLLM = (
 )
 SHARED |= dict.fromkeys(_LEFT_OUT.split(), _NOTHING) | dict.fromkeys(_VLLM.split(), _ENGINE)
 
+# verl's settings, by their dotted names.
+VERL: dict[str, str] = {
+    "data": "is verl's: data_file, eval_file, columns and map_row say which rows there are",
+    "data.train_files": "is data_file here",
+    "data.val_files": "is eval_file here",
+    "data.train_batch_size": "is prompts_per_iteration here",
+    "data.prompt_key": "is columns here: {KEY: prompt}",
+    "data.max_prompt_length": _PROMPTS,
+    "data.max_response_length": _inside("sampler.gen_length"),
+    "data.filter_overlong_prompts": "is filter_overlong_prompts here, without data",
+    "actor_rollout_ref": "is verl's: see model, lora, learning_rate, num_generations, sampler and objective",
+    "actor_rollout_ref.model.path": _MODEL,
+    "actor_rollout_ref.model.lora_rank": _ADAPTER,
+    "actor_rollout_ref.model.enable_gradient_checkpointing": "is gradient_checkpointing here",
+    "actor_rollout_ref.actor.optim.lr": "is learning_rate here",
+    "actor_rollout_ref.actor.optim.lr_warmup_steps": "is warmup_steps here",
+    "actor_rollout_ref.actor.ppo_mini_batch_size": "is optimizer_steps_per_iteration here: parts of an iteration",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "is update_tokens here: tokens of one pass",
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": "is update_tokens here: tokens of one pass",
+    "actor_rollout_ref.actor.ppo_epochs": _inside("objective.num_iterations"),
+    "actor_rollout_ref.actor.clip_ratio": _inside("objective.epsilon"),
+    "actor_rollout_ref.actor.clip_ratio_high": _inside("objective.epsilon_high"),
+    "actor_rollout_ref.actor.kl_loss_coef": _BETA,
+    "actor_rollout_ref.actor.grad_clip": "is max_grad_norm here",
+    "actor_rollout_ref.actor.fsdp_config": "is fsdp, fsdp_size and offload_reference here",
+    "actor_rollout_ref.rollout.n": "is num_generations here",
+    "actor_rollout_ref.rollout.name": _ENGINE,
+    "actor_rollout_ref.rollout.temperature": _inside("sampler.temperature"),
+    "actor_rollout_ref.rollout.response_length": _inside("sampler.gen_length"),
+    "critic": "is verl's, and no objective here has a critic; leave it out",
+    "reward_model": "is not supported: give a function, which may call a model, as reward_funcs",
+    "custom_reward_function": "is reward_funcs here: [module.function]",
+    "algorithm": "is verl's: see objective",
+    "algorithm.adv_estimator": _inside("objective.name"),
+    "trainer": "is verl's: see output_dir, max_steps, num_train_epochs, save_steps, eval_steps and report_to",
+    "trainer.total_epochs": "is num_train_epochs here",
+    "trainer.total_training_steps": "is max_steps here: iterations",
+    "trainer.save_freq": "is save_steps here",
+    "trainer.test_freq": "is eval_steps here",
+    "trainer.logger": "is report_to here",
+    "trainer.default_local_dir": "is output_dir here",
+    "trainer.experiment_name": "is the last part of output_dir here",
+    "trainer.project_name": "is read from WANDB_PROJECT or TRACKIO_PROJECT; leave it out",
+    "trainer.n_gpus_per_node": "is said to torchrun: --nproc_per_node",
+    "trainer.nnodes": "is said to torchrun: --nnodes",
+    "trainer.resume_mode": _RESUME,
+    "trainer.max_actor_ckpt_to_keep": "is save_total_limit here",
+}
+# The same without what stands before the last dot, where that tells enough.
+VERL |= {last: text for name, text in VERL.items() if "_" in (last := name.rpartition(".")[2])}
+
 # Of `lfpo train`: GRPOConfig's.
-TRAINING: dict[str, str] = SHARED | {
-    "max_completion_length": _inside("sampler.gen_length"),
-    "max_new_tokens": _inside("sampler.gen_length"),
-    **{name: _inside(f"sampler.{name}") for name in ("temperature", "top_p", "top_k")},
-    **{name: _inside(f"objective.{name}") for name in ("num_iterations", "epsilon", "epsilon_high")},
-    "beta": "is objective.beta here, for GRPO's variants; LFPO's beta is another quantity (see docs/objectives.md)",
-    "loss_type": _inside("objective.name"),
-    "scale_rewards": "is objective.advantage here (zscore_sample, mean), and of LFPO objective.deviation",
-    "per_device_train_batch_size": _BATCH,
-    "train_batch_size": _BATCH,
-    "gradient_accumulation_steps": _BATCH,
-    "generation_batch_size": _BATCH,
-    "steps_per_generation": "is optimizer_steps_per_iteration here: optimiser steps after each time of sampling",
-    "max_prompt_length": "is filter_overlong_prompts here: prompts are never cut, but too long ones may be left out",
-    "sync_ref_model": _REFERENCE,
-    "ref_model_mixup_alpha": _REFERENCE,
-    "ref_model_sync_steps": _REFERENCE,
-    "logging_steps": _LOGGED,
-    "reward_model_name_or_path": "is not supported: give a function, which may call a model, as reward_funcs",
-}
+TRAINING: dict[str, str] = (
+    VERL
+    | SHARED
+    | {
+        "max_completion_length": _inside("sampler.gen_length"),
+        "max_new_tokens": _inside("sampler.gen_length"),
+        **{name: _inside(f"sampler.{name}") for name in ("temperature", "top_p", "top_k")},
+        **{name: _inside(f"objective.{name}") for name in ("num_iterations", "epsilon", "epsilon_high")},
+        "beta": _BETA,
+        "loss_type": _inside("objective.name"),
+        "scale_rewards": "is objective.advantage here (zscore_sample, mean), and of LFPO objective.deviation",
+        "per_device_train_batch_size": _BATCH,
+        "train_batch_size": _BATCH,
+        "gradient_accumulation_steps": _BATCH,
+        "generation_batch_size": _BATCH,
+        "steps_per_generation": "is optimizer_steps_per_iteration here: optimiser steps after each time of sampling",
+        "max_prompt_length": _PROMPTS,
+        "sync_ref_model": _REFERENCE,
+        "ref_model_mixup_alpha": _REFERENCE,
+        "ref_model_sync_steps": _REFERENCE,
+        "logging_steps": _LOGGED,
+        "reward_model_name_or_path": "is not supported: give a function, which may call a model, as reward_funcs",
+    }
+)
+_OF_EXAMPLES = (
+    "chat_template_path dataset_text_field dataset_kwargs dataset_num_proc eos_token pad_token packing "
+    "packing_strategy padding_free eval_packing completion_only_loss assistant_only_loss loss_type "
+    "activation_offloading model_adapter_name ref_adapter_name force_use_ref_model use_logits_to_keep padding_value "
+    "label_pad_token_id max_prompt_length truncation_mode precompute_ref_log_probs precompute_ref_batch_size tools "
+    "loss_weights ld_alpha f_divergence_type f_alpha_divergence_coef discopo_tau use_weighting rpo_alpha "
+    "label_smoothing sync_ref_model ref_model_mixup_alpha ref_model_sync_steps reference_free metric_for_best_model "
+    "greater_is_better"
+)
 # Of `lfpo sft` and `lfpo dpo`: SFTConfig's and DPOConfig's.
-EXAMPLES: dict[str, str] = SHARED | {
-    "per_device_train_batch_size": "is batch_size here: examples of a step, over all ranks",
-    "train_batch_size": "is batch_size here: examples of a step, over all ranks",
-    "gradient_accumulation_steps": "is not needed: batch_size counts examples, and update_tokens bounds memory",
-    "max_length": "is gen_length here: tokens of a completion",
-    "max_seq_length": "is gen_length here: tokens of a completion",
-    "max_completion_length": "is gen_length here",
-    "dataset_name": "is data_file here: a file of rows",
-    "ref_model_init_kwargs": "is not needed: the base policy is the model that training starts from",
-}
+EXAMPLES: dict[str, str] = (
+    SHARED
+    | dict.fromkeys(_OF_EXAMPLES.split(), _NOTHING)
+    | {
+        "push_to_hub": "is not supported: `lfpo push RUN USER/NAME` uploads the trained model",
+        "hub_model_id": "is not supported: `lfpo push RUN USER/NAME` uploads the trained model",
+        "per_device_train_batch_size": "is batch_size here: examples of a step, over all ranks",
+        "train_batch_size": "is batch_size here: examples of a step, over all ranks",
+        "gradient_accumulation_steps": "is not needed: batch_size counts examples, and update_tokens bounds memory",
+        "max_length": "is gen_length here: tokens of a completion",
+        "max_seq_length": "is gen_length here: tokens of a completion",
+        "max_completion_length": "is gen_length here",
+        "dataset_name": "is data_file here: a file of rows",
+        "ref_model_init_kwargs": "is not needed: the base policy is the model that training starts from",
+    }
+)
 # Arguments of GRPOTrainer.
 ARGUMENTS: dict[str, str] = {
     "processing_class": "is tokenizer here",
@@ -137,4 +213,20 @@ ARGUMENTS: dict[str, str] = {
     "tools": "is args.environment here: a class whose objects take turns with the model",
     "quantization_config": "is load_in_4bit here, a key of args",
     "ref_model": "is not needed: theta_old starts as the model itself",
+    "model_init": "is not needed: a model's name is loaded anew",
+    "compute_loss_func": "is args.objective here: a class of your own (see CONTRIBUTING.md)",
+    "optimizer_cls_and_kwargs": "is not supported: set optim, learning_rate and lr_scheduler_type",
+    "preprocess_logits_for_metrics": "is not supported: give a reward function with weight 0",
+}
+# Methods and attributes of GRPOTrainer.
+METHODS: dict[str, str] = {
+    "save_model": "(train() returns the folder of the trained model; or lfpo.models.save_model)",
+    "save_state": "(checkpoints hold it)",
+    "push_to_hub": "(set push_to_hub, or `lfpo push RUN USER/NAME`)",
+    "predict": "(`lfpo eval` samples and grades; lfpo.eval.evaluate in Python)",
+    "log_metrics": "(metrics are in trainer.run.read_metrics())",
+    "save_metrics": "(metrics are in metrics.jsonl of the run's folder)",
+    "processing_class": "(it is tokenizer here)",
+    "lr_scheduler": "(callbacks get it as lr_scheduler)",
+    "accelerator": "(lfpo.base.distributed has rank and world)",
 }

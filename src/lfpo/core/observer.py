@@ -63,9 +63,12 @@ class Observer:
         return time.monotonic() - self.started
 
     def count(self) -> str:
-        """Such as `64 of 128 rollouts, 30 forwards of 32 rows, 1,234 tokens/s`."""
-        parts = [f"{self.done} of {self.total} {self.unit}"] if self.total else []
-        parts += [f"{self.forwards:,} forwards of {self.rows} rows"] if self.forwards else []
+        """Such as `64 of 128 rollouts, 30 forwards of 32 rows, 1,234 tokens/s`; `128 rollouts, none done yet` until
+        something can be counted."""
+        parts = [f"{self.done} of {self.total} {self.unit}"] if self.total and (self.done or self.forwards) else []
+        parts += [f"{self.total} {self.unit}, none done yet"] if self.total and not parts else []
+        several = "s" if self.forwards > 1 else ""
+        parts += [f"{self.forwards:,} forward{several} of {self.rows} rows"] if self.forwards else []
         parts += [f"{self.tokens / max(self.seconds, 1e-9):,.0f} tokens/s"] if self.tokens else []
         return ", ".join(parts)
 

@@ -123,7 +123,7 @@ def measured(functions: Mapping[str, RewardFunction]) -> dict[str, float]:
     """What functions measure beside their rewards, as `rewards/NAME/KEY`, since this was last called. A collective.
 
     Such a function, or the one that it wraps, has `counts`, a Counter, which is emptied here, and `measures`, which
-    turns the sum of all ranks' counts into metrics.
+    turns the sum of all ranks' counts into metrics. Raises UserError for a KEY that its rewards use.
     """
     from lfpo.core import collectives
 
@@ -132,13 +132,20 @@ def measured(functions: Mapping[str, RewardFunction]) -> dict[str, float]:
         counting: Any = _wrapped(function)
         total: Counter[str] = sum(collectives.gather(Counter(counting.counts)), Counter())
         counting.counts.clear()
-        metrics |= {f"rewards/{name}/{key}": value for key, value in counting.measures(total).items()}
+        own = counting.measures(total)
+        if clash := {"mean", "failed"} & own.keys():
+            raise UserError(f"reward function {name!r}: `measures` gives {min(clash)!r}, which its rewards have too")
+        metrics |= {f"rewards/{name}/{key}": value for key, value in own.items()}
     return metrics
 
 
 def counting_ones(functions: Mapping[str, RewardFunction]) -> dict[str, RewardFunction]:
     """The functions that measure something beside their rewards."""
-    return {name: f for name, f in functions.items() if getattr(_wrapped(f), "counts", None) is not None}
+
+    def counts(function: Any) -> bool:
+        return isinstance(getattr(function, "counts", None), Counter) and callable(getattr(function, "measures", None))
+
+    return {name: f for name, f in functions.items() if counts(_wrapped(f))}
 
 
 def _wrapped(function: RewardFunction) -> Any:

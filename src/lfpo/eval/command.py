@@ -62,6 +62,9 @@ def run_eval(config: EvalConfig) -> list[dict[str, Any]]:
             console.print(f"{job.task.name}: already evaluated with these settings, see {job.path}", highlight=False)
     results = [found for found in stored if found is not None]
     if len(results) < len(jobs):
+        for job, found in zip(jobs, stored, strict=True):
+            if found is None:  # what a grader lacks is told before anything is loaded or sampled
+                job.task.correct_all(job.rows[:1], [""] * len(job.rows[:1]))
         dtype, device = getattr(torch, config.dtype), collectives.device()
         collectives.together(lambda: check_memory(resolve(config.model), dtype, device))
         model = load_model(config.model, dtype=dtype, device=device)
@@ -140,6 +143,8 @@ def sample_and_grade(
     records = sorted(done + [r for part in collectives.gather(new) for r in part], key=pair_of)
     answers = [Answer(**record) for record in records]
     tokens = sum(a.length for a in answers)
+    if len(answers) > 1:
+        console.print(f"{job.task.name}: grading {len(answers)} completions", highlight=False)
     verdicts = grade(job.task.correct_all, [job.rows[a.problem] for a in answers], [a.completion for a in answers])
     result = {
         "task": job.task.name,

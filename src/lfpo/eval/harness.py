@@ -155,6 +155,7 @@ class LfpoLM(LM):
         mine = collectives.share(len(items))
         done: list[R] = []
         with progress(what, len(mine), "requests", self.console) as state:
+            self.forwarded = self.engine.forwarded = state.forward
             for start in range(0, len(mine), CHUNK):
                 part = [items[i] for i in mine[start : start + CHUNK]]
                 done += work(part)
@@ -177,7 +178,7 @@ class LfpoLM(LM):
 
     def _logp(self, pairs: Sequence[Pair]) -> list[float]:
         how: dict[str, Any] = {"mc_num": self.mc_num, "cfg_scale": self.cfg_scale, "tokens": self.rollout_tokens}
-        return likelihood_bounds(self.model, pairs, **how)
+        return likelihood_bounds(self.model, pairs, forwarded=self.forwarded, **how)
 
     def _bounds(self, pairs: Sequence[Pair]) -> list[tuple[float, bool]]:
         greedy = self._greedy(pairs) if self.check_greedy else [False] * len(pairs)

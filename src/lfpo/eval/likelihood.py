@@ -11,7 +11,7 @@ of the prompt. Tokens of the last block past the answer's end are masked and not
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,13 +101,20 @@ def block_maskings(pair: Pair, mc_num: int, block_length: int | None) -> tuple[t
 
 @torch.no_grad()
 def likelihood_bounds(
-    model: MaskedDiffusionLM, pairs: Sequence[Pair], *, mc_num: int = 128, cfg_scale: float = 0.0, tokens: int = 16384
+    model: MaskedDiffusionLM,
+    pairs: Sequence[Pair],
+    *,
+    mc_num: int = 128,
+    cfg_scale: float = 0.0,
+    tokens: int = 16384,
+    forwarded: Callable[[int], None] = lambda rows: None,
 ) -> list[float]:
     """The bound of each pair, in nats.
 
     mc_num: noised copies of each answer; an answer with at most that many ways of masking is computed exactly.
     cfg_scale: guidance against the masked prompt, as in generation; above 0 it doubles the forwards.
-    tokens: rows x length in one forward; it changes results by rounding only.
+    tokens: rows x length in one forward; it changes results by rounding only. forwarded: called after each forward with
+        the number of its rows.
     """
     was_training = model.training
     model.eval()
@@ -122,6 +129,7 @@ def likelihood_bounds(
         index, masked, weights = zip(*(copies[k] for k in pack), strict=True)
         summed = _weighted_logp(model, [pairs[i] for i in index], masked, weights, cfg_scale)
         total.index_add_(0, torch.tensor(index), summed)
+        forwarded(len(index))
     model.train(was_training)
     return total.tolist()
 

@@ -43,6 +43,7 @@ def run_data(run: Run) -> dict[str, Any]:
     if info.get("kind") != "train":
         raise UserError(f"{run.dir}: holds a run of `lfpo {info.get('kind')}`; a report needs one of lfpo train")
     config = load_yaml(run.dir / "config.yaml")
+    total = info.get("iterations", config["max_steps"])
     last = metrics[-1]["step"]
     samples, samples_note = evaluation_samples(run.dir, config, last)
     rollouts = rollout_sample(run.dir, config, last)
@@ -57,8 +58,8 @@ def run_data(run: Run) -> dict[str, Any]:
         "title": f"{config['objective']['name']} on {data_of(config) or 'a data set'}",
         "model": config["model"],
         "step": last,
-        "max_steps": config["max_steps"],
-        "finished": last >= config["max_steps"],
+        "max_steps": total,
+        "finished": last >= total,
         "seconds": _latest(metrics, "time/total"),
         "seed": config["seed"],
         "r_is_target": config["objective"]["name"] == "lfpo",

@@ -8,10 +8,10 @@ from typing import Any
 from lfpo.rewards.answers import completion_text
 
 
-def each(grade: Callable[..., float]) -> Callable[..., list[float]]:
+def each(grade: Callable[..., float | None]) -> Callable[..., list[Any]]:
     """The reward function f(prompts, completions, **columns) that calls `grade(text, **columns of the row)` on each.
 
-    text: the completion's text. The other parameters of `grade` are the columns that it needs.
+    text: the completion's text. The other parameters of `grade` are the columns that it needs. None stays None.
     """
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     names = list(inspect.signature(grade).parameters)[1:]
@@ -19,10 +19,11 @@ def each(grade: Callable[..., float]) -> Callable[..., list[float]]:
     signature = inspect.Signature([*parameters, inspect.Parameter("columns", inspect.Parameter.VAR_KEYWORD)])
 
     @functools.wraps(grade)
-    def reward(*given: Any, **columns: Any) -> list[float]:
+    def reward(*given: Any, **columns: Any) -> list[float | None]:
         batch = signature.bind(*given, **columns).arguments
         rows = zip(batch["completions"], *(batch[name] for name in names), strict=True)
-        return [float(grade(completion_text(completion), *row)) for completion, *row in rows]
+        values = [grade(completion_text(completion), *row) for completion, *row in rows]
+        return [None if value is None else float(value) for value in values]
 
     reward.__signature__ = signature  # type: ignore[attr-defined]
     return reward

@@ -11,6 +11,7 @@ import functools
 import importlib.util
 import os
 import re
+from collections.abc import Callable
 from fractions import Fraction
 from itertools import accumulate
 from math import prod
@@ -28,6 +29,8 @@ MAX_CHARS = 400  # the longest answer of MATH has 159
 
 _COMMAS = re.compile(r",(?!(?<=\d,)\d{3}(?!\d))")  # not those that group thousands
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
+_GROUPED_INSIDE = re.compile(r"(?<![\d.])\d{1,3}(?:,\d{3})+(?!\d)")
+Parts = tuple[str, list[str]]
 _EQUALS = re.compile(r"(?<![<>!:\\])=")
 _ASSIGNS = re.compile(rf"{_EQUALS.pattern}|\\(?:in|approx)(?![A-Za-z])")
 _RELATION = re.compile(r"(\\[lg]e(?![A-Za-z])|[<>])")
@@ -57,21 +60,46 @@ _POWER = re.compile(r"\^\s*((?:\{(?:[^{}]|\{[^{}]*\})*\}|\([^()]*\)|-?\s*(?:\d+|
 
 
 @each
-def number_accuracy(text: str, answer: str) -> float:
-    """1 where the marked answer is a number equal to the reference, else 0."""
-    return same_number(marked_answer(text) or "", answer)
+def number_accuracy(text: str, answer: Any) -> float | None:
+    """1 where the marked answer is a number equal to the reference, else 0. For references see `graded`."""
+    return graded(same_number, marked_answer(text), answer)
 
 
 @each
-def math_accuracy(text: str, answer: str) -> float:
-    """1 where the marked answer is mathematically equal to the reference, else 0."""
-    return equivalent(marked_answer(text) or "", answer)
+def math_accuracy(text: str, answer: Any) -> float | None:
+    """1 where the marked answer is mathematically equal to the reference, else 0. For references see `graded`."""
+    check_installed()
+    return graded(equivalent, marked_answer(text), answer)
 
 
 @each
-def boxed_accuracy(text: str, answer: str) -> float:
+def boxed_accuracy(text: str, answer: Any) -> float | None:
     """Like math_accuracy, but only a `\\boxed{}` answer counts (d1's reward on MATH)."""
-    return equivalent(last_boxed(text) or "", answer)
+    check_installed()
+    return graded(equivalent, last_boxed(text), answer)
+
+
+def graded(equal: Callable[[str, str], bool], answer: str | None, reference: Any) -> float | None:
+    """1 where an answer equals the reference, else 0; None where there is no reference.
+
+    reference: a text, a worked solution with its marked answer, a number of any type, or a list of these, of which any
+    is right.
+    """
+    reference = reference.tolist() if hasattr(reference, "tolist") else reference  # of numpy or torch
+    if reference is None or reference != reference or not str(reference).strip():  # NaN: an empty cell of a table
+        return None
+    if isinstance(reference, list | tuple):
+        verdicts = [graded(equal, answer, each_of_them) for each_of_them in reference]
+        return max((verdict for verdict in verdicts if verdict is not None), default=None)
+    gold = str(reference)
+    return float(equal(answer or "", marked_answer(gold) or gold))
+
+
+def check_installed() -> None:
+    """Raise UserError where math-verify is missing: without it right answers would count as wrong. Called for every
+    answer, so that a run is told with its first one, and not with the first that needs algebra."""
+    if os.name == "posix" and importlib.util.find_spec("math_verify") is None:
+        raise UserError("answers of MATH are graded by math-verify, which is not installed: pip install math-verify")
 
 
 def same_number(answer: str, gold: str) -> bool:
@@ -145,7 +173,7 @@ def _interval(text: str) -> tuple[str, str]:
         return "", text
     low, left, middle, right, high = parts
     name = "" if _name(low) or _name(high) else _name(middle)
-    return name, "(["[left != "<"] + f"{low},{high}" + ")]"[right != "<"]
+    return name, "(["[left != "<"] + f"{low}, {high}" + ")]"[right != "<"]
 
 
 def _same(answer: str, gold: str) -> bool:
@@ -164,13 +192,18 @@ def _same(answer: str, gold: str) -> bool:
     if _EQUALS.search(answer) and not _EQUALS.search(gold):
         sides = split_outside(answer, _EQUALS)
         return len(sides) > 1 and all(_computed(side) == expected is not None or _same(side, gold) for side in sides)
-    (kind, ours), (their_kind, theirs) = _parts(answer), _parts(gold)
-    if (ours, theirs) == ([answer.strip()], [gold.strip()]):
-        known, expected = _computed(answer), _computed(gold)
-        return known == expected if None not in (known, expected) else by_algebra(ungrouped(answer), ungrouped(gold))
-    if kind != their_kind or len(ours) != len(theirs):
+    return any(_same_parts(ours, theirs) for ours in _readings(answer) for theirs in _readings(gold))
+
+
+def _same_parts(answer: Parts, gold: Parts) -> bool:
+    """Whether the elements of two texts are equal."""
+    (kind, ours), (their_kind, theirs) = answer, (gold[0], [*gold[1]])
+    if kind == their_kind == "":
+        known, expected = _computed(ours[0]), _computed(theirs[0])
+        return known == expected if None not in (known, expected) else by_algebra(ungrouped(*ours), ungrouped(*theirs))
+    if (kind or ",") != (their_kind or ",") or len(ours) != len(theirs):  # a set of one element is that element
         return False
-    if kind not in (",", "\\cup"):
+    if kind not in ("", ",", "\\cup"):
         return all(map(_same, ours, theirs))
     for element in ours:
         match = next((i for i, other in enumerate(theirs) if _same(element, other)), None)
@@ -180,8 +213,18 @@ def _same(answer: str, gold: str) -> bool:
     return True
 
 
-def _parts(text: str) -> tuple[str, list[str]]:
-    """(kind, elements) of a list, union, tuple, interval or matrix; a single value is a list of one."""
+def _readings(text: str) -> list[Parts]:
+    """What a text may mean: in brackets `1,234` is one number or two; one where `, ` separates others, as `1,000`."""
+    plain, inner = _parts(text), _BRACKETS.fullmatch(text.strip())
+    grouped = _parts(_GROUPED_INSIDE.sub(lambda found: found[0].replace(",", ""), text)) if inner else plain
+    if grouped == plain:
+        return [plain]
+    one = re.search(r",\s", text) or re.search(r"(?<=\d),0\d\d(?!\d)", text)
+    return [grouped] if one else [plain, grouped]
+
+
+def _parts(text: str) -> Parts:
+    """(kind, elements) of a list, union, tuple, interval or matrix; of a single value ("", [value])."""
     text = text.strip()
     if found := _MATRIX.fullmatch(text):
         cells = found[3].strip().removesuffix("\\\\")
@@ -199,7 +242,7 @@ def _parts(text: str) -> tuple[str, list[str]]:
     for part in parts:  # `a \pm b` is `a + b` and `a - b`
         sides = re.split(r"\\(?:pm|mp)(?![A-Za-z])", part)
         values += [sign.join(sides).strip().removeprefix("+") for sign in "+-"] if len(sides) == 2 else [part]
-    return ",", values
+    return ("" if values == [text] else ",", values)
 
 
 def _computed(text: str) -> Fraction | None:
@@ -235,13 +278,12 @@ def readable(text: str) -> bool:
 def by_algebra(answer: str, gold: str, decimals: int | None = None) -> bool:
     """Whether two LaTeX expressions are equal by value (`same_value`), or when rounded to `decimals` places.
 
-    False on Windows (where a process cannot be limited), and when the child is killed. Raises UserError where
-    math-verify is not installed: without it right answers would count as wrong.
+    False on Windows (where a process cannot be limited), and when the child is killed. Raises UserError as
+    `check_installed`.
     """
     if os.name != "posix" or not (readable(answer) and readable(gold)):
         return False
-    if importlib.util.find_spec("math_verify") is None:
-        raise UserError("answers of MATH are graded by math-verify, which is not installed: pip install math-verify")
+    check_installed()
     try:
         return _CHILD.call(gold=gold, answer=answer, decimals=decimals) is True
     except ChildFailed:
@@ -260,6 +302,9 @@ def verified(gold: str, answer: str, decimals: int | None) -> bool:
     config = [math_verify.LatexExtractionConfig(normalization_config=normal)]
     grader = math_verify.grader
     rounded = vars(grader).setdefault("rounded_eq", grader.sympy_numeric_eq)
+    # A single letter it compares by name only: i would not be 2i/2.
+    by_name = vars(grader).setdefault("names_eq", grader.sympy_compare_symbols)
+    grader.sympy_compare_symbols = lambda *sides: by_name(*sides) or same_value(*sides)
     # Its own comparison is absolute: 10^{-20} would be 10^{-21}. Rounding to places is for a decimal beside its value.
     grader.sympy_numeric_eq = rounded if decimals is not None else same_value
     with cpu_limit(seconds=2):
@@ -269,8 +314,7 @@ def verified(gold: str, answer: str, decimals: int | None) -> bool:
 
 def same_value(a: Any, b: Any, *_: int) -> bool:
     """Whether two expressions or matrices of sympy are one value: to twelve significant digits if one is a decimal,
-    else
-    to 40, where no algebra decides."""
+    else to 100, where no algebra decides."""
     import sympy  # type: ignore[import-untyped]
 
     if getattr(a, "shape", None) != getattr(b, "shape", None):
@@ -283,7 +327,7 @@ def same_value(a: Any, b: Any, *_: int) -> bool:
         return True
     if a.free_symbols or b.free_symbols or not (a.is_number and b.is_number):
         return bool(sympy.expand(a - b) == 0)
-    digits = 12 if a.has(sympy.Float) or b.has(sympy.Float) else 40
+    digits = 12 if a.has(sympy.Float) or b.has(sympy.Float) else 100
     values = [side.evalf(digits + 20) for side in (a, b)]
     if not all(value.is_finite for value in values):
         return False

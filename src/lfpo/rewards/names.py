@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,8 +25,9 @@ def reward_names(functions: Sequence[Callable[..., Any]]) -> list[str]:
     """A distinct name for each of a run's functions.
 
     The short name where no other function has it. Else with what tells functions apart: a partial's arguments, the
-    class of a method's object, the fields of an object that differ, or the module. A number where that is equal too.
-    The same on every rank and after a resume, so no name holds an address.
+    class of a method's object, the fields of an object that differ, or the module. A number where that is equal too, or
+    only signs differ, which some trackers replace. The same on every rank and after a resume, so no name holds an
+    address.
     """
     short = [reward_name(function) for function in functions]
     times = Counter(short)
@@ -34,11 +36,18 @@ def reward_names(functions: Sequence[Callable[..., Any]]) -> list[str]:
     for name, plain in zip(telling, short, strict=True):
         if telling.count(name) == short.count(plain) and times[plain] > 1:
             name = plain  # what was added is the same for all of them
+        # A slash separates the parts of a metric's name.
+        name = " ".join(name.replace("/", "-").split())
         unique, n = name, 2
-        while unique in names:
+        while tracked_name(unique) in map(tracked_name, names):
             unique, n = f"{name}_{n}", n + 1
         names.append(unique)
     return names
+
+
+def tracked_name(name: str) -> str:
+    """What is left of a name where a tracker replaces its signs, as tensorboardX does."""
+    return re.sub(r"[^\w.-]", "_", name)
 
 
 def long_name(function: Any, others: Sequence[Any]) -> str:
@@ -69,5 +78,5 @@ def _fields(owner: Any, same: Sequence[Any]) -> str:
 def _text(value: Any) -> str:
     """A value in a name: "" for one that has no short form of its own, such as a loaded model."""
     if isinstance(value, str | int | float | bool) and len(str(value)) <= 40:
-        return str(value).replace("/", "-").replace("\n", " ")  # a slash separates the parts of a metric's name
+        return str(value)
     return reward_name(value) if inspect.isroutine(value) else ""

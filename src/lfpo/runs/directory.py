@@ -78,9 +78,12 @@ class Run:
                 rows.append(json.loads(line))
         return rows
 
-    def write_config(self, config: Any) -> None:
-        """Write the configuration that the run goes on with."""
+    def write_config(self, config: Any, iterations: int) -> None:
+        """Write the configuration that the run goes on with, as it was given, and the number of its iterations."""
         if not self.silent:
+            info = {**read_json(self.dir / "run.json"), "iterations": iterations}
+            with writing(self.dir / "run.json", RESUME):
+                replace_file(self.dir / "run.json", json.dumps(info, indent=2) + "\n")
             with writing(self.dir / "config.yaml", RESUME):
                 replace_file(self.dir / "config.yaml", yaml_text(to_dict(config)))
 

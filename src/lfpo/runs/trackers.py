@@ -94,7 +94,7 @@ def _start(name: str, run: Run, config: Mapping[str, Any], done: int) -> Any:
         tracker = tracking.TrackioTracker(project, name=f"{title}-{number}", resume="allow", embed=False)
     tracker.start()
     if name == "tensorboard":
-        tracker.writer.add_text("config", "\n".join(f"    {key}: {value}" for key, value in config.items()))
+        tracker.writer.add_text("config", "\n".join(f"    {key}: {value}" for key, value in config.items()), done)
     else:
         tracker.store_init_configuration(dict(config))
     return tracker

@@ -54,6 +54,8 @@ class Arguments:
             if field.name == name:
                 made = field.default_factory
                 return field.default if made is dataclasses.MISSING else made()
+        if not name.startswith("_") and (attribute := getattr(TrainingArguments, name, None)) is not None:
+            return attribute.__get__(self) if hasattr(attribute, "__get__") else attribute  # a property or a method
         raise AttributeError(f"neither the run's configuration nor transformers.TrainingArguments has {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -108,16 +110,31 @@ class Callbacks:
     """
 
     def __init__(self, trainer: Trainer):
-        self.trainer = trainer
-        self.callbacks = [_made(callback) for callback in trainer.callbacks]
+        self.trainer, self.callbacks = trainer, list[Any]()
         self.error: UserError | None = None  # of a callback in the middle of an iteration; `call` raises it
         self.failed = False  # on any rank
         self.epoch: int | None = None  # the epoch that has begun
         self.step = 0  # iterations that were done at the last event
+        for callback in trainer.callbacks:
+            self.add(callback)
+
+    def add(self, callback: Any) -> None:
+        """Call this one too, after the others. Raises UserError for a callback that cannot work."""
+        callback = _made(callback)
         if not self.callbacks:
-            return
+            self._prepare()
+        _check_early_stopping(callback, self.args)
+        self.callbacks.append(callback)
+
+    def remove(self, callback: Any) -> None:
+        """Call this one, or all of this class, no more."""
+        self.callbacks = [own for own in self.callbacks if own is not callback and type(own) is not callback]
+
+    def _prepare(self) -> None:
+        """What the first callback needs."""
         from transformers import TrainerControl, TrainerState
 
+        trainer = self.trainer
         first, config, length = collectives.rank() == 0, trainer.args, trainer.length
         self.metric = _metric(config)
         self.args = Arguments(config, _arguments(trainer, self.metric))
@@ -132,8 +149,6 @@ class Callbacks:
             is_local_process_zero=first,
             is_world_process_zero=first,
         )
-        for callback in self.callbacks:
-            _check_early_stopping(callback, self.args)
         trainer.model.config = ModelConfig(trainer.model.config)
         self.given = {
             "model": trainer.model,
@@ -167,12 +182,16 @@ class Callbacks:
         """Call the event's methods on this rank, in the middle of an iteration or an evaluation. An error waits for the
         next `call`, so that the iteration is finished and saved first."""
         for callback in self.callbacks if self.error is None else []:
-            method = getattr(callback, event, None)
+            name, done = f"callback {type(callback).__name__}.{event}", self.state.global_step
             try:
-                changed = method and method(self.args, self.state, self.control, **self.given, **kwargs)
+                changed = None
+                if method := getattr(callback, event, None):
+                    changed = method(self.args, self.state, self.control, **self.given, **kwargs)
             except Exception as error:  # user code may raise anything
-                name, done = f"{type(callback).__name__}.{event}", self.state.global_step
-                self.error = UserError(f"callback {name} failed after iteration {done}: {last_line(error)}")
+                self.error = UserError(f"{name} failed after iteration {done}: {last_line(error)}")
+                return
+            if changed is not None and not isinstance(changed, type(self.control)):
+                self.error = UserError(f"{name} returned {changed!r} after iteration {done}; return control, or None")
                 return
             self.control = self.control if changed is None else changed
 
@@ -204,18 +223,19 @@ class Callbacks:
         """Whether to log, to evaluate and to save. A collective."""
         return self.asks("should_log"), self.asks("should_evaluate"), self.asks("should_save")
 
-    def ends_epoch(self, step: int) -> bool:
-        """Whether on_epoch_end is due after `step` iterations, and then calls it: at the epoch's last row, or where a
-        callback ends the epoch or the training. A collective."""
+    def ends_epoch(self, step: int) -> str:
+        """Whether on_epoch_end is due after `step` iterations, and then calls it: "whole" after the epoch's last row
+        and where the training ends, "early" where a callback leaves out the epoch's other rows; else "". A
+        collective."""
         if not self.callbacks or self.epoch is None:
-            return False
-        stops = self.asks("should_epoch_stop") | self.asks("should_training_stop") | (step >= self.state.max_steps)
-        if not stops and math.floor(self._passed(step)) == self.epoch:
-            return False
+            return ""
+        early, over = self.asks("should_epoch_stop"), math.floor(self._passed(step)) != self.epoch
+        if not (early or over or self.asks("should_training_stop") or step >= self.state.max_steps):
+            return ""
         self.epoch = None
         self.control.should_log = self.control.should_evaluate = self.control.should_save = False
         self.call("on_epoch_end", step)
-        return True
+        return "early" if early and not over else "whole"
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """on_log with a copy of some metrics, under their names here and those of held-out data under transformers'."""
@@ -319,8 +339,9 @@ def _made(callback: Any) -> Any:
     if isinstance(callback, type):
         try:
             callback = callback()
-        except TypeError as error:
-            raise UserError(f"callbacks: {name} needs arguments ({error}); give an object, {name}(...)") from error
+        except Exception as error:  # user code may raise anything
+            advice = f"; give an object, {name}(...)" if isinstance(error, TypeError) else ""
+            raise UserError(f"callbacks: {name}() failed: {last_line(error)}{advice}") from error
     methods = [method for method in dir(callback) if method.startswith("on_") and callable(getattr(callback, method))]
     if not set(methods) & set(EVENTS):
         close = next((c for m in methods for c in difflib.get_close_matches(m, EVENTS, 1)), None)

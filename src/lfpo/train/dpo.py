@@ -59,7 +59,7 @@ class DPOTrainer(Trainer):
         self.draw, self.held_out, rows = _pairs(config, self.tokenizer, self.model)
         self.length = examples_length(config, config.max_steps, rows)
         self.total_steps = self.length.iterations
-        self.args = replace(config, max_steps=self.total_steps)
+        self.given, self.args = config, replace(config, max_steps=self.total_steps)
         self.state: dict[str, Any] = {"skipped": 0, "seconds": 0.0, "flops": 0.0}
         self.optimizer, self.about = build_adamw(self.model, config), about(self.model)
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,7 +16,7 @@ from lfpo.config.build import refusal
 from lfpo.config.errors import CannotGoOn, UserError
 from lfpo.config.export import PushConfig
 from lfpo.config.length import described
-from lfpo.config.other_names import ARGUMENTS
+from lfpo.config.other_names import ARGUMENTS, METHODS
 from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives
 from lfpo.core.batch import Batch, gathered
@@ -113,7 +113,7 @@ class LFPOTrainer(Trainer):
         make = environment_class(args.environment)
         self.environment = Environment(make, args.max_turns, args.reward_timeout) if make else None
         self.source = make_source(args, reward_funcs, train_dataset, eval_dataset)
-        as_given, self.length = args, args.length(len(self.source.rows))
+        self.given, self.length = args, args.length(len(self.source.rows))
         self.args = args = replace(args, max_steps=self.length.iterations)
         block_length = trained_block_length(model or args.model)
         self.sampler, self.eval_samplers = samplers(args, self.source.gen_length, self.objective, block_length)
@@ -134,9 +134,9 @@ class LFPOTrainer(Trainer):
             self.run.dir,
         )
         self.source, self.about = preflight(planned)
-        self.length = as_given.length(len(self.source.rows))  # again, now without prompts that are left out
+        self.length = self.given.length(len(self.source.rows))  # again, now without prompts that are left out
         self.args = args = replace(args, max_steps=self.length.iterations)
-        self.about += f"\n{'length':<8} {described(self.length, as_given)}"
+        self.about += f"\n{'length':<8} {described(self.length, self.given)}"
         self.total_steps, self.epoch_steps = self.length.iterations, self.length.per_epoch
         self.closing = contextlib.ExitStack()  # what is given back when training ends
         self.engine = make_engine(args)
@@ -200,6 +200,20 @@ class LFPOTrainer(Trainer):
         if args.push_to_hub and collectives.rank() == 0:
             run_push(PushConfig(str(self.run.dir), str(args.hub_model_id), private=args.hub_private_repo))
         return folder
+
+    if not TYPE_CHECKING:  # a type checker would believe that every attribute exists
+
+        def __getattr__(self, name: str) -> Any:
+            hint = f" {METHODS[name]}" if name in METHODS else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
+
+    def add_callback(self, callback: Any) -> None:
+        """Call this callback too, as with transformers' trainer."""
+        self.events.add(callback)
+
+    def remove_callback(self, callback: Any) -> None:
+        """Call this callback, or all of this class, no more."""
+        self.events.remove(callback)
 
     def iterate(self, iteration: int, observer: Observer) -> tuple[Batch, torch.Tensor, dict[str, Any]]:
         """One iteration of Algorithm 1. theta changes in phase 2 only, theta_old in phase 3 only.

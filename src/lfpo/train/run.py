@@ -65,7 +65,7 @@ class TrainingRun:
         self.folder = Run(path, silent=True)
         self.display: Display | Lines = Lines(total, lambda text: None)
         if collectives.rank() == 0:
-            self.folder = open_run(path, self.args, resume=self.resume, kind=trainer.kind)
+            self.folder = open_run(path, trainer.given, resume=self.resume, kind=trainer.kind)
             self.display = display or Display(total, progress=observer, evaluates_after=trainer.evaluates_after)
         distributed.barrier()
         self.note = self.display.note
@@ -86,15 +86,20 @@ class TrainingRun:
         trainer = self.trainer
         with removed_if_unused(self.folder):
             self.restore()
-            self.folder.write_config(self.args)
+            self.folder.write_config(trainer.given, trainer.total_steps)
             distributed.begin_work()
             tracked = reporting(self.args.report_to, self.folder, to_dict(self.args), done=self.done)
             with self.display, tracked, self.context.stop:
                 try:
                     began, began_at = time.monotonic(), self.done
+                    if self.over():
+                        self.note(
+                            f"nothing is left to train: {self.done} iterations are done, and the run has "
+                            f"{trainer.total_steps}; raise max_steps or num_train_epochs to go on"
+                        )
                     self.callbacks.begin_training(self.done)
-                    if self.done == 0 and trainer.evaluates_after(0):
-                        self.log({"step": 0, **self.evaluated()})
+                    if self.done == 0 and trainer.evaluates_after(0) and (metrics := self.evaluated()):
+                        self.log({"step": 0, **metrics})
                     elif self.unlogged is not None:  # its evaluation was stopped, after on_step_end
                         self.finish(self.unlogged, (False, True, self.saves_after(self.done)))
                     while not self.over():
@@ -153,15 +158,14 @@ class TrainingRun:
 
     def end_epoch(self) -> None:
         """Where an epoch ends, or a callback ends it: on_epoch_end and what it asks for."""
-        ends_early = self.callbacks.asks("should_epoch_stop")
-        if not self.callbacks.ends_epoch(self.done):
+        if not (ends := self.callbacks.ends_epoch(self.done)):
             return
         _, evaluate, save = self.callbacks.flags()  # the iteration is logged already
-        if evaluate:
-            self.log({"step": self.done, **self.evaluated()})
-        if ends_early:
+        if evaluate and (metrics := self.evaluated()):
+            self.log({"step": self.done, **metrics})
+        if ends == "early":
             self.trainer.skip_epoch(self.done)
-        if save or (ends_early and self.saved == self.done):  # a resume must know which rows were left out
+        if save or (ends == "early" and self.saved == self.done):  # a resume must know which rows were left out
             self.save()
 
     def evaluated(self) -> dict[str, float]:

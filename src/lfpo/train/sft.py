@@ -65,7 +65,7 @@ class SFTTrainer(Trainer):
         self.draw, rows = _example_source(config, self.tokenizer, self.model)
         self.length = examples_length(config, config.steps, rows)
         self.total_steps = self.length.iterations
-        self.args = replace(config, steps=self.total_steps)
+        self.given, self.args = config, replace(config, steps=self.total_steps)
         self.state: dict[str, Any] = {"losses": []}  # since the last logged line
         self.optimizer, self.about = build_adamw(self.model, config), about(self.model)
 

@@ -17,7 +17,8 @@ class Trainer(Protocol):
     """What a run runs: `lfpo train`, `sft` and `dpo` each have one.
 
     args: its configuration; output_dir, save_steps, save_total_limit, report_to, rank_timeout and progress_timeout are
-        read here. kind: "train", "sft" or "dpo". total_steps: iterations, those of `length`.
+        read here. given: the same, as it was before the length was counted; config.yaml keeps it. kind: "train", "sft"
+        or "dpo". total_steps: iterations, those of `length`.
     model, reference, tokenizer, optimizer: what checkpoints hold; reference is None where there is none.
     parts: what else checkpoints hold, by the name of its folder.
     state: JSON data that checkpoints hold too (counters); restored in place.
@@ -27,6 +28,7 @@ class Trainer(Protocol):
     """
 
     args: Any
+    given: Any
     kind: str
     total_steps: int
     length: Length

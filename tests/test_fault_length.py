@@ -1,0 +1,400 @@
+"""Kind: how long a run is. Keys, plan, run and resume agree; transformers' callbacks work or are refused by name."""
+
+import contextlib
+import io
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import EarlyStoppingCallback, PrinterCallback, ProgressCallback, TrainerCallback
+from transformers.trainer_callback import DefaultFlowCallback
+
+import tiny
+from lfpo.config.build import build, load_yaml
+from lfpo.config.dpo import DPOConfig
+from lfpo.config.errors import UserError
+from lfpo.config.length import described, run_length
+from lfpo.config.plan import PlanConfig
+from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sft import SFTConfig
+from lfpo.config.train import LFPOConfig
+from lfpo.report.data import run_data
+from lfpo.runs.directory import Run
+from lfpo.train.callbacks import EVENTS, REFUSED
+from lfpo.train.plan.command import _planner
+from lfpo.train.rl import LFPOTrainer
+from processes import run_ranks
+from test_train import metrics
+
+ROWS = [{"prompt": f"{i}+1="} for i in range(5)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_llada(tmp_path_factory.mktemp("length") / "llada")
+
+
+def reward(prompts, completions, completion_ids, **columns):
+    return [float(sum(ids) % 3) for ids in completion_ids]
+
+
+def config(folder: Path, **changes: Any) -> LFPOConfig:
+    """Two prompts an iteration: 2.5 iterations are an epoch of ROWS."""
+    sampler = SamplerConfig(gen_length=4, temperature=1.0)
+    settings = {"output_dir": str(folder), "prompts_per_iteration": 2, "num_generations": 2, "sampler": sampler}
+    settings |= {"eval_samplers": {"greedy": SamplerConfig(gen_length=4)}, "eval_steps": 0, "save_steps": 100}
+    settings |= {"optimizer_steps_per_iteration": 2, "objective": {"name": "diffu_grpo", "num_iterations": 1}}
+    return LFPOConfig(**(settings | changes))
+
+
+def trainer(model: Path, folder: Path, *callbacks: Any, held_out: Any = None, **changes: Any) -> LFPOTrainer:
+    args = config(folder, **changes)
+    return LFPOTrainer(str(model), reward, args, ROWS, held_out, callbacks=list(callbacks))
+
+
+def steps(folder: Path) -> list[int]:
+    return [row["step"] for row in metrics(folder)]
+
+
+@pytest.mark.parametrize(
+    ("max_steps", "epochs", "rows", "batch", "iterations", "begun"),
+    [
+        (-1, 2, 7473, 16, 935, 2),  # of GSM8K: 934.1 iterations
+        (
+            -1,
+            2,
+            5,
+            2,
+            5,
+            2,
+        ),  # 10 rows, 2 at a time; an iteration may hold the end of one epoch and the begin of another
+        (-1, 0.5, 5, 2, 2, 1),
+        (-1, 1, 5, 7, 1, 1),  # an iteration of more rows than there are
+        (-1, 1e-9, 5, 2, 1, 1),
+        (-1, 0.1, 10, 1, 1, 1),  # 0.1 as a float is above a tenth
+        (-1, 7 / 3, 9, 1, 21, 3),  # as a float it is above 7/3
+        (-1, 0.1 + 0.2, 10, 1, 3, 1),
+        (7, 2, 5, 2, 7, 3),  # max_steps wins, also where it is the larger
+        (1, 2, 5, 2, 1, 1),
+        (-1, 0, 5, 2, 40, 16),  # neither: the default
+        (3, 2, 0, 2, 3, 1),  # prompts without end
+    ],
+)
+def test_the_length_by_hand(max_steps: int, epochs: float, rows: int, batch: int, iterations: int, begun: int):
+    length = run_length(max_steps, epochs, rows=rows, batch=batch, default=40)
+    assert (length.iterations, length.epochs) == (iterations, begun)
+
+
+def test_the_deciding_key_is_named():
+    def said(**keys: Any) -> str:
+        args = config(Path("x"), **keys)
+        return described(args.length(5), args)
+
+    assert said(num_train_epochs=2) == "5 iterations, 2 epochs of 5 rows"
+    assert said(max_steps=3) == "3 iterations"
+    assert said(max_steps=3, num_train_epochs=2).startswith("3 iterations, as max_steps says; num_train_epochs 2 ")
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), -1])
+def test_numbers_of_epochs_that_are_none_are_one_sentence(value: float):
+    with pytest.raises(ValueError, match=rf"num_train_epochs {value}.* must (be finite|not be negative)$"):
+        config(Path("x"), num_train_epochs=value)
+
+
+def test_numpy_numbers_are_numbers():
+    args = config(Path("x"), max_steps=np.int64(3), num_train_epochs=np.float32(0.5), seed=np.array(4))
+    assert [args.max_steps, args.num_train_epochs, args.seed] == [3, 0.5, 4]
+    assert type(args.max_steps) is int
+    with pytest.raises(UserError, match=r"max_steps: expected a whole number, found 3\.5"):
+        config(Path("x"), max_steps=np.float64(3.5))
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"num_train_epochs": 2},
+        {"num_train_epochs": 1.1},
+        {"num_train_epochs": 2, "max_steps": 1},
+        {"max_steps": 3},
+        {},
+        {"num_train_epochs": 2, "filter_overlong_prompts": True},
+    ],
+)
+def test_plan_and_run_count_the_same(model: Path, tmp_path: Path, keys: dict[str, Any]):
+    rows = [*ROWS, *([{"prompt": "x" * 600}] if keys.get("filter_overlong_prompts") else [])]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    args = config(tmp_path / "run", data_file=str(tmp_path / "rows.jsonl"), model=str(model), **keys)
+    planned = _planner(PlanConfig(device="cpu"), args)(args, gpus=1)
+    run = LFPOTrainer(reward_funcs=reward, args=args)
+    assert planned.run_length.iterations == planned.args.max_steps == run.total_steps == run.args.max_steps
+
+
+def test_a_run_goes_on_with_the_keys_it_was_given(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    folder = tmp_path / "run"
+    trainer(model, folder, num_train_epochs=1, max_steps=1).train()
+    assert (steps(folder), run_data(Run(folder))["max_steps"]) == ([1], 1)
+    # Epochs decide as soon as max_steps does not, also with the keys that the run has written.
+    trainer(model, folder, num_train_epochs=1).train(resume=True)
+    assert steps(folder) == [1, 2, 3]
+    written = build(LFPOConfig, load_yaml(folder / "config.yaml"))
+    assert (written.max_steps, written.num_train_epochs) == (-1, 1)
+    assert (run_data(Run(folder))["max_steps"], run_data(Run(folder))["finished"]) == (3, True)
+    LFPOTrainer(str(model), reward, replace(written, num_train_epochs=1.5), ROWS).train(resume=True)
+    assert steps(folder) == [1, 2, 3, 4]
+    capsys.readouterr()
+    for keys, total in (({"num_train_epochs": 1.5}, 4), ({"max_steps": 2}, 2)):  # all done, and more than all
+        assert trainer(model, folder, **keys).train(resume=True) == folder / "model"
+        said = f"nothing is left to train: 4 iterations are done, and the run has {total}"
+        assert said in " ".join(capsys.readouterr().out.split())
+    assert steps(folder) == [1, 2, 3, 4]
+
+
+def test_other_commands_count_epochs_in_the_same_way(tmp_path: Path):
+    for name, row in (("sft", {"completion": "b"}), ("dpo", {"chosen": "b", "rejected": "c"})):
+        rows = [{"prompt": "a", **row}] * 5
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    keys: dict[str, Any] = {"model": "embedded", "batch_size": 2, "num_train_epochs": 1.5, "gen_length": 4}
+    from lfpo.train.dpo import DPOTrainer
+    from lfpo.train.sft import SFTTrainer
+
+    sft = SFTTrainer(SFTConfig(str(tmp_path / "a"), data_file=str(tmp_path / "sft.jsonl"), **keys))
+    dpo = DPOTrainer(DPOConfig(str(tmp_path / "b"), data_file=str(tmp_path / "dpo.jsonl"), **keys))
+    assert (sft.total_steps, sft.args.steps, sft.given.steps) == (4, 4, -1)
+    assert (dpo.total_steps, dpo.args.max_steps, dpo.given.max_steps) == (4, 4, -1)
+    with pytest.raises(UserError, match="num_train_epochs: 'tasks' makes new prompts without end"):
+        SFTTrainer(SFTConfig(str(tmp_path / "c"), model="embedded", tasks={"choice": 1}, num_train_epochs=1))
+
+
+def test_epochs_go_with_held_out_rows_without_end(model: Path, tmp_path: Path):
+    taken = []
+
+    def endless():
+        for i in itertools.count():
+            taken.append(i)
+            yield ROWS[i % 5]
+
+    keys = {"num_train_epochs": 0.5, "eval_size": 3}
+    trainer(model, tmp_path / "run", held_out=endless(), eval_steps=1, **keys).train()
+    assert (steps(tmp_path / "run"), taken) == ([0, 1, 2], [0, 1, 2])
+    trainer(model, tmp_path / "none", held_out=endless(), eval_steps=0, **keys)
+    assert len(taken) == 3  # of which no evaluation takes any
+
+
+def test_no_number_of_generations_or_steps_need_divide_another(model: Path, tmp_path: Path):
+    run = trainer(model, tmp_path / "run", num_generations=3, optimizer_steps_per_iteration=4, num_train_epochs=1)
+    run.train()
+    assert steps(tmp_path / "run") == [1, 2, 3]
+    assert [len((tmp_path / f"run/rollouts/step-{n}.jsonl").read_text().splitlines()) for n in (1, 3)] == [6, 6]
+
+
+class Recorder(TrainerCallback):
+    """Notes every event that it is called for; ends the epoch after the iterations `stop`."""
+
+    def __init__(self, *stop: int):
+        self.seen: list[tuple[str, int]] = []
+        self.stop = stop
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("on_"):
+            return super().__getattribute__(name)
+
+        def method(args, state, control, **kwargs):
+            self.seen.append((name.removeprefix("on_"), state.global_step))
+            control.should_epoch_stop |= name == "on_step_end" and state.global_step in self.stop
+
+        return method
+
+    def of(self, *names: str) -> list[tuple[str, int]]:
+        return [pair for pair in self.seen if pair[0] in names]
+
+
+def test_every_event_of_transformers_is_fired_in_its_order(model: Path, tmp_path: Path, monkeypatch):
+    pushed = []
+    monkeypatch.setattr("lfpo.train.rl.make_repository", lambda *names, **keys: None)
+    monkeypatch.setattr("lfpo.train.rl.run_push", lambda push: pushed.append(push.run))
+    recorder = Recorder()
+    keys = {"num_train_epochs": 1, "eval_steps": 2, "save_steps": 2, "push_to_hub": True, "hub_model_id": "a/b"}
+    trainer(model, tmp_path / "run", recorder, held_out=ROWS[:1], **keys).train()
+    assert {f"on_{name}" for name, _ in recorder.seen} == set(EVENTS) - {"on_predict"}
+    names = [name for name, _ in itertools.groupby(recorder.seen, lambda pair: pair[0])]
+    step = ["step_begin", *["pre_optimizer_step", "optimizer_step", "substep_end"], "pre_optimizer_step"]
+    step += ["optimizer_step", "step_end", "log"]
+    evaluation = ["prediction_step", "log", "evaluate"]
+    assert names == [
+        *("init_end", "train_begin", *evaluation, "epoch_begin"),
+        *(*step, *step, *evaluation, "save", *step, *evaluation, "save"),
+        *("epoch_end", "log", "train_end", "push_begin"),
+    ]
+    assert pushed == [str(tmp_path / "run")]
+
+
+def test_transformers_own_callbacks_work(model: Path, tmp_path: Path):
+    output = io.StringIO()
+    stock = [DefaultFlowCallback, ProgressCallback(), PrinterCallback]
+    with contextlib.redirect_stdout(output):
+        trainer(model, tmp_path / "run", *stock, held_out=ROWS[:1], num_train_epochs=1, eval_steps=2).train()
+    plain = trainer(model, tmp_path / "plain", held_out=ROWS[:1], num_train_epochs=1, eval_steps=2)
+    plain.train()
+    rewards = [[row.get("reward") for row in metrics(tmp_path / name)] for name in ("run", "plain")]
+    assert rewards[0] == rewards[1] and len(rewards[0]) == 4
+    assert output.getvalue().count("'eval_reward'") == 6 and "'train_loss'" in output.getvalue()
+
+
+class Worse(TrainerCallback):
+    """Before each evaluation, what the reward of held-out completions becomes."""
+
+    def __init__(self, *values: float):
+        self.values = values
+
+    def on_step_end(self, args, state, control, model, **kwargs):
+        held_out_reward[0] = self.values[state.global_step - 1]
+
+
+held_out_reward = [0.0]
+
+
+def falling(prompts, completions, **columns):
+    return [held_out_reward[0] if len(completions) == 1 else float(i) for i in range(len(completions))]
+
+
+@pytest.mark.parametrize("metric", ["reward", "eval_greedy/reward"])
+def test_early_stopping_stops_and_a_resume_knows_its_patience(model: Path, tmp_path: Path, metric: str):
+    def run(total: int) -> LFPOTrainer:
+        callbacks = [Worse(3, 5, 4, 4, 9, 9), EarlyStoppingCallback(early_stopping_patience=2)]
+        args = config(tmp_path / "run", max_steps=total, eval_steps=1, metric_for_best_model=metric)
+        return LFPOTrainer(str(model), falling, args, ROWS, ROWS[:1], callbacks=callbacks)
+
+    run(3).train()  # the evaluation after iteration 3 is the first that is worse than the best
+    resumed = run(6)
+    resumed.train(resume=True)
+    assert steps(tmp_path / "run") == [0, 1, 2, 3, 4]
+    assert (resumed.events.state.best_metric, resumed.events.state.best_global_step) == (5, 2)
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"eval_steps": 1}, "EarlyStoppingCallback needs metric_for_best_model"),
+        ({"metric_for_best_model": "reward"}, "EarlyStoppingCallback needs evaluations: set eval_steps"),
+        ({"metric_for_best_model": "loss", "eval_steps": 1}, "'loss' is no metric of the evaluation; it has greedy/"),
+    ],
+)
+def test_early_stopping_that_cannot_work_is_told_at_start(model: Path, tmp_path: Path, keys: Any, says: str):
+    with pytest.raises(UserError, match=says):
+        trainer(model, tmp_path / "run", EarlyStoppingCallback(1), held_out=ROWS[:1], max_steps=2, **keys).train()
+    assert not (tmp_path / "run/metrics.jsonl").exists()
+
+
+class Needs(TrainerCallback):
+    def __init__(self, path: str):
+        self.path = path
+
+
+class NotInstalled(TrainerCallback):
+    def __init__(self) -> None:
+        raise RuntimeError("pip install mlflow")
+
+
+class Misspelt:
+    def on_step_ends(self, args, state, control, **kwargs):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("callback", "says"),
+    [
+        *((type(name, (TrainerCallback,), {}), f"callbacks: {name} does not work here: ") for name in REFUSED),
+        (type("Mine", (type("WinRateCallback", (), {}),), {})(), "WinRateCallback does not work here"),
+        (Needs, r"Needs\(\) failed: TypeError: .*'path'.*; give an object, Needs\(...\)"),
+        (NotInstalled, r"NotInstalled\(\) failed: RuntimeError: pip install mlflow \(test_fault_length.py:\d+\)$"),
+        (Misspelt(), "Misspelt has no method of transformers' TrainerCallback; did you mean on_step_end?"),
+        (print, "has no method of transformers' TrainerCallback, such as on_step_end"),
+    ],
+)
+def test_callbacks_that_cannot_work_are_refused_by_name(model: Path, tmp_path: Path, callback: Any, says: str):
+    with pytest.raises(UserError, match=says):
+        trainer(model, tmp_path / "run", callback)
+
+
+def test_a_callback_may_return_control_or_nothing(model: Path, tmp_path: Path):
+    class Returns(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            return control if state.global_step == 1 else True
+
+    with pytest.raises(
+        UserError, match=r"Returns.on_step_end returned True after iteration 2.*step-2 holds everything"
+    ):
+        trainer(model, tmp_path / "run", Returns, max_steps=3).train()
+
+
+def test_callbacks_are_added_and_removed_as_in_transformers(model: Path, tmp_path: Path):
+    kept, removed = Recorder(), Recorder()
+    run = trainer(model, tmp_path / "run", max_steps=1)
+    for callback in (removed, PrinterCallback, kept):
+        run.add_callback(callback)
+    run.remove_callback(removed)
+    run.remove_callback(PrinterCallback)
+    run.train()
+    assert kept.of("train_begin", "step_end", "train_end") and not removed.seen
+    with pytest.raises(UserError, match="EarlyStoppingCallback needs metric_for_best_model"):
+        run.add_callback(EarlyStoppingCallback())
+
+
+def test_callbacks_read_transformers_arguments(model: Path, tmp_path: Path):
+    args = trainer(model, tmp_path / "run", Recorder(), max_steps=7, warmup_steps=3).events.args
+    assert (args.max_steps, args.num_generations, args.per_device_train_batch_size) == (7, 2, 4)
+    assert (args.train_batch_size, args.gradient_accumulation_steps, args.get_warmup_steps(7)) == (4, 1, 3)
+    assert args.eval_strategy == "no" and args.should_save and args.to_sanitized_dict()["max_steps"] == 7
+    with pytest.raises(AttributeError, match="has 'no_such_key'"):
+        _ = args.no_such_key
+
+
+@pytest.mark.parametrize(
+    ("stop", "keys", "epochs"),
+    [
+        # (iterations at the begin of each epoch, at its end)
+        ((), {"num_train_epochs": 2}, [(0, 3), (3, 5)]),
+        ((1,), {"num_train_epochs": 2}, [(0, 1), (1, 4)]),  # the second epoch is whole: 2.5 iterations
+        ((1, 2), {"num_train_epochs": 2}, [(0, 1), (1, 2)]),
+        # The third iteration ends the first epoch and begins the second, which goes on.
+        ((3,), {"num_train_epochs": 2}, [(0, 3), (3, 5)]),
+        ((1,), {"max_steps": 3}, [(0, 1), (1, 3)]),
+    ],
+)
+def test_epochs_begin_and_end_and_may_be_ended(model: Path, tmp_path: Path, stop: Any, keys: Any, epochs: Any):
+    recorder = Recorder(*stop)
+    trainer(model, tmp_path / "run", recorder, **keys).train()
+    expected = [pair for begin, end in epochs for pair in (("epoch_begin", begin), ("epoch_end", end))]
+    assert recorder.of("epoch_begin", "epoch_end") == expected
+    assert steps(tmp_path / "run") == list(range(1, epochs[-1][1] + 1))
+
+
+def test_the_next_epoch_has_all_rows_also_after_a_resume(model: Path, tmp_path: Path):
+    for total in (2, 4):
+        trainer(model, tmp_path / "run", Recorder(1), max_steps=total, num_train_epochs=2).train(resume=total > 2)
+    prompts = []
+    for step in (2, 3, 4):
+        rows = (tmp_path / f"run/rollouts/step-{step}.jsonl").read_text().splitlines()
+        prompts += [json.loads(row)["prompt"] for row in rows[::2]]
+    assert sorted(prompts[:5]) == [row["prompt"] for row in ROWS]
+
+
+def on_one_of_two_ranks(model: str, folder: str) -> None:
+    from lfpo.base import distributed
+    from lfpo.core import collectives
+
+    distributed.start()
+    run = trainer(Path(model), Path(folder), Recorder(*[1] * collectives.rank()), num_train_epochs=2, threads=1)
+    run.train()
+    distributed.stop()
+
+
+@pytest.mark.long
+def test_one_rank_s_callback_ends_the_epoch_of_all(model: Path, tmp_path: Path):
+    ended = run_ranks(2, on_one_of_two_ranks, str(model), str(tmp_path / "run"))
+    assert [rank.returncode for rank in ended] == [0, 0], ended
+    assert steps(tmp_path / "run") == [1, 2, 3, 4]
