@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-
 from lfpo.base.rng import generator
+from lfpo.models.roles import CURRENT, OLD
+
 from lfpo.config.models import LoraSettings
 from lfpo.config.sft import SFTConfig
 from lfpo.config.train import LFPOConfig
@@ -14,7 +15,6 @@ from lfpo.models import MaskedDiffusionLM, autocast, init_model, load_tokenizer
 from lfpo.models.autocast import LEAST_WIDTH, autocasts, bfloat16_gain, described
 from lfpo.models.layouts import LAYOUTS
 from lfpo.models.placement import narrow_matrices
-from lfpo.models.roles import CURRENT, OLD
 from lfpo.train.plan.estimate import Estimate
 from lfpo.train.setup import about, load_policies, ready_to_sample
 from lfpo.train.sft import accumulate_sft_gradients

@@ -28,16 +28,15 @@ from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives
 from lfpo.core.advantages import check_groups, group_sizes
-from lfpo.core.rollouts import LocalEngine, Request
+from lfpo.core.forward import ActiveRows, Drawing, Hook
 from lfpo.core.measures import Measures, measure_targets
 from lfpo.core.objective import Objective
 from lfpo.core.predictions import Predictions
 from lfpo.core.reveal import reveal_schedule
-from lfpo.core.forward import ActiveRows, Drawing, Hook
-from lfpo.core.trajectory import Trajectory
+from lfpo.core.rollouts import LocalEngine, Request
+from lfpo.core.trajectory import GIVES, Trajectory
 from lfpo.core.views import Views, noised
 from lfpo.models import MaskedDiffusionLM
-from lfpo.core.trajectory import GIVES
 from lfpo.objectives.policy_gradient import clipped_losses
 from lfpo.rollout.sampling import rollout, run_unit
 from lfpo.train.setup import local_engine
