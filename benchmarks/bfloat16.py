@@ -87,7 +87,7 @@ def fine_tuning(config: BenchBfloat16Config, model: str, autocast: bool) -> Call
     trainer = SFTTrainer(build(SFTConfig, {**keys, "update_tokens": config.update_tokens}))
     trainer.model.autocast = autocast
     step = iter(range(1000))
-    return lambda: trainer.iterate(next(step), Context())["loss"]
+    return lambda: trainer.run_iteration(next(step), Context())["loss"]
 
 
 def iterating(config: BenchBfloat16Config, model: str, autocast: bool) -> Callable[[], float]:
@@ -100,7 +100,7 @@ def iterating(config: BenchBfloat16Config, model: str, autocast: bool) -> Callab
     for policy in trainer.policies.values():
         policy.autocast = autocast
     step = iter(range(1000))
-    return lambda: trainer.iterate(next(step))["loss"]
+    return lambda: trainer.run_iteration(next(step))["loss"]
 
 
 def spaced(number: int, prompts: list[str], completions: list[str], **columns: Any) -> list[float]:

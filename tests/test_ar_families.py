@@ -6,18 +6,18 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from lfpo.models.structure import Structure
-from lfpo.rollout.denoise import rollout
 
 from autoregressive import VOCAB, write_source
 from lfpo.cli.command_line import main
 from lfpo.config.errors import UserError
 from lfpo.config.models import LoraSettings
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core.attention import Structure
 from lfpo.models import load_model, load_tokenizer, save_model
 from lfpo.models.families import family_of
 from lfpo.models.loading import trained_block_length
 from lfpo.models.lora import inject
+from lfpo.rollout.sampling import rollout
 from tiny import random_ids
 
 NAMES = ("llama", "qwen2", "qwen3")

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from lfpo.base.rng import generator
-from lfpo.models.roles import CURRENT, OLD
 
 from lfpo.config.models import LoraSettings
 from lfpo.config.sft import SFTConfig
 from lfpo.config.train import LFPOConfig
+from lfpo.core.rng import generator
+from lfpo.core.roles import CURRENT, OLD
 from lfpo.models import MaskedDiffusionLM, autocast, init_model, load_tokenizer
 from lfpo.models.autocast import LEAST_WIDTH, autocasts, bfloat16_gain, described
 from lfpo.models.layouts import LAYOUTS

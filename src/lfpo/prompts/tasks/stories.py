@@ -6,7 +6,8 @@ No test problem has the numbers of a training problem, in any order: the split i
 import random
 from dataclasses import dataclass
 
-from lfpo.prompts.tasks.task import Row, Task
+from lfpo.core.scoring import Row
+from lfpo.prompts.tasks.task import Task
 from lfpo.prompts.tasks.words import apply, correct, demonstrate
 
 LARGEST = 12  # no value of a problem is above it
