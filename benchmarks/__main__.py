@@ -10,6 +10,7 @@ USAGE = """usage: python -m benchmarks NAME [--key value ...]
 
   rollout   sampling: the plain loop, then each technique added in turn
   update    the fused loss and training iterations
+  bfloat16  training steps in float32 and under bfloat16 autocast
   precision the error of logits, loss and gradients for each head precision
   sandbox   verdicts on model-written code
 
@@ -20,6 +21,7 @@ USAGE = """usage: python -m benchmarks NAME [--key value ...]
 BENCHES = {
     "rollout": ("BenchRolloutConfig", "run_bench_rollout"),
     "update": ("BenchUpdateConfig", "run_bench_update"),
+    "bfloat16": ("BenchBfloat16Config", "run_bench_bfloat16"),
     "precision": ("BenchPrecisionConfig", "run_bench_precision"),
     "sandbox": ("BenchSandboxConfig", "run_bench_sandbox"),
 }

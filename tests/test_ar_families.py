@@ -11,10 +11,13 @@ from autoregressive import VOCAB, write_source
 from lfpo.cli.command_line import main
 from lfpo.config.errors import UserError
 from lfpo.config.models import LoraSettings
-from lfpo.models import load_model, load_tokenizer
+from lfpo.config.sampler import SamplerConfig
+from lfpo.core.attention import Structure
+from lfpo.models import load_model, load_tokenizer, save_model
 from lfpo.models.families import family_of
 from lfpo.models.loading import trained_block_length
 from lfpo.models.lora import inject
+from lfpo.rollout.sampling import rollout
 from tiny import random_ids
 
 NAMES = ("llama", "qwen2", "qwen3")
@@ -100,3 +103,55 @@ def test_the_exports_of_the_published_families_come_back(llada: Path, dream: Pat
         ids = random_ids(2, 12)
         assert torch.equal(back(ids), model(ids))
         assert (back.family.shift, back.mask_id) == (model.family.shift, model.mask_id)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("shift", ["true", "false"])
+def test_stored_blocks_change_no_token_of_a_model_in_blocks(name: str, shift: str, tmp_path: Path):
+    source = write_source(tmp_path / "source", name)
+    assert main(["convert", str(source), str(tmp_path / "m"), "--block_length", "4", "--shift", shift]) == 0
+    model = load_model(tmp_path / "m", dtype=torch.float64)
+    prompts, sampler = [[5, 6, 7, 8], [9, 10], [40, 41, 42, 43, 44]], SamplerConfig(gen_length=12, temperature=1.0)
+    plain = rollout(model, prompts, sampler, [1, 2, 3], store_blocks=False)
+    stored = rollout(model, prompts, sampler, [1, 2, 3])
+    assert torch.equal(stored.tokens, plain.tokens) and torch.equal(stored.reveal_step, plain.reveal_step)
+    torch.testing.assert_close(stored.confidence, plain.confidence)
+    assert bool((stored.queries < plain.queries).all())
+
+
+@pytest.mark.parametrize("shift", ["true", "false"])
+def test_training_predicts_each_block_from_the_states_of_a_rollout(shift: str, tmp_path: Path):
+    """Also a block's first token, which with the shift the finished block before it predicts."""
+    source = write_source(tmp_path / "source")
+    assert main(["convert", str(source), str(tmp_path / "m"), "--block_length", "4", "--shift", shift]) == 0
+    model, ids = load_model(tmp_path / "m", dtype=torch.float64), random_ids(2, 16)
+    real = torch.ones_like(ids)
+    real[1, :3] = 0  # so that this row's blocks begin elsewhere
+    masked = torch.full_like(ids, model.mask_id)
+    with torch.no_grad():
+        together = model.noised_hidden(masked, ids, real, structure=model.training_structure)
+        for row, first in ((0, 0), (1, 3)):
+            for start in range(first + 4, 13, 4):
+                shown = torch.cat([ids[:, :start], masked[:, start:]], dim=1)
+                alone = model.hidden(shown, real, structure=Structure(4))
+                torch.testing.assert_close(together[row, start : start + 4], alone[row, start : start + 4])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_come_back_bit_for_bit_from_every_layout(name: str, tmp_path: Path):
+    """As lfpo saves a model, in the family's own names, and in transformers'; and plain transformers reads the same."""
+    made = tmp_path / "made"
+    assert main(["convert", str(write_source(tmp_path / "source", name)), str(made)]) == 0
+    model, tokenizer = load_model(made), load_tokenizer(made)
+    save_model(model, tmp_path / "saved", tokenizer)
+    for layout in ("family", "transformers"):
+        assert main(["export", str(made), "--layout", layout, "--output", str(tmp_path / layout)]) == 0
+    for folder in ("saved", "family", "transformers"):
+        back = load_model(tmp_path / folder).weights()
+        assert back.keys() == model.weights().keys()
+        assert all(torch.equal(back[key], tensor) for key, tensor in model.weights().items()), folder
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "transformers")
+    ids = random_ids(2, 12)
+    with torch.no_grad():
+        # Its position i predicts token i + 1, and it attends to all tokens.
+        torch.testing.assert_close(theirs(ids).logits[:, :-1], model(ids)[:, 1:], rtol=0, atol=1e-5)

@@ -55,8 +55,8 @@ AWAY = re.compile(r"GSAI-ML|models/|/data/|gsm8k|embedded-pretrain|--task all|--
 ELSEWHERE = re.compile(r"^(?:convert|lm-eval|watch|push) |--fsdp|--adapter|name: ray")
 # What a page takes from the hub or from somebody's folders, and what stands for it here.
 STAND_INS = {
-    r"((?:paper/)?llada-8b-gsm8k(?:-lora)?)(?= |$)(?! --model)": r"\1 --model tiny",
-    r"((?:paper/)?llada-8b-gsm8k(?:-lora)?)(?= |$)": rf"\1 --task gsm8k@{ROWS}/gsm8k",
+    r"((?:paper/)?llada-8b-gsm8k(?:-lora)?|qwen3-0.6b-gsm8k)(?= |$)(?! --model)": r"\1 --model tiny",
+    r"((?:paper/)?llada-8b-gsm8k(?:-lora)?|qwen3-0.6b-gsm8k)(?= |$)": rf"\1 --task gsm8k@{ROWS}/gsm8k",
     r"paged_(?=adamw_8bit)": "",  # which needs a GPU
     r"GSAI-ML/[\w.-]+|/?models/[\w.-]+|runs/gsm8k/model": "tiny",
     r"(?<=^train )my.yaml(?= --task)": "my.yaml --model tiny",

@@ -43,7 +43,7 @@ def sentence(command: str) -> str:
 
 
 def test_both_pages_state_plans():
-    assert len(stated("README.md")) == 2
+    assert len(stated("README.md")) == 3
     assert len(stated("docs/scaling.md")) >= 2
 
 

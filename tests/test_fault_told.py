@@ -19,6 +19,7 @@ from lfpo.config.dpo import DPOConfig
 from lfpo.config.errors import UserError
 from lfpo.config.sft import SFTConfig
 from lfpo.config.train import LFPOConfig
+from lfpo.core.observer import Observer
 from lfpo.core.scoring import measured
 from lfpo.eval.likelihood import Pair, likelihood_bounds
 from lfpo.eval.terminal import progress
@@ -282,7 +283,7 @@ def test_a_missing_math_verify_is_told_before_anything_is_sampled(tmp_path: Path
     there = importlib.util.find_spec
     hidden = lambda name, *rest: None if name == "math_verify" else there(name, *rest)  # noqa: E731
     monkeypatch.setattr("lfpo.rewards.math.importlib.util.find_spec", hidden)
-    monkeypatch.setattr("lfpo.rollout.denoise.rollout", None)  # sampling would fail
+    monkeypatch.setattr("lfpo.core.denoise.denoise", None)  # sampling would fail
     says = "graded by math-verify, which is not installed: pip install math-verify"
     task = f"math500@{DATA}/math500/test.jsonl"
     assert main(["eval", "--model", "embedded", "--task", task, "--output", str(tmp_path / "out")]) == 2

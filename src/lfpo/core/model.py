@@ -133,11 +133,16 @@ class MaskedDiffusionLM(nn.Module):
         self, noised_BL: torch.Tensor, clean_BL: torch.Tensor, attention_mask_BL: torch.Tensor, *, structure: Structure
     ) -> torch.Tensor:
         """`hidden` of noised tokens, [B, L, D], in a forward of 2 L tokens for the doubled layout. clean_BL: the same
-        rows without noise, read in the doubled layout only."""
+        rows without noise, read in the doubled layout only. With the logit shift a block's first token is predicted by
+        the token before it, whose block is finished: by the clean half, as in rollouts."""
         if not structure.doubled:
             return self.hidden(noised_BL, attention_mask_BL, structure=structure)
         both = torch.cat([noised_BL, clean_BL], dim=1)
-        return self.hidden(both, attention_mask_BL.repeat(1, 2), structure=structure)[:, : noised_BL.shape[1]]
+        noised, clean = self.hidden(both, attention_mask_BL.repeat(1, 2), structure=structure).chunk(2, dim=1)
+        if not self.family.shift or structure.block_length is None:
+            return noised
+        first_BL = FULL.positions(attention_mask_BL) % structure.block_length == 0
+        return torch.where(first_BL[..., None], clean, noised)
 
     def body(self, compiled: bool = False, **inputs: Any) -> torch.Tensor:
         """The body's last hidden states, with this policy's adapter; between forwards CURRENT is active."""

@@ -159,18 +159,23 @@ def window_hidden(
 
     Keys and values of all other tokens are read from `cache`; those of the window are written to it. Columns past L
     give meaningless states and change only the cache's scratch column. start_B, int64, must be at least 1: with the
-    logit shift the token before the window is run too, because it holds the first prediction.
+    logit shift the token before the window is run too, because it holds the first prediction. With blocks the window is
+    one, which that token does not see.
     """
     shift = int(model.family.shift)
     columns = (start_B - shift)[:, None] + torch.arange(width + shift, device=start_B.device)
     cache.columns = columns = columns.clamp(max=input_ids_BL.shape[1])  # the scratch column
     seen = torch.nn.functional.pad(attention_mask_BL.bool(), (0, 1))
+    seen_by = seen[:, None]  # [B, 1 or queries, L + 1]
+    if shift and model.block_length:
+        seen_by = seen_by.repeat(1, columns.shape[1], 1)
+        seen_by[:, 0] &= torch.arange(seen.shape[1], device=seen.device) < start_B[:, None]
     if compiled and model.device.type == "cuda":
         cache.mark_static()
     hidden = model.body(
         compiled,
         input_ids=torch.nn.functional.pad(input_ids_BL, (0, 1)).gather(1, columns),
-        attention_mask=mask_bias(seen[:, None, None], model.body_dtype),
+        attention_mask=mask_bias(seen_by[:, None], model.body_dtype),
         position_ids=FULL.positions(seen).gather(1, columns),
         past_key_values=cache,
     )

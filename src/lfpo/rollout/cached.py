@@ -142,11 +142,12 @@ class StoredBlocks(CachedForward):
         entering = [i for i, new in enumerate(fresh) if new]
         self.cache.fit(*self._shape(*ids.shape))
         start, found = self._block_start(active), None
-        ran = torch.full_like(start, self.block_length)
+        shift = int(self.model.family.shift)  # the token before the block is run, too
+        ran = torch.full_like(start, self.block_length + shift)
         if entering:
             found = self._enter(entering, row_ids, ids, mask)
             index = device_index(entering, self.model.device)
-            ran.index_add_(0, index, mask[index, : self.width].sum(-1) - active.offset[index])
+            ran.index_add_(0, index, mask[index, : self.width].sum(-1) - active.offset[index] - shift)
         active.queries += torch.where(active.done, 0, ran)
         end = start + self.block_length
         seen = mask * (torch.arange(ids.shape[1], device=end.device) < end[:, None])

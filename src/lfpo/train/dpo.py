@@ -61,7 +61,7 @@ class DPOTrainer(Trainer):
         self.total_steps = self.length.iterations
         self.given, self.args = config, replace(config, max_steps=self.total_steps)
         self.state: dict[str, Any] = {"skipped": 0, "seconds": 0.0, "flops": 0.0}
-        self.optimizer, self.about = build_adamw(self.model, config), about(self.model)
+        self.optimizer, self.about = build_adamw(self.model, config), about(config, self.model)
 
     def run_iteration(self, step: int, context: Context) -> dict[str, Any]:
         """One optimiser step; metrics every logging_steps."""

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from lfpo.base.environment import describe_environment
 from lfpo.base.measure import matmul_peak
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
@@ -32,6 +31,7 @@ from lfpo.train.adamw import moment_bytes
 from lfpo.train.plan.command import EFFICIENCY, duration, whole_run
 from lfpo.train.plan.estimate import Estimate
 from lfpo.train.plan.model import model_config
+from lfpo.train.setup import about_device
 
 STAND_IN = "a stand-in completion"
 
@@ -78,7 +78,7 @@ def preflight(planned: Planned) -> tuple[PromptSource, str]:
         plan = plan_line(args, longest, gpus=collectives.world(), memory=memory, flop_rate=rate)
     lines = {
         "base": f"{args.model}: {parameters:,} parameters{share}, {args.dtype}",
-        "device": f"{describe_environment()}{ranks}",
+        "device": f"{about_device(args, model)}{ranks}",
         "plan": plan,
         "prompts": f"{checked} checked, the longest has {longest} tokens{left_out}",
         "rewards": "; ".join(failed) or f"{names}: called once",

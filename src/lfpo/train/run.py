@@ -15,7 +15,7 @@ from lfpo.config.build import to_dict
 from lfpo.config.errors import CannotGoOn, UserError, last_line
 from lfpo.config.files import read_json
 from lfpo.core import collectives
-from lfpo.core.observer import Observer
+from lfpo.core.observer import Observer, duration
 from lfpo.report import write_report
 from lfpo.runs.card import model_card
 from lfpo.runs.context import Context, Stopped, StopRequests
@@ -29,7 +29,7 @@ from lfpo.train.trainer import Trainer
 
 
 class Lines:
-    """A display that reports one line a logged step. steps/s are those since the line before."""
+    """A display that reports one line a logged step. steps/s, and the time left, are those since the line before."""
 
     def __init__(self, total: int, report: Callable[[str], None]):
         self.total, self.note = total, report
@@ -43,7 +43,10 @@ class Lines:
 
     def update(self, metrics: dict[str, Any]) -> None:
         step, now = metrics["step"], time.perf_counter()
-        rate = f"  {(step - self.last[0]) / (now - self.last[1]):.2f} steps/s" if self.last is not None else ""
+        rate = ""
+        if self.last is not None:
+            steps, seconds = step - self.last[0], now - self.last[1]
+            rate = f"  {steps / seconds:.2f} steps/s  {duration(seconds / steps * (self.total - step))} left"
         self.last = step, now
         shown = {"loss": metrics.get("loss"), "held-out preference accuracy": metrics.get("eval/preference_accuracy")}
         text = "".join(f"  {name} {value:.4f}" for name, value in shown.items() if value is not None)

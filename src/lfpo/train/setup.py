@@ -25,6 +25,7 @@ from lfpo.core.roles import BASE, CURRENT, OLD
 from lfpo.core.rollouts import LocalEngine
 from lfpo.core.trajectory import Trajectory
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
+from lfpo.models.autocast import autocasts, described
 from lfpo.models.four_bit import quantize
 from lfpo.models.fsdp import frozen_copy as split_frozen_copy
 from lfpo.models.fsdp import gathered, gathered_by_layer, shard
@@ -62,7 +63,7 @@ def load_policies(
     Raises UserError for a loaded model without its tokenizer, and for settings that its attention does not go with.
     """
     device, mesh = collectives.device(), distributed.mesh(args.fsdp_size) if args.fsdp else None
-    autocast = autocasts(args, device)
+    autocast = args.bf16 and device.type == "cuda"
     if not isinstance(model, MaskedDiffusionLM):
         name = model or args.model or ""
         dtype = getattr(torch, args.dtype)
@@ -75,7 +76,9 @@ def load_policies(
         shard(model.to(device), mesh, cast=autocast)
     elif args.load_in_4bit:
         quantize(model.backbone, device, torch.bfloat16 if autocast else model.dtype)
-    model.autocast, model.head_precision = autocast, args.head_precision
+    # The same precision in updates, rollouts and evaluation, so that they run the same policy.
+    model.autocast = autocasts(args, device.type, model.backbone.config.hidden_size)
+    model.head_precision = args.head_precision
     if mesh is None:
         model.to(device)
     if args.lora is not None:
@@ -93,14 +96,13 @@ def load_policies(
     return {CURRENT: model} | others, tokenizer
 
 
-def autocasts(args: TrainingConfig, device: torch.device) -> bool:
-    """Whether bodies run in bfloat16: in updates, rollouts and evaluation alike, so that they run the same policy."""
-    return args.bf16 and device.type == "cuda"
+def about(args: TrainingConfig, model: MaskedDiffusionLM) -> str:
+    """A model's size, where it runs and in which precision, in a line."""
+    return f"{sum(p.numel() for p in model.parameters()):,} parameters; {about_device(args, model)}"
 
 
-def about(model: MaskedDiffusionLM) -> str:
-    """A model's size and where it runs, in a line."""
-    return f"{sum(p.numel() for p in model.parameters()):,} parameters; {describe_environment()}"
+def about_device(args: TrainingConfig, model: MaskedDiffusionLM) -> str:
+    return f"{describe_environment()}, {described(args, model.device.type, model.backbone.config.hidden_size)}"
 
 
 def make_source(
@@ -223,7 +225,7 @@ def local_engine(args: LFPOConfig, run: Callable[..., Trajectory] | None = None)
         return ready_to_sample(policy, args, move=args.offload_reference and not trained)
 
     device = collectives.device()
-    changed = args.fsdp or args.offload_reference or args.merges_lora(device.type) or autocasts(args, device)
+    changed = args.fsdp or args.offload_reference or args.merges_lora(device.type) or args.bf16
     return LocalEngine(
         prepared if changed else contextlib.nullcontext,
         run or run_unit,

@@ -67,7 +67,7 @@ class SFTTrainer(Trainer):
         self.total_steps = self.length.iterations
         self.given, self.args = config, replace(config, steps=self.total_steps)
         self.state: dict[str, Any] = {"losses": []}  # since the last logged line
-        self.optimizer, self.about = build_adamw(self.model, config), about(self.model)
+        self.optimizer, self.about = build_adamw(self.model, config), about(config, self.model)
 
     def run_iteration(self, step: int, context: Context) -> dict[str, Any]:
         """One optimiser step; metrics every logging_steps."""

@@ -35,8 +35,9 @@ def sample(rng: random.Random) -> Row:
     return {"prompt": " ".join(sentences) + "\n", "steps": steps, "answer": value}
 
 
-def _apply(value: int, sign: str, amount: int) -> int:
-    return value + amount if sign == "+" else value - amount
+def apply(value: int, sign: str, amount: int) -> int:
+    """value +, - or * amount."""
+    return value * amount if sign == "*" else value + amount if sign == "+" else value - amount
 
 
 def demonstrate(row: Row, rng: random.Random, right_share: float) -> str:
@@ -45,8 +46,8 @@ def demonstrate(row: Row, rng: random.Random, right_share: float) -> str:
     if rng.random() >= right_share:
         value, sign, amount = steps[-1]
         steps[-1] = (value, "-" if sign == "+" else "+", amount)
-    lines = [f"{value}{sign}{amount}={_apply(value, sign, amount)}" for value, sign, amount in steps]
-    return "\n".join([*lines, f"#### {_apply(*steps[-1])}"])
+    lines = [f"{value}{sign}{amount}={apply(value, sign, amount)}" for value, sign, amount in steps]
+    return "\n".join([*lines, f"#### {apply(*steps[-1])}"])
 
 
 def correct(completion: str, row: Row) -> bool:

@@ -14,6 +14,7 @@ from lfpo.core.draw import LOGIT_ELEMENTS
 from lfpo.core.forward import PIECE_TOKENS, rows_in_flight
 from lfpo.core.fused import CHUNK_ELEMENTS as LOSS_ELEMENTS
 from lfpo.core.head import CAST_ELEMENTS, input_dtype, precision_of
+from lfpo.models.autocast import autocasts
 from lfpo.models.four_bit import BYTES_PER_WEIGHT as FOUR_BIT
 from lfpo.models.four_bit import NOT_IN_4BIT
 from lfpo.models.kv_cache import columns_for
@@ -80,7 +81,7 @@ class Estimate:
         self.doubled = structure.doubled
 
         self.dtype = getattr(torch, args.dtype)
-        self.autocast = args.bf16 and device == "cuda"
+        self.autocast = autocasts(args, device, self.hf.hidden_size)
         self.per_weight = self.dtype.itemsize  # bytes
         self.per_product = 2 if self.autocast else self.per_weight  # bytes of a weight in products of matrices
         self.head_products = precision_of(args.head_precision, torch.device(device), self.dtype)
