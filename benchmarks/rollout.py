@@ -18,7 +18,7 @@ from lfpo.base.measure import matmul_peak
 from lfpo.config.files import replace_file
 from lfpo.core.trajectory import Trajectory
 from lfpo.models.layouts import LAYOUTS
-from lfpo.train.flops import rollout_flops
+from lfpo.plan.flops import rollout_flops
 
 BLOCK_LENGTH = 8  # of a model that has none of its own
 

@@ -11,7 +11,7 @@ from benchmarks.measure import median_and_range, write_results
 from benchmarks.table import markdown
 from lfpo.config.checks import Count, CountOrZero, check_ranges
 from lfpo.config.errors import UserError
-from lfpo.rewards.sandbox import Job, Sandbox, available_rungs, installed_libraries
+from lfpo.sandbox import Job, Sandbox, available_rungs, installed_libraries
 
 PROGRAM = "def add(a, b):\n    return a + b + {} - {}\n"
 TESTS = ("assert add(1, 2) == 3", "assert add(20, 22) == 42")

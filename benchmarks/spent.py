@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from lfpo.models import MaskedDiffusionLM, kv_cache
+from lfpo.plan.flops import forward_flops
 from lfpo.rollout import cached
-from lfpo.train.flops import forward_flops
 
 
 @dataclass
@@ -22,7 +22,7 @@ class Forwards:
     predicted: int = 0
 
     def flops(self, model: MaskedDiffusionLM) -> float:
-        """Matrix FLOPs spent, counted as `lfpo.train.flops` counts those that are needed."""
+        """Matrix FLOPs spent, counted as `lfpo.plan.flops` counts those that are needed."""
         return forward_flops(model, torch.tensor(self.lengths), self.predicted, torch.tensor(self.queries))
 
 

@@ -64,7 +64,7 @@ def write_checkpoint(folder: Path, layout: str, layers: int | None) -> None:
     from lfpo.models.layouts import LAYOUTS, with_layers
     from lfpo.models.tensor_files import write_shards
     from lfpo.models.weights import checkpoint_shapes, state_shapes
-    from lfpo.train.plan.model import skeleton
+    from lfpo.plan.model import skeleton
 
     config = with_layers(LAYOUTS[layout], layers)
     shapes = checkpoint_shapes(family_of(config, folder), state_shapes(skeleton(config).backbone))

@@ -20,7 +20,7 @@ import ray
 from ray.cluster_utils import Cluster
 from rich.console import Console
 
-import lfpo.train.ray_engine
+import lfpo.ray.engine
 import processes
 from lfpo.config.build import build
 from lfpo.config.sampler import SamplerConfig
@@ -32,11 +32,11 @@ from lfpo.core.rollouts import units_of
 from lfpo.core.trajectory import Trajectory
 from lfpo.models import init_model, load_tokenizer, save_model
 from lfpo.models.layouts import LAYOUTS
+from lfpo.models.policies import load_policies
 from lfpo.prompts.tasks import get_task
+from lfpo.ray.engine import RayEngine, Worker
 from lfpo.runs.display import Display
-from lfpo.train.ray_engine import RayEngine, Worker
 from lfpo.train.rl import LFPOTrainer
-from lfpo.train.setup import load_policies
 
 TASK, PROMPTS, GENERATIONS = "choice", 24, 2
 FAST, SLOW = 1.5, 4.5  # seconds that a unit takes on a node
@@ -56,7 +56,7 @@ class NodeWorker(Worker):
 
 
 def nodes() -> None:
-    lfpo.train.ray_engine.Worker = NodeWorker  # type: ignore[misc]
+    lfpo.ray.engine.Worker = NodeWorker  # type: ignore[misc]
     for name, machines in (
         ("one node", [FAST]),
         ("a second of the same speed", [FAST, FAST]),
@@ -110,7 +110,7 @@ RECIPE |= {"eval_steps": 0, "sampler": {"threshold": 0.9, "temperature": 1.0}}
 
 def ahead() -> None:
     """Whole runs at each staleness, in turn; the seconds of a unit are those of the update of a first, local run."""
-    lfpo.train.ray_engine.Worker = NodeWorker  # type: ignore[misc]
+    lfpo.ray.engine.Worker = NodeWorker  # type: ignore[misc]
     _, update = _trained({"name": "local"})
     seconds = update / ITERATIONS / UNITS
     print(f"an update takes {update / ITERATIONS:.1f} s, a unit {seconds:.2f} s", flush=True)

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lfpo.rewards.sandbox import Job, Limits, Sandbox, Verdict, available_rungs, installed_libraries
-from lfpo.rewards.sandbox.run_job import decided
+from lfpo.sandbox import Job, Limits, Sandbox, Verdict, available_rungs, installed_libraries
+from lfpo.sandbox.run_job import decided
 
 TAG = 16_000_000 + os.getpid()  # a disk limit by which to find the processes of these tests
 TESTS = ("assert add(1, 2) == 3", "assert add(20, 22) == 42")

@@ -15,8 +15,9 @@ from lfpo.models import MaskedDiffusionLM, autocast, init_model, load_tokenizer
 from lfpo.models.autocast import LEAST_WIDTH, autocasts, bfloat16_gain, described
 from lfpo.models.layouts import LAYOUTS
 from lfpo.models.placement import narrow_matrices
-from lfpo.train.plan.estimate import Estimate
-from lfpo.train.setup import about, load_policies, ready_to_sample
+from lfpo.models.policies import load_policies, ready_to_sample
+from lfpo.plan.estimate import Estimate
+from lfpo.train.setup import about
 from lfpo.train.sft import accumulate_sft_gradients
 from tiny import random_ids
 
@@ -71,13 +72,19 @@ def test_the_gain_is_the_ratio_of_the_best_times(monkeypatch: pytest.MonkeyPatch
         now[0] = not now[0]
         return clock[0]
 
-    monkeypatch.setattr(autocast.time, "perf_counter", perf_counter)
+    monkeypatch.setattr("time.perf_counter", perf_counter)
     assert bfloat16_gain.__wrapped__() == 2.0
 
 
 def wide_model() -> MaskedDiffusionLM:
     """A random model of one layer that is just wide enough."""
-    shape = {"n_layers": 1, "d_model": LEAST_WIDTH, "n_heads": 4, "mlp_hidden_size": 64, "vocab_size": 512}
+    shape: dict[str, Any] = {
+        "n_layers": 1,
+        "d_model": LEAST_WIDTH,
+        "n_heads": 4,
+        "mlp_hidden_size": 64,
+        "vocab_size": 512,
+    }
     shape |= {"embedding_size": 512, "init_std": 0.1}
     tokenizer = load_tokenizer("embedded")
     ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("mask", "eos", "pad")}
@@ -102,7 +109,8 @@ def test_all_policies_and_rollouts_compute_alike(monkeypatch: pytest.MonkeyPatch
 
 def test_gradients_are_near_those_of_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     fast(monkeypatch)
-    args, model, found = SFTConfig(output_dir="-", model="embedded", tasks={"words": 1.0}), wide_model(), {}
+    found: dict[bool, Any] = {}
+    args, model = SFTConfig(output_dir="-", model="embedded", tasks={"words": 1.0}), wide_model()
     batch = {i: ([5, 6, 7 + i], [20 + i, 30, 40, model.eos_id]) for i in range(4)}
     args = replace(args, batch_size=4, bf16=True)
     for on in (True, False):

@@ -28,10 +28,10 @@ from lfpo.config.sampler import SamplerConfig
 from lfpo.core.encoding import encode_rows
 from lfpo.models import load_model, load_tokenizer
 from lfpo.models.layouts import LAYOUTS
+from lfpo.plan.flops import forward_flops, rollout_flops
 from lfpo.prompts.tasks import get_task
-from lfpo.rewards.sandbox import Sandbox
 from lfpo.rollout.sampling import rollout
-from lfpo.train.flops import forward_flops, rollout_flops
+from lfpo.sandbox import Sandbox
 from reference_sampler import generate
 
 CPU = torch.device("cpu")

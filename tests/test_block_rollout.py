@@ -18,9 +18,9 @@ from lfpo.config.sampler import SamplerConfig
 from lfpo.core.attention import Structure
 from lfpo.core.trajectory import Trajectory
 from lfpo.models import MaskedDiffusionLM, load_model
+from lfpo.plan.flops import forward_flops, rollout_flops
 from lfpo.rollout.edits import EditedTrajectory
 from lfpo.rollout.sampling import rollout
-from lfpo.train.flops import forward_flops, rollout_flops
 from test_rollout import assert_same_rows
 
 # Of 4, 2, 9, 1 and 4 tokens: in blocks of 4 they leave 0, 2, 1, 1 and 0 in the block that the completion begins in.

@@ -18,8 +18,8 @@ from lfpo.core.views import Views, passes
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.objectives.needs import check_rollouts
+from lfpo.plan.flops import forward_flops, pass_flops
 from lfpo.rollout.sampling import rollout
-from lfpo.train.flops import forward_flops, pass_flops
 from tiny import random_ids, write_llada
 
 PROMPTS = [random_ids(1, n, seed=n)[0].tolist() for n in (1, 4, 6, 11, 8)]

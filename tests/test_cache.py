@@ -11,9 +11,9 @@ from benchmarks.spent import recorded
 from lfpo.config.sampler import SamplerConfig
 from lfpo.models import MaskedDiffusionLM, init_model, load_model
 from lfpo.models.kv_cache import KeyValueCache
+from lfpo.plan.flops import rollout_flops
 from lfpo.rollout.cached import cache_capacity
 from lfpo.rollout.sampling import rollout
-from lfpo.train.flops import rollout_flops
 from reference_sampler import cached_generate
 from test_block_rollout import count_graphs, count_tokens
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lfpo.prompts.tasks.bigcodebench import missing_libraries
 from lfpo.rewards.code import Grader, code_format, code_job, extract_code, fenced_blocks, syntax_compliance
-from lfpo.rewards.sandbox import Job, Limits, Sandbox, available_rungs
+from lfpo.sandbox import Job, Limits, Sandbox, available_rungs
 
 # The definition of a fenced block. As a regular expression it takes quadratic time.
 FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)

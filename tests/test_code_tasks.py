@@ -23,7 +23,7 @@ from lfpo.prompts.tasks.code_task import STRICT, CodeTask
 from lfpo.prompts.tasks.data_task import split_rows
 from lfpo.prompts.tasks.records import Record
 from lfpo.rewards.code import parses
-from lfpo.rewards.sandbox import launch
+from lfpo.sandbox import launch
 from written_runs import write_rows
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system")
@@ -258,7 +258,7 @@ def test_a_machine_without_processes_judges_no_row(monkeypatch: pytest.MonkeyPat
 
     task = own("humaneval")
     rows = task.test_rows(2)
-    monkeypatch.setattr("lfpo.rewards.sandbox.run_job._WAITS", ())
+    monkeypatch.setattr("lfpo.sandbox.run_job._WAITS", ())
     solutions = [task.solution(row) for row in rows]
     monkeypatch.setattr(STRICT, "_cache", OrderedDict())  # other tests may have judged them
     with monkeypatch.context() as full:

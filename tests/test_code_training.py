@@ -9,7 +9,7 @@ import pytest
 
 from lfpo.prompts.tasks import DataTask, get_task
 from lfpo.rewards.code import Grader, code_format, formatted_pass_rate
-from lfpo.rewards.sandbox import Job, Sandbox, Verdict
+from lfpo.sandbox import Job, Sandbox, Verdict
 from small_runs import trained_on_rows
 from written_runs import write_rows
 

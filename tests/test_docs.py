@@ -147,7 +147,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         "lfpo.eval.command.run_eval",
         "lfpo.cli.sample.run_sample",
         "lfpo.compare.grid.run_compare",
-        "lfpo.train.plan.command.run_plan",
+        "lfpo.plan.command.run_plan",
         "lfpo.cli.doctor.run_doctor",
         "lfpo.config.export.output_folder",
         "lfpo.train.export.run_export",

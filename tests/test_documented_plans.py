@@ -12,9 +12,9 @@ from lfpo.config.arguments import parse_overrides
 from lfpo.config.build import load_yaml, recipe_names
 from lfpo.config.plan import configure
 from lfpo.models.tensor_files import GIB
-from lfpo.train.plan.command import ASSUMED_TFLOPS, duration, ways, whole_run
-from lfpo.train.plan.estimate import Estimate
-from lfpo.train.plan.model import model_config
+from lfpo.plan.command import ASSUMED_TFLOPS, duration, ways, whole_run
+from lfpo.plan.estimate import Estimate
+from lfpo.plan.model import model_config
 
 ROOT = Path(__file__).parent.parent
 # A block of one command, and the sentence below it.

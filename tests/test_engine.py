@@ -17,8 +17,8 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 import torch
 
-import lfpo.train.ray_engine
-import lfpo.train.ray_rewards
+import lfpo.ray.engine
+import lfpo.ray.rewards
 import tiny
 from lfpo.base import distributed
 from lfpo.config.build import build
@@ -33,18 +33,19 @@ from lfpo.core.rollouts import LocalEngine
 from lfpo.core.trajectory import Trajectory
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.loading import EMBEDDED
+from lfpo.models.policies import load_policies
 from lfpo.objectives import make_objective
 from lfpo.objectives.needs import check_rollouts
 from lfpo.prompts.tasks import get_task
+from lfpo.ray.cluster import connect, wait_for_start
+from lfpo.ray.engine import Job, RayEngine, Worker, set_weights, weights_of
+from lfpo.ray.rewards import by_tasks
 from lfpo.rewards import Rewards, in_child, score
 from lfpo.rollout.sampling import as_it_is, rollout
 from lfpo.runs.context import Context
 from lfpo.runs.directory import Run
-from lfpo.train.ray_cluster import connect, wait_for_start
-from lfpo.train.ray_engine import Job, RayEngine, Worker, set_weights, weights_of
-from lfpo.train.ray_rewards import by_tasks
 from lfpo.train.rl import LFPOTrainer
-from lfpo.train.setup import load_policies, make_engine
+from lfpo.train.setup import make_engine
 from processes import run_ranks, start
 from small_runs import choice_config, same
 
@@ -302,8 +303,8 @@ class Killed(Worker):
 def test_a_worker_that_is_lost_with_its_prompts_is_one_sentence(
     worker: type[Worker], timeout: float, lost: int, said: str, llada: Path, ray: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(lfpo.train.ray_engine, "Worker", worker)
-    monkeypatch.setattr(lfpo.train.ray_engine, "MAX_LOST", lost)
+    monkeypatch.setattr(lfpo.ray.engine, "Worker", worker)
+    monkeypatch.setattr(lfpo.ray.engine, "MAX_LOST", lost)
     with engine_of(config(llada, engine={"name": "ray", "unit_timeout": timeout})) as (engine, policy):
         engine.update(0, policy)
         with pytest.raises(UserError, match=said) as caught:
@@ -390,7 +391,7 @@ def test_reward_tasks_return_what_the_functions_return(ray: Any, monkeypatch: py
     ]
     functions += [in_child("test_engine:length"), sleeps, dies]
     with contextlib.ExitStack() as closing:
-        monkeypatch.setattr(lfpo.train.ray_rewards, "RETRIES", 0)
+        monkeypatch.setattr(lfpo.ray.rewards, "RETRIES", 0)
         sent = by_tasks(functions, EngineSettings(reward_workers=2), closing)
         ours, theirs = scored(functions, COMPLETIONS), scored(sent, COMPLETIONS)
         assert theirs == dataclasses.replace(ours, reward_B=theirs.reward_B)

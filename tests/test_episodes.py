@@ -24,13 +24,13 @@ from lfpo.core.views import fully_masked
 from lfpo.core.visited import replay
 from lfpo.models import load_model, load_tokenizer
 from lfpo.objectives import make_objective
+from lfpo.objectives.needs import samplers
+from lfpo.plan.estimate import Estimate
 from lfpo.prompts.sources import PromptSource
 from lfpo.report.completions import rollout_sample
 from lfpo.rollout.episodes import Environment, Played, play
 from lfpo.rollout.sampling import as_it_is
-from lfpo.train.plan.estimate import Estimate
 from lfpo.train.records import rollout_records
-from lfpo.train.setup import samplers
 from test_distributed import assert_same_run
 from test_distributed import run as run_distributed
 from test_train import config, metrics, without_times

@@ -26,9 +26,9 @@ from lfpo.models.lora import attach, load_adapter, save_adapter, target_names
 from lfpo.models.placement import sampling
 from lfpo.models.router_measures import watched_routers
 from lfpo.objectives import make_objective
+from lfpo.plan.flops import forward_flops
+from lfpo.plan.model import model_shape
 from lfpo.rollout.sampling import rollout
-from lfpo.train.flops import forward_flops
-from lfpo.train.plan.model import model_shape
 from processes import run_ranks
 from test_fsdp import PROMPTS, SAMPLER, SEEDS, trains_as_one
 from test_lora import moved

@@ -22,10 +22,10 @@ from lfpo.config.plan import PlanConfig
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.sft import SFTConfig
 from lfpo.config.train import LFPOConfig
+from lfpo.plan.command import _planner
 from lfpo.report.data import run_data
 from lfpo.runs.directory import Run
 from lfpo.train.callbacks import EVENTS, REFUSED
-from lfpo.train.plan.command import _planner
 from lfpo.train.rl import LFPOTrainer
 from processes import run_ranks
 from test_train import metrics

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from lfpo.rewards.code import Grader
-from lfpo.rewards.sandbox import Job, Limits, Sandbox, available_rungs, installed_libraries
-from lfpo.rewards.sandbox.inside import aliases
+from lfpo.sandbox import Job, Limits, Sandbox, available_rungs, installed_libraries
+from lfpo.sandbox.inside import aliases
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system")
 

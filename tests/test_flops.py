@@ -13,8 +13,8 @@ from lfpo.core.roles import BASE, CURRENT, OLD
 from lfpo.core.views import Pass
 from lfpo.models import load_model
 from lfpo.objectives import make_objective
+from lfpo.plan.flops import forward_flops, pass_flops, rollout_flops
 from lfpo.rollout.sampling import rollout
-from lfpo.train.flops import forward_flops, pass_flops, rollout_flops
 from test_rollout import count_forwards
 
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12]]

@@ -15,8 +15,8 @@ from lfpo.core.roles import BASE
 from lfpo.models import MaskedDiffusionLM, init_model, load_model, load_tokenizer, save_model
 from lfpo.models.four_bit import BYTES_PER_WEIGHT, dequantized, quantize
 from lfpo.models.lora import attach, load_adapter
+from lfpo.plan.flops import forward_flops
 from lfpo.train.checkpoint import latest_checkpoint
-from lfpo.train.flops import forward_flops
 from lfpo.train.rl import LFPOTrainer
 from small_runs import choice_config, whole_and_resumed
 

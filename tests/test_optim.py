@@ -13,10 +13,10 @@ from safetensors import safe_open
 from lfpo.config.build import build
 from lfpo.config.errors import UserError
 from lfpo.config.train import LFPOConfig
-from lfpo.config.training import Optim
+from lfpo.config.training import Optim, moment_bytes
 from lfpo.core.optim import lr_at
 from lfpo.models import load_model
-from lfpo.train.adamw import build_adamw, moment_bytes
+from lfpo.train.adamw import build_adamw
 from lfpo.train.checkpoint import TABLES, latest_checkpoint
 from lfpo.train.rl import LFPOTrainer
 from small_runs import choice_config as config

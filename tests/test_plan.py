@@ -26,12 +26,12 @@ from lfpo.models.layouts import LAYOUTS, PUBLISHED
 from lfpo.models.lora import inject
 from lfpo.models.tensor_files import GIB
 from lfpo.objectives import OBJECTIVES, make_objective
+from lfpo.plan.command import command, duration, readable, seconds, ways, whole_run
+from lfpo.plan.estimate import Estimate
+from lfpo.plan.flops import model_flops
+from lfpo.plan.model import adapter_size, model_config, model_shape, skeleton
+from lfpo.plan.work import count, sampling_work
 from lfpo.rollout.sampling import rollout
-from lfpo.train.flops import model_flops
-from lfpo.train.plan.command import command, duration, readable, seconds, ways, whole_run
-from lfpo.train.plan.estimate import Estimate
-from lfpo.train.plan.model import adapter_size, model_config, model_shape, skeleton
-from lfpo.train.plan.work import count, sampling_work
 from lfpo.train.preflight import plan_line
 from small_runs import AS_PUBLISHED
 
@@ -61,7 +61,7 @@ def simple_activations(monkeypatch: pytest.MonkeyPatch) -> None:
     def activations(kind: str, config: Any, rows: int, length: int, *_: Any) -> tuple[float, float]:
         return size[kind] * rows * length, size[kind] * rows * length
 
-    monkeypatch.setattr("lfpo.train.plan.estimate.activations", activations)
+    monkeypatch.setattr("lfpo.plan.estimate.activations", activations)
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_the_command_prints_each_way_that_fits_with_its_command(
 
 @pytest.mark.usefixtures("simple_activations")
 def test_nothing_fits_is_an_error(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("lfpo.train.plan.command.ways", lambda *_: [])
+    monkeypatch.setattr("lfpo.plan.command.ways", lambda *_: [])
     assert main(["plan", "sudoku", "--gpu_memory", "0.01"]) == 2
     assert capsys.readouterr().err == (
         "error: no way to run sudoku fits 0.01 GiB a GPU; take more or larger GPUs (--gpus, --gpu_memory), or a "

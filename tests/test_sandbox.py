@@ -14,8 +14,8 @@ import pytest
 from lfpo.config.errors import UserError
 from lfpo.core.scoring import RewardFailed
 from lfpo.rewards.code import Grader, extract_code, parses, syntax_compliance
-from lfpo.rewards.sandbox import Job, Limits, Sandbox, available_rungs, launch
-from lfpo.rewards.sandbox.run_job import encode_job
+from lfpo.sandbox import Job, Limits, Sandbox, available_rungs, launch
+from lfpo.sandbox.run_job import encode_job
 from sandbox_cases import remains
 
 LIMITS = Limits(seconds=30)
@@ -199,7 +199,7 @@ def test_a_process_that_cannot_start_is_started_again_and_then_an_error(monkeypa
         refused.clear()
         monkeypatch.setattr(launch, "start", refusing)
 
-    monkeypatch.setattr("lfpo.rewards.sandbox.run_job._WAITS", (0.0, 0.0))
+    monkeypatch.setattr("lfpo.sandbox.run_job._WAITS", (0.0, 0.0))
     job = Job(DOUBLE, tests=["assert double(1) == 2"])
     refuse(2, errno.EMFILE)
     assert sandbox.judge(job).passed

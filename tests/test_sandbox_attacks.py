@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from lfpo.rewards.sandbox import Job, Limits, Sandbox, available_rungs, installed_libraries, launch
-from lfpo.rewards.sandbox.launch import delete
+from lfpo.sandbox import Job, Limits, Sandbox, available_rungs, installed_libraries, launch
+from lfpo.sandbox.launch import delete
 from sandbox_cases import RIGHT, TESTS, attack_problems, confines, remains, value_problems
 
 RUNGS = [rung.name for rung in available_rungs() if rung.available]

@@ -19,9 +19,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lfpo.rewards.sandbox import Job, Limits, Sandbox, available_rungs
-from lfpo.rewards.sandbox.inside import link, values
-from lfpo.rewards.sandbox.inside.values import BadBytes, NotAValue, decode, encode
+from lfpo.sandbox import Job, Limits, Sandbox, available_rungs
+from lfpo.sandbox.inside import link, values
+from lfpo.sandbox.inside.values import BadBytes, NotAValue, decode, encode
 
 ATOMS: st.SearchStrategy[Any] = st.one_of(
     *(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(), st.binary(), st.dates()),

@@ -21,8 +21,8 @@ from lfpo.models.layouts import LAYOUTS, with_layers
 from lfpo.models.lora import attach
 from lfpo.models.tensor_files import FILE_BYTES, tensor_paths
 from lfpo.models.weights import checkpoint_shapes, state_shapes
-from lfpo.train.plan.estimate import PHASES, Estimate
-from lfpo.train.plan.model import model_config, model_shape, skeleton
+from lfpo.plan.estimate import PHASES, Estimate
+from lfpo.plan.model import model_config, model_shape, skeleton
 from split_memory import growth
 
 CPU = torch.device("cpu")
@@ -116,7 +116,7 @@ def test_an_export_holds_a_file_and_a_sum(wide: Path, tmp_path: Path):
 def test_a_plan_holds_no_more_rows_than_there_are(monkeypatch: pytest.MonkeyPatch):
     """SDAR: a cache of four rollouts, not of as many rows as rollout_tokens allow."""
     config = model_config("sdar-1.7b")
-    monkeypatch.setattr("lfpo.train.plan.estimate.activations", lambda *_: (0.0, 0.0))
+    monkeypatch.setattr("lfpo.plan.estimate.activations", lambda *_: (0.0, 0.0))
 
     def cache(**changes: Any) -> float:
         args = LFPOConfig(output_dir="unused", data_file="unused", **{"prompts_per_iteration": 1, **changes})

@@ -13,7 +13,7 @@ from lfpo.core.optim import ema_update
 from lfpo.core.roles import CURRENT, OLD
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.objectives import OBJECTIVES
-from lfpo.train.plan.work import fullest_rank
+from lfpo.plan.work import fullest_rank
 from small_runs import rolled, step_of
 
 

@@ -39,8 +39,8 @@ from lfpo.core.trajectory import GIVES, Trajectory
 from lfpo.core.views import Views, noised
 from lfpo.models import MaskedDiffusionLM
 from lfpo.objectives.policy_gradient import clipped_losses
+from lfpo.rollout.local_engine import local_engine
 from lfpo.rollout.sampling import rollout, run_unit
-from lfpo.train.setup import local_engine
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from drill.inside import LEAK, Fault
 from drill.stops import no_sandbox
 from lfpo.core.learner import MAX_SKIPPED
 from lfpo.models.loading import EMBEDDED
-from lfpo.rewards.sandbox import Job, Limits, Sandbox
 from lfpo.runs.directory import Run
+from lfpo.sandbox import Job, Limits, Sandbox
 from lfpo.train.rl import MAX_FAILED
 from processes import environment
 

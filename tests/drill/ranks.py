@@ -289,7 +289,7 @@ def _launcher(where: Network) -> list[str]:
 
 PORT = 26379  # not Ray's own, so that another Ray of this machine is left alone
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}  # of the head and the runs
-HEAD_PATIENCE = 90.0  # seconds from the kill to the end; the head is asked for for 20 (lfpo.train.ray_cluster)
+HEAD_PATIENCE = 90.0  # seconds from the kill to the end; the head is asked for for 20 (lfpo.ray.cluster)
 
 
 def ray_head(drill: Drill) -> list[Row]:

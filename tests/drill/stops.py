@@ -13,8 +13,8 @@ import psutil  # type: ignore[import-untyped]
 from drill.harness import EVERY, ITERATIONS, Child, Drill, Row, difference, progress, reaches, saved_step, wait_for
 from drill.inside import Fault
 from lfpo.config.errors import UserError
-from lfpo.rewards.sandbox import Job, Limits, Sandbox, available_rungs
 from lfpo.runs.directory import Run
+from lfpo.sandbox import Job, Limits, Sandbox, available_rungs
 
 GRACE = 10.0  # seconds that a scheduler waits between SIGTERM and SIGKILL
 TRIES = 20  # runs that may end before their fault happens

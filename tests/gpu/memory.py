@@ -17,7 +17,7 @@ from lfpo.core.learner import Update, optimizer_step
 from lfpo.core.observer import Observer
 from lfpo.models import init_model, load_tokenizer
 from lfpo.models.layouts import LAYOUTS, with_layers
-from lfpo.train.plan.estimate import LIBRARIES, Estimate
+from lfpo.plan.estimate import LIBRARIES, Estimate
 from lfpo.train.rl import LFPOTrainer
 
 TOLERANCE = 0.15

@@ -59,7 +59,7 @@ def _memory_explained(config: Any) -> Iterator[None]:
         yield
     except (RuntimeError, MemoryError) as error:
         from lfpo.core import collectives
-        from lfpo.train.plan.command import out_of_memory
+        from lfpo.plan.command import out_of_memory
 
         if (explained := out_of_memory(error, config, collectives.world())) is None:
             raise
@@ -202,7 +202,7 @@ def plan(rest: list[str]) -> None:
     about = describe(PlanConfig, "plan", takes_file=True)
     values, given = read_arguments(rest, "train", about, PlanConfig, LFPOConfig)
     config, args = configure(values, given)
-    from lfpo.train.plan.command import run_plan
+    from lfpo.plan.command import run_plan
 
     recipe = rest[0] if rest and not rest[0].startswith("--") else None
     run_plan(config, args, recipe=recipe, given=given)

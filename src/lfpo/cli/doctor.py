@@ -17,8 +17,8 @@ from lfpo.core.engine import Request
 from lfpo.models import FAMILIES, load_model, load_tokenizer
 from lfpo.models.loading import EMBEDDED
 from lfpo.prompts.tasks import get_task
-from lfpo.rewards.sandbox import available_rungs
 from lfpo.rollout.sampling import as_it_is
+from lfpo.sandbox import available_rungs
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "matplotlib", "rich")
 OPTIONAL = {"datasets": "hub tasks", "peft": "LoRA", "accelerate": "trackers", "math_verify": "symbolic maths"}

@@ -177,3 +177,8 @@ def examples_length(args: Examples, steps: int, rows: int) -> Length:
     """The length of a run on so many distinct examples, 0 for those of tasks. steps: the key that says it, or UNSET."""
     epochs, endless = args.num_train_epochs, "'tasks'"
     return run_length(steps, epochs, rows=rows, batch=args.batch_size, default=1000, endless=endless)
+
+
+def moment_bytes(optim: Optim) -> float:
+    """Bytes that both moments of a parameter take; in 8 bits, 256 numbers share a float32 scale (arXiv 2110.02861)."""
+    return 2 * (1 + 4 / 256) if "8bit" in optim else 8

@@ -57,9 +57,10 @@ class MaskedDiffusionLM(nn.Module):
         # Where FSDP splits the weights: this model unsplit, on the meta device (see lfpo.models.fsdp), in a tuple, so
         # that torch does not register it as a part of this one.
         self.unsplit: tuple[MaskedDiffusionLM, ...] = ()
-        # Hooks of what adds adapters, splits weights or routes to experts: how to switch adapters, what to do after a
-        # pass, and what to measure during one.
+        # Hooks of what adds adapters, splits or casts weights, or routes to experts: how to switch adapters, a context
+        # in which the policy is ready for many forwards, what to do after a pass, and what to measure during one.
         self.switch_adapter: Callable[[Any, str], None] | None = None
+        self.ready: Callable[[MaskedDiffusionLM], contextlib.AbstractContextManager[MaskedDiffusionLM]] | None = None
         self.after_pass: Callable[[], None] | None = None
         self.measure_pass: Callable[[], contextlib.AbstractContextManager[dict[str, torch.Tensor]]] | None = None
         self._whole_head: list[torch.Tensor] = []  # shared by the policies on one backbone
@@ -233,10 +234,14 @@ class MaskedDiffusionLM(nn.Module):
         enable = getattr(self.backbone, "activation_checkpointing_enable", None)
         (enable or self.backbone.gradient_checkpointing_enable)({"use_reentrant": False})
 
+    def ready_to_sample(self) -> contextlib.AbstractContextManager[MaskedDiffusionLM]:
+        """A context in which the model that it gives is ready for many forwards without gradients."""
+        return contextlib.nullcontext(self) if self.ready is None else self.ready(self)
+
     def frozen_copy(self, memo: dict[int, Any] | None = None) -> MaskedDiffusionLM:
         """A deep copy without gradients, in evaluation mode. memo: deepcopy's; object id -> what replaces the copy."""
         copied = copy.copy(self)
-        copied._compiled, copied._whole_head, copied.unsplit = None, [], ()
+        copied._compiled, copied._whole_head, copied.unsplit, copied.ready = None, [], (), None
         return copy.deepcopy(copied, memo).requires_grad_(False).eval()
 
 

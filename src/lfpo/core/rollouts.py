@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -39,7 +38,6 @@ def units_of(request: Request, rows: int) -> list[Request]:
 class LocalEngine:
     """Samples in this process; a request that is submitted is sampled at once.
 
-    prepared: a context in which a policy is ready for many forwards; yields the model to sample from.
     rollout_tokens, compiled: those of `rollout`. rows_per_unit: of a unit of work (0: a request is one unit).
     run: samples a unit: lfpo.rollout.sampling.run_unit, or what is called like it.
     """
@@ -49,14 +47,13 @@ class LocalEngine:
 
     def __init__(
         self,
-        prepared: Callable[[MaskedDiffusionLM], AbstractContextManager[MaskedDiffusionLM]],
         run: Callable[..., Trajectory],
         *,
         rollout_tokens: int,
         compiled: bool = False,
         rows_per_unit: int = 0,
     ):
-        self.prepared, self.rows_per_unit, self.run = prepared, rows_per_unit, run
+        self.rows_per_unit, self.run = rows_per_unit, run
         self.rollout_tokens, self.compiled = rollout_tokens, compiled
         self.policy: MaskedDiffusionLM | None = None
         self.version: Version = 0
@@ -76,7 +73,7 @@ class LocalEngine:
         options: dict[str, Any] = {"rollout_tokens": self.rollout_tokens, "compiled": self.compiled}
         options["finished"] = None if finished is None else on_finished  # else no trajectory is made of finished rows
         options["forwarded"] = self.forwarded
-        with self.prepared(self.policy) as model:
+        with self.policy.ready_to_sample() as model:
             for unit in units_of(request, self.rows_per_unit):
                 parts.append(self.run(model, unit, **options))
         return join(parts, self.policy.pad_id)
@@ -89,7 +86,7 @@ class LocalEngine:
 
     def idle(self) -> None:
         assert self.policy is not None
-        with self.prepared(self.policy):
+        with self.policy.ready_to_sample():
             pass
 
     def metrics(self) -> dict[str, float]:

@@ -2,8 +2,11 @@
 
 from collections.abc import Collection
 
+import torch
+
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
+from lfpo.config.train import LFPOConfig
 from lfpo.core.objective import Objective
 from lfpo.core.trajectory import GIVES
 
@@ -72,3 +75,26 @@ def kept_steps(objective: Objective, sampler: SamplerConfig) -> list[int]:
     assert sampler.steps
     count = min(objective.rewarded_steps or sampler.steps, sampler.steps)
     return [(i + 1) * sampler.steps // count - 1 for i in range(count)]
+
+
+def samplers(
+    args: LFPOConfig, gen_length: int, objective: Objective, block_length: int | None
+) -> tuple[SamplerConfig, dict[str, SamplerConfig]]:
+    """The rollouts' sampler and the evaluations' by name, with their lengths filled in.
+
+    gen_length: the prompt source's default. block_length: the model's. Raises UserError where a length does not fit, or
+    the objective cannot learn from such rollouts or from so few of them a prompt.
+    """
+    sampler = args.sampler.fitted("sampler", gen_length, block_length)
+    length = sampler.gen_length or 0
+    evaluated = {name: s.fitted("sampler", length, block_length) for name, s in args.eval_samplers.items()}
+    check_rollouts(objective, sampler, trained_block=block_length)
+    check_old_policy(objective, args.old_policy)
+    if args.environment is not None and ("predictions" in objective.needs or objective.whole_groups):
+        what = "rollouts of one row each" if objective.whole_groups else "rewards of predictions within a rollout"
+        raise UserError(f"objective {type(objective).__name__} needs {what}, which an environment does not give")
+    group_R = torch.arange(args.prompts_per_iteration).repeat_interleave(args.num_generations)
+    reward_R = torch.zeros(len(group_R), dtype=torch.float64)
+    steps = kept_steps(objective, sampler)
+    objective.signal(reward_R[:, None].expand(-1, len(steps)) if steps else reward_R, group_R)
+    return sampler, evaluated

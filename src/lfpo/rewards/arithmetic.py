@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import cast
 
-from lfpo.rewards.syntax import syntax_tree
+from lfpo.sandbox.syntax import syntax_tree
 
 MAX_CHARS = 200
 MAX_MAGNITUDE = 10**12

@@ -13,11 +13,11 @@ from typing import Any
 from lfpo.config.errors import UserError
 from lfpo.rewards.answers import completion_text
 from lfpo.rewards.each import each
-from lfpo.rewards.sandbox import Job, Limits, Sandbox, Verdict, installed_libraries
-from lfpo.rewards.sandbox.launch import Unsafe
-from lfpo.rewards.sandbox.run_job import decided, failed
-from lfpo.rewards.sandbox.suite import names_in_solution
-from lfpo.rewards.syntax import syntax_tree
+from lfpo.sandbox import Job, Limits, Sandbox, Verdict, installed_libraries
+from lfpo.sandbox.launch import Unsafe
+from lfpo.sandbox.run_job import decided, failed
+from lfpo.sandbox.suite import names_in_solution
+from lfpo.sandbox.syntax import syntax_tree
 
 MAX_CHARS = Limits().program_chars
 MAX_CACHED = 20_000  # verdicts of a grader

@@ -3,7 +3,6 @@ that they need."""
 
 import functools
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -102,7 +101,7 @@ def run_unit(
 
 def as_it_is(model: MaskedDiffusionLM, rollout_tokens: int = 16384) -> LocalEngine:
     """An engine that samples from a model in this process, without getting it ready."""
-    engine = LocalEngine(nullcontext, run_unit, rollout_tokens=rollout_tokens)
+    engine = LocalEngine(run_unit, rollout_tokens=rollout_tokens)
     engine.update(0, model)
     return engine
 

@@ -9,10 +9,7 @@ import torch
 from torch import nn
 
 from lfpo.config.errors import UserError
-from lfpo.config.training import Optim
 from lfpo.models.four_bit import bitsandbytes
-
-BLOCK = 256  # numbers that share a scale, in bitsandbytes
 
 
 def build_adamw(model: nn.Module, args: Any) -> torch.optim.Optimizer:
@@ -42,8 +39,3 @@ def build_adamw(model: nn.Module, args: Any) -> torch.optim.Optimizer:
         raise UserError(f"optim {optim!r} needs a GPU, whose memory it pages; without a GPU take adamw_8bit")
     library = bitsandbytes(f"optim {optim!r}").optim
     return library.AdamW(groups, **given, optim_bits=8 if "8bit" in optim else 32, is_paged=paged)
-
-
-def moment_bytes(optim: Optim) -> float:
-    """Bytes that both moments of one parameter take."""
-    return 2 * (1 + 4 / BLOCK) if "8bit" in optim else 8

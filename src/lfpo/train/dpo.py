@@ -25,15 +25,16 @@ from lfpo.core.roles import BASE, CURRENT
 from lfpo.core.trajectory import Trajectory, of_completions
 from lfpo.core.views import Pass, Views
 from lfpo.models import MaskedDiffusionLM
+from lfpo.models.policies import load_policies
 from lfpo.objectives.vrpo import VRPO, elbos
+from lfpo.plan.flops import pass_flops
 from lfpo.prompts.preferences import Preference, load_preferences, task_pair
 from lfpo.prompts.sources import in_epochs
 from lfpo.prompts.tasks import DataTask, Task, get_task
 from lfpo.runs.context import Context
 from lfpo.train.adamw import build_adamw
-from lfpo.train.flops import pass_flops
 from lfpo.train.run import train_on_examples
-from lfpo.train.setup import about, check_ranks, load_policies
+from lfpo.train.setup import about, check_ranks
 from lfpo.train.sft import encode_example, sampled_length
 from lfpo.train.trainer import Trainer
 

@@ -18,19 +18,18 @@ from lfpo.base.measure import matmul_peak
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
-from lfpo.config.training import Optim
+from lfpo.config.training import Optim, moment_bytes
 from lfpo.core import collectives
 from lfpo.core.encoding import encode_prompt, misfit
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.tensor_files import GIB
+from lfpo.plan.command import EFFICIENCY, duration, whole_run
+from lfpo.plan.estimate import Estimate
+from lfpo.plan.model import model_config
 from lfpo.prompts.sources import PromptSource
 from lfpo.prompts.tasks import Row
 from lfpo.rewards import reward_names
 from lfpo.rollout.episodes import Environment, Episode, step_all
-from lfpo.train.adamw import moment_bytes
-from lfpo.train.plan.command import EFFICIENCY, duration, whole_run
-from lfpo.train.plan.estimate import Estimate
-from lfpo.train.plan.model import model_config
 from lfpo.train.setup import about_device
 
 STAND_IN = "a stand-in completion"

@@ -29,8 +29,10 @@ from lfpo.core.views import Pass
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.loading import trained_block_length
 from lfpo.models.lora import settings_of
+from lfpo.models.policies import load_policies
 from lfpo.objectives import make_objective
-from lfpo.objectives.needs import check_rollouts, kept_steps
+from lfpo.objectives.needs import check_rollouts, kept_steps, samplers
+from lfpo.plan.flops import pass_flops, rollout_flops
 from lfpo.rewards import RewardFunction
 from lfpo.rollout.episodes import Environment, Played
 from lfpo.rollout.kept import WithPredictions
@@ -41,21 +43,13 @@ from lfpo.train.adamw import build_adamw
 from lfpo.train.callbacks import Callbacks
 from lfpo.train.copies import AverageFiles, Versions
 from lfpo.train.export import make_repository, run_push
-from lfpo.train.flops import pass_flops, rollout_flops
 from lfpo.train.held_out import HeldOut, held_out
 from lfpo.train.inputs import environment_class
 from lfpo.train.preflight import Planned, preflight
 from lfpo.train.queue import Queued, RolloutQueue
 from lfpo.train.records import rollout_records
 from lfpo.train.run import run_trainer
-from lfpo.train.setup import (
-    check_ranks,
-    load_policies,
-    make_engine,
-    make_source,
-    samplers,
-    with_name,
-)
+from lfpo.train.setup import check_ranks, make_engine, make_source, with_name
 from lfpo.train.trainer import Trainer
 
 MAX_FAILED = 5  # batches in a row for which a reward function fails, after which training stops
@@ -142,7 +136,7 @@ class LFPOTrainer(Trainer):
         self.engine = make_engine(args)
         self.closing.callback(self.engine.close)
         if args.engine.reward_workers:
-            from lfpo.train.ray_rewards import by_tasks
+            from lfpo.ray.rewards import by_tasks
 
             in_tasks = by_tasks(self.source.reward_functions, args.engine, self.closing)
             self.source = replace(self.source, reward_functions=in_tasks)

@@ -1,43 +1,28 @@
 """What a trainer is made of, from its configuration: policies, prompts, rewards, samplers, engine and queue."""
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lfpo.base import distributed
 from lfpo.base.environment import describe_environment
 from lfpo.config.engine import ENGINES
 from lfpo.config.errors import UserError
 from lfpo.config.length import UNSET
 from lfpo.config.plugins import resolve
-from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.config.training import TrainingConfig
 from lfpo.core import collectives
 from lfpo.core.engine import Engine
-from lfpo.core.objective import Objective
-from lfpo.core.roles import BASE, CURRENT, OLD
-from lfpo.core.rollouts import LocalEngine
-from lfpo.core.trajectory import Trajectory
-from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
-from lfpo.models.autocast import autocasts, described
-from lfpo.models.four_bit import quantize
-from lfpo.models.fsdp import frozen_copy as split_frozen_copy
-from lfpo.models.fsdp import gathered, gathered_by_layer, shard
+from lfpo.models import MaskedDiffusionLM
+from lfpo.models.autocast import described
 from lfpo.models.loading import name_of
-from lfpo.models.lora import attach, inject
-from lfpo.models.placement import frozen_copy_on_cpu, sampling
-from lfpo.objectives.needs import check_old_policy, check_rollouts, kept_steps
 from lfpo.prompts.dataset import is_stream, read_rows
 from lfpo.prompts.sources import PromptSource, in_epochs, task_source
 from lfpo.prompts.tasks import get_task
 from lfpo.rewards import RewardFunction, in_child
-from lfpo.rollout.sampling import run_unit
 from lfpo.train.inputs import check_source, reward_function
 
 
@@ -51,49 +36,6 @@ def with_name(args: LFPOConfig, model: str | Path | MaskedDiffusionLM) -> LFPOCo
             "save_model, and give the folder"
         )
     return args if name in (None, args.model) else replace(args, model=name)
-
-
-def load_policies(
-    args: TrainingConfig, model: Any, tokenizer: Any, *, needs_base: bool, needs_old: bool = True
-) -> tuple[dict[str, MaskedDiffusionLM], Any]:
-    """The policies by name (lfpo.core.roles), on this rank's device, and the tokenizer.
-
-    model: see LFPOTrainer; a loaded model becomes the current policy itself. needs_base, needs_old: whether the base
-    policy and theta_old are kept.
-    Raises UserError for a loaded model without its tokenizer, and for settings that its attention does not go with.
-    """
-    device, mesh = collectives.device(), distributed.mesh(args.fsdp_size) if args.fsdp else None
-    autocast = args.bf16 and device.type == "cuda"
-    if not isinstance(model, MaskedDiffusionLM):
-        name = model or args.model or ""
-        dtype = getattr(torch, args.dtype)
-        four_bit = (torch.bfloat16 if autocast else dtype) if args.load_in_4bit else None
-        model = load_model(name, dtype=dtype, device=device, mesh=mesh, cast=autocast, four_bit=four_bit)
-        tokenizer = tokenizer or load_tokenizer(name)
-    elif tokenizer is None:
-        raise UserError("a loaded model was given without its tokenizer; pass tokenizer=load_tokenizer(...)")
-    elif mesh is not None:
-        shard(model.to(device), mesh, cast=autocast)
-    elif args.load_in_4bit:
-        quantize(model.backbone, device, torch.bfloat16 if autocast else model.dtype)
-    # The same precision in updates, rollouts and evaluation, so that they run the same policy.
-    model.autocast = autocasts(args, device.type, model.backbone.config.hidden_size)
-    model.head_precision = args.head_precision
-    if mesh is None:
-        model.to(device)
-    if args.lora is not None:
-        old = attach(model, args.lora, seed=args.seed)
-        for unsplit in model.unsplit:
-            inject(unsplit, args.lora)
-        others = ({OLD: old} if needs_old else {}) | ({BASE: model.with_adapter(BASE)} if needs_base else {})
-    else:
-        frozen_copy: Callable[[MaskedDiffusionLM], MaskedDiffusionLM] = MaskedDiffusionLM.frozen_copy
-        if mesh is not None or args.offload_reference:
-            frozen_copy = frozen_copy_on_cpu if mesh is None else split_frozen_copy
-        others = {name: frozen_copy(model) for name, needed in ((OLD, needs_old), (BASE, needs_base)) if needed}
-    if args.gradient_checkpointing:
-        model.checkpoint_layers()
-    return {CURRENT: model} | others, tokenizer
 
 
 def about(args: TrainingConfig, model: MaskedDiffusionLM) -> str:
@@ -188,63 +130,7 @@ def check_ranks(args: TrainingConfig, command: str, shared: str = "") -> None:
         )
 
 
-def samplers(
-    args: LFPOConfig, gen_length: int, objective: Objective, block_length: int | None
-) -> tuple[SamplerConfig, dict[str, SamplerConfig]]:
-    """The rollouts' sampler and the evaluations' by name, with their lengths filled in.
-
-    gen_length: the prompt source's default. block_length: the model's. Raises UserError where a length does not fit, or
-    the objective cannot learn from such rollouts or from so few of them a prompt.
-    """
-    sampler = args.sampler.fitted("sampler", gen_length, block_length)
-    length = sampler.gen_length or 0
-    evaluated = {name: s.fitted("sampler", length, block_length) for name, s in args.eval_samplers.items()}
-    check_rollouts(objective, sampler, trained_block=block_length)
-    check_old_policy(objective, args.old_policy)
-    if args.environment is not None and ("predictions" in objective.needs or objective.whole_groups):
-        what = "rollouts of one row each" if objective.whole_groups else "rewards of predictions within a rollout"
-        raise UserError(f"objective {type(objective).__name__} needs {what}, which an environment does not give")
-    group_R = torch.arange(args.prompts_per_iteration).repeat_interleave(args.num_generations)
-    reward_R = torch.zeros(len(group_R), dtype=torch.float64)
-    steps = kept_steps(objective, sampler)
-    objective.signal(reward_R[:, None].expand(-1, len(steps)) if steps else reward_R, group_R)
-    return sampler, evaluated
-
-
 def make_engine(args: LFPOConfig) -> Engine:
     """The engine that `args.engine` names. A collective. Raises UserError for what it cannot run with."""
     engine: Engine = resolve(args.engine.name, ENGINES, kind="engine")(args)
     return engine
-
-
-def local_engine(args: LFPOConfig, run: Callable[..., Trajectory] | None = None) -> LocalEngine:
-    """Rollouts in the trainer's own processes. run: samples a unit of work (see LocalEngine)."""
-
-    def prepared(policy: MaskedDiffusionLM) -> AbstractContextManager[MaskedDiffusionLM]:
-        trained = any(p.requires_grad for p in policy.parameters())  # theta, which is evaluated, stays on the device
-        return ready_to_sample(policy, args, move=args.offload_reference and not trained)
-
-    device = collectives.device()
-    changed = args.fsdp or args.offload_reference or args.merges_lora(device.type) or args.bf16
-    return LocalEngine(
-        prepared if changed else contextlib.nullcontext,
-        run or run_unit,
-        rollout_tokens=args.rollout_tokens,
-        compiled=args.rollout_compile,
-        rows_per_unit=args.engine.prompts_per_unit * args.num_generations,
-    )
-
-
-@contextlib.contextmanager
-def ready_to_sample(policy: MaskedDiffusionLM, args: Any, *, move: bool = False) -> Iterator[MaskedDiffusionLM]:
-    """A policy made ready for many forwards without gradients. move: its layers are stored in CPU memory."""
-    merge = args.merges_lora(policy.device.type)
-    if args.fsdp:
-        by_layer = args.rollout_gather == "layer"
-        with gathered_by_layer(policy) if by_layer else gathered(policy, cast=policy.autocast, merge=merge) as ready:
-            yield ready
-        return
-    # A compiled forward casts as it goes: it must find its weights where they were when it was compiled.
-    cast = policy.autocast and not args.rollout_compile
-    with sampling(policy, cast=cast, move_to_device=move, merge=merge):
-        yield policy

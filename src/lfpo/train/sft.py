@@ -29,6 +29,7 @@ from lfpo.core.rng import generator, python_rng
 from lfpo.core.roles import CURRENT
 from lfpo.core.views import pack_by_tokens
 from lfpo.models import MaskedDiffusionLM, init_model
+from lfpo.models.policies import load_policies
 from lfpo.prompts.files import load_rows
 from lfpo.prompts.sources import in_epochs
 from lfpo.prompts.tasks import DataTask, get_task
@@ -36,7 +37,7 @@ from lfpo.prompts.tokenizer import train_tokenizer
 from lfpo.runs.context import Context
 from lfpo.train.adamw import build_adamw
 from lfpo.train.run import train_on_examples
-from lfpo.train.setup import about, check_ranks, load_policies
+from lfpo.train.setup import about, check_ranks
 from lfpo.train.trainer import Trainer
 
 MIN_T = 1e-3  # keeps 1/t finite; LLaDA uses the same bound

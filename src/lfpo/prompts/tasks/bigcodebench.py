@@ -16,8 +16,8 @@ import sys
 from lfpo.core.scoring import Row
 from lfpo.prompts.tasks.code_task import ACECODE_TRAIN, CodeTask, acecode_or, code_row
 from lfpo.prompts.tasks.records import HubSplit, Record
-from lfpo.rewards.sandbox import installed_libraries
-from lfpo.rewards.syntax import syntax_tree
+from lfpo.sandbox import installed_libraries
+from lfpo.sandbox.syntax import syntax_tree
 
 VERSION = "v0.1.4"
 

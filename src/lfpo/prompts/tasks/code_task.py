@@ -25,7 +25,7 @@ from lfpo.prompts.tasks.data_task import DataTask
 from lfpo.prompts.tasks.records import HubSplit, Record
 from lfpo.rewards import RewardFunction
 from lfpo.rewards.code import Grader, code_job, extract_code, pass_rate, syntax_compliance
-from lfpo.rewards.sandbox import Limits
+from lfpo.sandbox import Limits
 
 INSTRUCTION = (
     "You are an expert Python programmer. "

@@ -15,7 +15,7 @@ from types import CodeType
 from typing import Any, cast
 
 from lfpo.config.errors import UserError
-from lfpo.rewards.syntax import quietly, syntax_tree
+from lfpo.sandbox.syntax import quietly, syntax_tree
 
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 _RUNS_TEXT = {"eval", "exec", "compile", "__import__", "import_module", "run_path", "system", "popen", "Popen"}

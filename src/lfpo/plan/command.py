@@ -26,11 +26,11 @@ from lfpo.core.encoding import encode_prompt
 from lfpo.models.loading import SHIPPED, load_tokenizer
 from lfpo.models.narrow_products import matmul
 from lfpo.models.tensor_files import GIB
+from lfpo.plan.estimate import PHASES, Estimate
+from lfpo.plan.model import model_config, model_shape
 from lfpo.prompts.dataset import read_rows
 from lfpo.prompts.sources import PromptSource
 from lfpo.prompts.tasks import get_task
-from lfpo.train.plan.estimate import PHASES, Estimate
-from lfpo.train.plan.model import model_config, model_shape
 
 ASSUMED_PROMPT = 256  # tokens
 ASSUMED_MEMORY, ASSUMED_TFLOPS, ASSUMED_TFLOPS_FLOAT32 = 80.0, 400.0, 30.0  # an H100 at about half of its peaks

@@ -9,6 +9,7 @@ import torch
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
+from lfpo.config.training import moment_bytes
 from lfpo.core.draw import CHUNK_ELEMENTS as DRAW_ELEMENTS
 from lfpo.core.draw import LOGIT_ELEMENTS
 from lfpo.core.forward import PIECE_TOKENS, rows_in_flight
@@ -20,13 +21,12 @@ from lfpo.models.four_bit import NOT_IN_4BIT
 from lfpo.models.kv_cache import columns_for
 from lfpo.models.tensor_files import FILE_BYTES
 from lfpo.objectives import make_objective
+from lfpo.objectives.needs import samplers
+from lfpo.plan.flops import head_dim, model_flops
+from lfpo.plan.model import Kind, activations, adapter_size, model_shape
+from lfpo.plan.work import count, fullest_rank, sampling_work
 from lfpo.prompts.sources import PromptSource
 from lfpo.prompts.tasks import get_task
-from lfpo.train.adamw import moment_bytes
-from lfpo.train.flops import head_dim, model_flops
-from lfpo.train.plan.model import Kind, activations, adapter_size, model_shape
-from lfpo.train.plan.work import count, fullest_rank, sampling_work
-from lfpo.train.setup import samplers
 
 Phases = tuple[float, float, float, float]
 PHASES = ("start", "rollout", "update", "export")

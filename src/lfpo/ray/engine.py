@@ -31,9 +31,9 @@ from lfpo.core.rollouts import units_of
 from lfpo.core.trajectory import GIVES, Trajectory, join
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.placement import narrow_matrices
+from lfpo.models.policies import load_policies, ready_to_sample
+from lfpo.ray.cluster import LOOK, START, cause, check_head, connect, first_line, import_ray, wait_for_start
 from lfpo.rollout.sampling import run_unit
-from lfpo.train.ray_cluster import LOOK, START, cause, check_head, connect, first_line, import_ray, wait_for_start
-from lfpo.train.setup import load_policies, ready_to_sample
 
 # Name -> (bytes, dtype). numpy arrays of bytes go through Ray's object store without copies.
 Weights = dict[str, tuple[Any, torch.dtype]]

@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 
 from lfpo.config.errors import UserError
 from lfpo.core.scoring import RewardFailed
-from lfpo.rewards.sandbox import launch
-from lfpo.rewards.sandbox.inside import values
-from lfpo.rewards.sandbox.launch import Limits
-from lfpo.rewards.sandbox.suite import FUNCTIONS, Suite, code, parsed, read_suite
+from lfpo.sandbox import launch
+from lfpo.sandbox.inside import values
+from lfpo.sandbox.launch import Limits
+from lfpo.sandbox.suite import FUNCTIONS, Suite, code, parsed, read_suite
 
 _SCARCE = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
 _WAITS = (0.1, 0.3, 1.0, 3.0)  # seconds

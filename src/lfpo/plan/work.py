@@ -18,7 +18,7 @@ from lfpo.core.views import Views
 from lfpo.models import init_model
 from lfpo.models.layouts import LAYOUTS
 from lfpo.objectives.needs import kept_steps
-from lfpo.train.plan.model import by_value
+from lfpo.plan.model import by_value
 
 TOY: dict[str, Any] = {
     "d_model": 4,

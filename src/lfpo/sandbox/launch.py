@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lfpo.config.errors import UserError
-from lfpo.rewards.sandbox.inside.start import has_seccomp, landlock_version
+from lfpo.sandbox.inside.start import has_seccomp, landlock_version
 
 logger = logging.getLogger(__name__)
 

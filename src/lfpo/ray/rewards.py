@@ -14,8 +14,8 @@ from lfpo.config.engine import EngineSettings
 from lfpo.config.errors import UserError, last_line
 from lfpo.core import collectives
 from lfpo.core.scoring import RewardFailed, RewardTimeout, checked
+from lfpo.ray.cluster import LOOK, check_head, connect, first_line, import_ray, wait_for_start
 from lfpo.rewards import RewardFunction, reward_name
-from lfpo.train.ray_cluster import LOOK, check_head, connect, first_line, import_ray, wait_for_start
 
 RETRIES = 2  # times that Ray calls a function again whose process died
 

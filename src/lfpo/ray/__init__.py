@@ -1,0 +1,1 @@
+"""Rollouts and rewards on a Ray cluster."""
