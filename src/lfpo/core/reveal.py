@@ -1,5 +1,7 @@
-"""Reveal rules: what a rule gets (Proposal), what it decides (Reveal), and what the sampler must know of it (Rule); the
-two plainest rules; and schedules, how many positions each step of a block reveals."""
+"""Reveal rules: what a rule gets (Proposal), what it decides (Reveal), and what the sampler must know of it (Rule).
+
+Also the two plainest rules, and the pace of rows whose rule follows a plan.
+"""
 
 import math
 from collections.abc import Callable, Sequence

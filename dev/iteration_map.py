@@ -1,0 +1,71 @@
+"""Which files of lfpo one iteration of `lfpo train demo` enters, in the order of entry: the table in CONTRIBUTING.md.
+
+python -m dev.iteration_map            # print it
+python -m dev.iteration_map --write    # put it into CONTRIBUTING.md
+"""
+
+import ast
+import sys
+import tempfile
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import lfpo
+from lfpo.cli.command_line import main
+from lfpo.train.rl import LFPOTrainer
+
+PACKAGE = Path(lfpo.__file__).parent
+PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"
+BEGIN, END = "<!-- iteration: python -m dev.iteration_map --write -->\n", "<!-- end of iteration -->\n"
+
+
+def entered(recipe: str = "demo") -> list[Path]:
+    """The files whose functions run between the first and the last line of LFPOTrainer.iterate, in order."""
+    files: list[Path] = []
+
+    def tracer(frame: FrameType, event: str, argument: Any) -> None:
+        file = Path(frame.f_code.co_filename)
+        if file not in files and file.is_relative_to(PACKAGE):
+            files.append(file)
+
+    iterate = LFPOTrainer.iterate
+
+    def traced(*arguments: Any) -> Any:
+        LFPOTrainer.iterate = iterate  # type: ignore[method-assign]
+        sys.settrace(tracer)
+        try:
+            return iterate(*arguments)
+        finally:
+            sys.settrace(None)
+
+    LFPOTrainer.iterate = traced  # type: ignore[method-assign]
+    with tempfile.TemporaryDirectory() as folder:
+        code = main(["train", recipe, "--max_steps", "1", "--eval_steps", "0", "--output_dir", f"{folder}/run"])
+    assert code == 0
+    return files
+
+
+def table(files: list[Path]) -> str:
+    """One row a file: its name, its lines, and the first sentence of its docstring."""
+    rows = ["| file | lines | what it is |\n| --- | ---: | --- |\n"]
+    for file in files:
+        text = file.read_text()
+        sentence = " ".join((ast.get_docstring(ast.parse(text)) or "").split("\n\n")[0].split())
+        sentence = sentence.partition(". ")[0].rstrip(".").replace("|", "\\|")
+        rows.append(f"| {file.relative_to(PACKAGE)} | {len(text.splitlines())} | {sentence} |\n")
+    return "".join(rows)
+
+
+def shown() -> str:
+    """The table that stands in CONTRIBUTING.md."""
+    return PAGE.read_text().partition(BEGIN)[2].partition(END)[0].strip() + "\n"
+
+
+if __name__ == "__main__":
+    made = table(entered())
+    if "--write" in sys.argv:
+        before, _, rest = PAGE.read_text().partition(BEGIN)
+        PAGE.write_text(before + BEGIN + "\n" + made + "\n" + END + rest.partition(END)[2])
+    else:
+        print(made)
