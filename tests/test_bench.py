@@ -246,7 +246,7 @@ def test_bench_update_writes_numbers_and_a_table(tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("", "expected one of rollout, update, precision, sandbox"),
+        ("", "expected one of rollout, update, bfloat16, precision, sandbox"),
         ("training", "found 'training'"),
         ("update --sizes [8,10]", "'sizes' must hold multiples of 4 from 8 up, found [8, 10]"),
         ("update --width 100", "width 100 must be a multiple of 32"),

@@ -20,7 +20,7 @@ import pytest
 import tiny
 from lfpo.config.errors import UserError
 from lfpo.config.plugins import resolve
-from lfpo.core.learner import Learner
+from lfpo.core import learner
 from lfpo.core.scoring import handling, time_limit
 from lfpo.eval.evaluate import grade
 from lfpo.prompts.tasks import Row
@@ -230,14 +230,15 @@ def test_an_error_late_in_a_run_leaves_a_checkpoint_and_says_how_to_go_on(outcom
 def test_any_exception_after_an_iteration_leaves_a_checkpoint(
     error: Exception, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    real = Learner.count
+    real = learner.optimizer_step
 
-    def fails(self: Learner, iteration: int, *, stepped: bool) -> None:
-        if iteration == 1:  # in the middle of an update
+    def fails(*arguments: Any) -> Any:
+        done, step = real(*arguments), arguments[4]
+        if step.iteration == 1:  # in the middle of an update
             raise error
-        real(self, iteration, stepped=stepped)
+        return done
 
-    monkeypatch.setattr(Learner, "count", fails)
+    monkeypatch.setattr(learner, "optimizer_step", fails)
     args = config(tmp_path, save_steps=100, eval_samplers={}, eval_steps=0)
     expected = UserError if isinstance(error, OSError) else ZeroDivisionError  # bugs keep their traceback
     with pytest.raises(expected) as raised:
