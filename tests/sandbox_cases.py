@@ -454,7 +454,7 @@ ALONE = {
     *("huge answer", "many empty files", "many empty files in shared memory", "full shared memory", "full disk"),
     *("deeply nested folders", "background process", "background program"),
 }
-UNDECIDED = {"object equal to all"}
+UNDECIDED = {"object equal to all", "int equal to all"}
 """Attacks that return an object of their own: neutral for a row without a solution, 0 for one with it."""
 SHARED_PROGRAM = """
 SOURCES = {sources!r}

@@ -196,7 +196,7 @@ def test_rows_whose_solution_passes_in_one_process_only_have_no_reward() -> None
         "one process for program and tests (together), because there"
     )
     unchecked = Grader(sandbox, check_solutions=False)
-    assert unchecked.pass_rate([""] * 8, completions, **columns) == [0, 0, 0, 0, 1, 0, 0, 0]
+    assert unchecked.pass_rate([""] * 8, completions, **columns) == [0, 0, None, None, 1, 0, 0, 0]
 
 
 @pytest.mark.parametrize(("test", "right"), [("assert f(1) is SAME", True), ("assert f(1) == 2", False)])

@@ -21,6 +21,10 @@ FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 _RUNS_TEXT = {"eval", "exec", "compile", "__import__", "import_module", "run_path", "system", "popen", "Popen"}
 _RUNS_TEXT |= {"read_pickle", "pickle", "marshal", "dill", "joblib", "shelve", "subprocess", "runpy"}
 _RUNS_TEXT |= {"sympy", "jinja2", "numexpr", "yaml", "cloudpickle", "doctest", "timeit"}
+_SHARED = {"open", "redirect_stdout", "redirect_stderr", "capsys", "tempfile", "tmp_path", "write_text", "write_bytes"}
+_SHARED |= {"read_text", "read_bytes", "listdir", "makedirs", "mkdir", "isfile", "isdir", "environ", "putenv", "chdir"}
+_SHARED |= {"warns", "assertWarns", "recwarn", "assertLogs", "caplog", "__cause__", "__context__", "__notes__"}
+"""Of these, test and program each have their own: files, output, environment, warnings, and exceptions' companions."""
 _OPERATORS = {"Eq": "eq", "NotEq": "ne", "Lt": "lt", "LtE": "le", "Gt": "gt", "GtE": "ge"}
 _OPERATORS |= {"Sub": "sub", "Add": "add", "Mult": "mul", "Div": "truediv"}
 _METHODS = {form.format(name) for name in _OPERATORS.values() for form in ("__{}__", "__i{}__")}
@@ -30,6 +34,7 @@ _COMPARISONS = {
     *("assert_almost_equal", "assert_approx_equal", "assert_array_almost_equal", "assert_array_equal"),
     *("assert_array_less", "less", "less_equal", "greater", "greater_equal", "logical_and", "add", "divide"),
 }
+_SINGLE = {"Ellipsis", "NotImplemented"}
 _COPIES = "together=True, because the tests look at an argument after the call, change a result or compare it by `is`"
 
 
@@ -190,7 +195,7 @@ def _compares_identity(node: ast.AST, names: set[str]) -> bool:
     if not isinstance(node, ast.Compare):
         return False
     sides = [node.left, *node.comparators]
-    plain = any(isinstance(side, ast.Constant) or getattr(side, "id", "") in dir(builtins) for side in sides)
+    plain = any(isinstance(side, ast.Constant) or getattr(side, "id", "") in _SINGLE for side in sides)
     is_identity = any(isinstance(op, ast.Is | ast.IsNot) for op in node.ops)
     return is_identity and not plain and any(_root(side) in names for side in sides)
 
@@ -211,6 +216,10 @@ def _needs(nodes: list[ast.AST], unknown: set[str]) -> str:
     used = {a.attr for a in attributes if a.attr != "compile" or _root(a) not in {"re", "regex"}}
     if runs := sorted((names | imported | used) & _RUNS_TEXT):
         return f"together=True, because the tests use {runs[0]}, which may run what the program returns"
+    if shared := sorted((names | imported | used) & _SHARED):
+        return f"together=True, because the tests use {shared[0]}, of which the program has its own"
+    if any(isinstance(n, ast.TryStar) or (isinstance(n, ast.keyword) and n.arg == "record") for n in nodes):
+        return "together=True, because the tests catch groups of exceptions or record warnings"
     stored = {_root(a) for a in attributes if isinstance(a.ctx, ast.Store) and isinstance(a.value, ast.Name)}
     if "mock" in imported or stored & sys.stdlib_module_names:
         return "together=True, because the tests patch objects"
@@ -254,10 +263,17 @@ class _Guards(ast.NodeTransformer):
         value = _call("__operate__", ast.Constant(f"i{name}"), ast.Name(node.target.id, ast.Load()), node.value)
         return ast.Assign([node.target], value)
 
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        self.generic_visit(node)
+        is_type = node.attr == "__class__" and isinstance(node.ctx, ast.Load)
+        return _call("__type__", node.value) if is_type else node
+
     def visit_Call(self, node: ast.Call) -> ast.AST:
         name = getattr(node.func, "attr", getattr(node.func, "id", ""))
         sides = [_uses(part, self.names) for part in (*node.args, *node.keywords)][:2]
         self.generic_visit(node)
+        if getattr(node.func, "id", "") == "type" and len(node.args) == 1 and not node.keywords:
+            return _call("__type__", node.args[0])
         if name in _METHODS and isinstance(node.func, ast.Attribute) and len(node.args) == 1 and not node.keywords:
             return _call("__operate__", ast.Constant(name.strip("_")), node.func.value, node.args[0])
         if name in _COMPARISONS or (name in _METHODS and len(node.args) == 2):

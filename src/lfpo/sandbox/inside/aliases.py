@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import sys
 
+from .objects import PROGRAM
 from .values import NotAValue
 
 TYPE_CHECKING = False  # importing typing would double the start-up time
@@ -17,8 +18,16 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_HELD = 64
-_CHANGED_BY_METHODS = ("list", "dict", "set", "bytearray", "deque", "defaultdict", "Counter", "OrderedDict", "ndarray")
+_CHANGED_BY_METHODS = {"list", "dict", "set", "bytearray", "deque", "defaultdict", "Counter", "OrderedDict", "ndarray"}
+_CHANGED_BY_METHODS |= {"Series", "DataFrame"}
 _PARTS = {"tuple", *_CHANGED_BY_METHODS} - {"bytearray"}
+
+
+def _may_change(kind: type) -> bool:
+    """Whether it is a kind of container, or a dataclass of the program."""
+    return kind.__name__ in _CHANGED_BY_METHODS or (
+        kind.__module__ == PROGRAM and hasattr(kind, "__dataclass_fields__")
+    )
 
 
 class Held:
@@ -63,7 +72,7 @@ class Held:
 
     def number(self, result: Any) -> int:
         """The number of a result that may change later, else -1."""
-        if type(result).__name__ not in _PARTS:
+        if not (_may_change(type(result)) or type(result).__name__ in _PARTS):
             return -1
         number = next((n for n, (box, _) in self._results.items() if box[0] is result), -1)
         if number < 0:
@@ -75,13 +84,21 @@ class Held:
 
 
 def _surplus(box: list[Any]) -> int:
-    """The most references from outside the box to a part of it that can change, and a constant."""
+    """The most references from outside the box to a part that can change or holds one that can, and a constant."""
     inside: dict[int, int] = {}
     parts, ids = [box[0]], {id(box[0])}
     inside[id(box[0])] = 1
+    kinds: dict[type, tuple[bool, bool]] = {}  # whether it is a part, and can change
+    changing = {id(box[0])} if _may_change(type(box[0])) else set()
     for part in parts:  # grows
         for inner in gc.get_referents(part):
-            if type(inner).__name__ in _PARTS:
+            kind = type(inner)
+            if kind not in kinds:
+                kinds[kind] = kind.__name__ in _PARTS or _may_change(kind), _may_change(kind)
+            is_part, changes = kinds[kind]
+            if changes:
+                changing |= {id(part), id(inner)}
+            if is_part:
                 inside[id(inner)] = inside.get(id(inner), 0) + 1
                 if id(inner) not in ids:
                     ids.add(id(inner))
@@ -89,16 +106,23 @@ def _surplus(box: list[Any]) -> int:
     part = inner = None  # these are references too
     most = 0
     for place in range(len(parts)):
-        if type(parts[place]).__name__ in _CHANGED_BY_METHODS:
+        if id(parts[place]) in changing:
             most = max(most, sys.getrefcount(parts[place]) - inside[id(parts[place])])
     return most
 
 
 def update(old: Any, new: Any) -> Any:
-    """The old value with the content of the new one, changed in place as far as the types are the same."""
+    """The old value with the content of the new one, changed in place as far as the types are the same; the new one
+    where that cannot be done."""
     if type(old) is not type(new):
         return new
     name = type(old).__name__
+    if name == "Instance":
+        update(old._fields, new._fields)
+        return old
+    if name in ("Series", "DataFrame") and hasattr(old, "_update_inplace"):
+        old._update_inplace(new)
+        return old
     if name in ("list", "deque"):
         items = [update(a, b) for a, b in zip(old, new, strict=False)] + list(new)[len(old) :]
         old.clear()

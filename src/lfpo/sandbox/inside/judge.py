@@ -130,6 +130,7 @@ def _judge(job: dict[str, Any], report: Callable[..., None], pipes: list[int]) -
     vars(module).update(
         __operate__=lambda *operation: _operate(link.fail, *operation),
         __comparison__=lambda *function: _comparison(link.fail, *function),
+        __type__=lambda value: _type_of(link, value),
     )
     try:
         link.ask("load", job["program"])
@@ -143,7 +144,7 @@ def _judge(job: dict[str, Any], report: Callable[..., None], pipes: list[int]) -
         problem = problem or describe(error)
     sys.addaudithook(lambda event, arguments: _refuse_text(link, event, arguments))
     for code in job["tests"]:
-        link.begin()
+        link.begin(lambda name, code=code: _mentions(code, name))  # type: ignore[misc]
         raised = None if problem else _error_of(code, module)
         if raised is not None:
             link.blame(raised)
@@ -152,6 +153,11 @@ def _judge(job: dict[str, Any], report: Callable[..., None], pipes: list[int]) -
             return report("x", link.gone)
         report("?" if link.unjudged and not link.gone else "-" if text else "+", link.unjudged or text)
     return report("d")
+
+
+def _mentions(code: types.CodeType, name: str) -> bool:
+    """Whether code uses a name."""
+    return name in code.co_names or any(_mentions(c, name) for c in code.co_consts if isinstance(c, types.CodeType))
 
 
 def _is_harmless(frame: Any) -> bool:
@@ -195,6 +201,14 @@ def _operate(fail: Callable[[str], BaseException], name: str, left: Any, right: 
     return getattr(operator, name)(left, right)
 
 
+def _type_of(link: Any, value: Any) -> Any:
+    """`type(value)`, which only the program knows of its own objects."""
+    own = type(value).__module__.rpartition(".")[0] == __name__.rpartition(".")[0]
+    if own or any(value is part for part in link.reduced):
+        raise link.cannot("has as type")
+    return type(value)
+
+
 def _comparison(fail: Callable[[str], BaseException], compare: Any, side: str) -> Any:
     """A function of numpy that refuses operands of which the program's does not have all elements of the other.
 
@@ -219,7 +233,7 @@ def _shape(value: Any) -> tuple[int, ...] | None:
     value = getattr(value, "expected", value) if type(value).__module__.startswith("_pytest") else value
     try:
         return tuple(numpy.shape(value))
-    except ValueError:  # ragged
+    except (ValueError, TypeError):  # ragged; a class of numpy, such as int64, whose shape is that of its instances
         return None
 
 

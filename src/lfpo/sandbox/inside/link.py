@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-PROTOCOLS = {"send", "throw", "cache_info", "cache_clear", "cache_parameters", "__name__", "__qualname__", "__doc__"}
+STEPS = {"send", "throw"}
+PROTOCOLS = STEPS | {"close", "cache_info", "cache_clear", "cache_parameters", "__name__", "__qualname__", "__doc__"}
 """Attributes of generators and functions. No plain value has a method of such a name."""
 
 
 _CALLED = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
-"""What a Remote does all of."""
+_ITERATED = {"builtins", "itertools"}
+"""Types, and modules of types of iterators, of which a Remote does all."""
 
 
 class Remote:
@@ -43,9 +45,14 @@ class Remote:
         return self._link.ask("iterate", self)
 
     def __next__(self) -> Any:
-        for item in self._link.ask("next", self):
-            return item
-        raise StopIteration
+        return self._step("__next__")
+
+    def _step(self, name: str, *args: Any) -> Any:
+        """The next item of an iterator. Its end is a StopIteration of this process, which ends loops as it should."""
+        ended, item = self._link.ask("step", self, name, args)
+        if ended:
+            raise StopIteration(item)
+        return item
 
 
 class Handle(Remote):
@@ -62,12 +69,18 @@ class Handle(Remote):
             return other is self
         raise self._link.cannot("equals")
 
-    __hash__ = object.__hash__
+    def __hash__(self) -> int:
+        raise self._link.cannot("has as hash")
 
     def __getattr__(self, name: str) -> Any:
-        if name in PROTOCOLS:
-            return self._link.ask("attribute", self, name)
-        raise self._link.cannot(f"has as {name}")
+        if name not in PROTOCOLS:
+            raise self._link.cannot(f"has as {name}")
+        found = self._link.ask("attribute", self, name)
+        return (lambda *args: self._step(name, *args)) if name in STEPS else found
+
+    @property
+    def __doc__(self) -> Any:  # type: ignore[override]
+        return self.__getattr__("__doc__")
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:  # `isinstance` looks here, after the real type
@@ -80,7 +93,10 @@ class Handle(Remote):
         return self._link.ask("attribute", self, "__enter__")()
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> Any:
-        return self._link.ask("attribute", self, "__exit__")(None, error, None)
+        """The program may end an exception, but no assertion of the test, whose text it does not see either."""
+        judged = isinstance(error, AssertionError | Abandoned)
+        ends = self._link.ask("exit", self, AssertionError() if judged else error)
+        return bool(ends) and not judged
 
 
 objects.refuse(Handle, lambda handle: handle._link.cannot)
@@ -94,8 +110,10 @@ class Link:
     sent what no honest program sends. failed: why the
     current test fails, whatever it catches, else "". unjudged: why nobody can say whether it passes, else "".
     answers: how many results the program has given to the current test. reduced: those results, and parts of them,
-    that have lost attributes of their class. raised: exceptions of the program. stand_ins: whether the program got an
-    argument that can do less than the object it stands for.
+    that have lost attributes of their class. raised: exceptions of the program. stand_ins: errors of the program that
+    may be due to an argument that can do less than the object it stands for. changed: whether a value of a class that
+    changes what its built-in base does has become one of that base, or a copy here could not be changed as its original
+    was. mentions(name): whether the current test uses a name.
     """
 
     def __init__(self, pipes: Sequence[int], judges: bool) -> None:
@@ -103,7 +121,10 @@ class Link:
         self.operations: dict[str, Callable[..., Any]] = {
             "call": lambda target, args, kwargs: target(*args, **kwargs),
             "iterate": iter,
-            "next": _next,
+            "step": _step,
+            "exit": lambda target, error: bool(
+                target.__exit__(error if error is None else type(error), error, getattr(error, "__traceback__", None))
+            ),
             "attribute": _attribute,
         }
         self.gone = ""
@@ -118,10 +139,12 @@ class Link:
         self._copies: dict[int, list[Any]] = {}
         self._lock = _thread.RLock()  # both sides may have threads
 
-    def begin(self) -> None:
+    def begin(self, mentions: Callable[[str], bool] = lambda name: False) -> None:
         """A new test begins."""
+        self.mentions = mentions
         self.failed = self.unjudged = ""
-        self.answers, self.stand_ins = 0, False
+        self.answers, self.changed = 0, False
+        self.stand_ins: tuple[type[BaseException], ...] = ()
         self.reduced: list[Any] = []
         self.raised: list[BaseException] = []
 
@@ -133,8 +156,10 @@ class Link:
         """Leave the current test without a verdict if a stand-in is the reason of the error that ended it. What counts
         is where the error was raised; its text is the program's."""
         if any(error is other for other in self.raised):
-            if self.stand_ins and isinstance(error, AttributeError | TypeError):
+            if isinstance(error, self.stand_ins):
                 self.leave(f"the program got a stand-in for an argument: {error}")
+        elif self.changed:
+            self.leave(f"only the program could show its object, which is another here: {error}")
         elif isinstance(error, Undecided) or (
             isinstance(error, AttributeError) and any(error.obj is part for part in self.reduced)
         ):
@@ -169,7 +194,8 @@ class Link:
             raise self._invalid("")
         ends = not isinstance(error, Exception | SystemExit) or isinstance(error, StopIteration | StopAsyncIteration)
         if ends and self._judges:
-            raise self.fail(f"the program raised {type(error).__name__}: {error}"[:300])
+            end = self.leave if self.mentions(type(error).__name__) else self.fail
+            raise end(f"the program raised {type(error).__name__}: {error}"[:300])
         self.raised.append(error)
         raise error
 
@@ -181,7 +207,8 @@ class Link:
             if type(pair) is not tuple or len(pair) != 2 or type(pair[0]) is not int:
                 raise self._invalid("")
             for copy in self._copies.get(pair[0], []):
-                aliases.update(copy, pair[1])
+                if aliases.update(copy, pair[1]) is not copy:
+                    self.changed = True
         if number is not None and number >= 0:
             self._copies.setdefault(number, []).append(result)
 
@@ -260,13 +287,21 @@ class Link:
             return "error", taken_apart(value)
         plain = objects.taken_apart(value, self._number) if self._objects_travel else None
         if plain := plain or values.base_of(value):
+            self._lessen(plain[0], sends=True)
             return plain
         number = self._number(value)
         if state := objects.state_of(value):
             return "random", (number, *state)
-        if self._judges and not isinstance(value, _CALLED) and not hasattr(type(value), "__next__"):
-            self.stand_ins = True
+        iterates = hasattr(type(value), "__next__") and type(value).__module__ in _ITERATED
+        if self._judges and not isinstance(value, _CALLED) and not iterates:
+            self.stand_ins += (AttributeError, TypeError)
         return "mine", number
+
+    def _lessen(self, kind: str, sends: bool) -> None:
+        """Note that an instance of a subclass becomes one of its base, here or where it is sent to."""
+        self.changed |= kind == "changed base"
+        if self._judges and sends and kind.endswith("base"):
+            self.stand_ins += (AttributeError, TypeError) if kind == "base" else (Exception,)
 
     def _number(self, value: Any) -> int:
         """The number of an object, always the same."""
@@ -284,11 +319,15 @@ class Link:
 
     def _resolve(self, kind: str, content: Any) -> Any:
         """The object of a kind and content."""
-        if kind == "base":
+        if kind in ("base", "changed base"):
+            self._lessen(kind, sends=False)
             self.reduced.append(content)
             return content
         if kind == "error":
-            return rebuilt(*content)
+            *parts, exact = content
+            error = rebuilt(*parts)
+            self.reduced += [] if exact is True else [error]
+            return error
         if kind == "yours":
             return self._objects[content]
         if kind == "random":
@@ -301,20 +340,25 @@ class Link:
         return self._remotes.setdefault(content, (Handle if self._judges else Remote)(self, content))
 
 
-def _next(iterator: Any) -> tuple[Any, ...]:
-    for item in iterator:
-        return (item,)
-    return ()
+def _step(iterator: Any, name: str, args: Any) -> tuple[bool, Any]:
+    """Whether an iterator has ended, and its next item, or what it returned."""
+    if name != "__next__" and name not in STEPS:
+        raise AttributeError(name)
+    try:
+        return False, getattr(iterator, name)(*args)
+    except StopIteration as end:
+        return True, end.value
 
 
 def _attribute(value: Any, name: str) -> Any:
-    if name not in PROTOCOLS and name not in ("__enter__", "__exit__"):
+    if name not in PROTOCOLS and name != "__enter__":
         raise AttributeError(name)
     return getattr(value, name)
 
 
-def taken_apart(error: BaseException) -> tuple[str, Any]:
-    """Name of the exception's first built-in class, and its arguments, or its text if they are not plain data."""
+def taken_apart(error: BaseException) -> tuple[str, Any, bool]:
+    """Name of the exception's first built-in class, its arguments, or its text if they are not plain data or its class
+    has its own text, and whether that class is its own."""
     kind: Any = type(error)
     name = next(found.__name__ for found in kind.__mro__ if found.__module__ == "builtins")
     text = ""
@@ -322,9 +366,11 @@ def taken_apart(error: BaseException) -> tuple[str, Any]:
         text = f"{error}"[:300]
         arguments = error.__reduce__()[1] if kind.__module__ == "builtins" else error.args
         values.encode(arguments)
+        if kind.__module__ != "builtins" and text != str(rebuilt(name, arguments))[:300]:
+            arguments = (text,)
     except BaseException:  # code of the program, or arguments that are not plain data
-        return name, (text,)
-    return name, arguments
+        arguments = (text,)
+    return name, arguments, name == kind.__name__ and kind.__module__ == "builtins"
 
 
 def rebuilt(name: str, arguments: Any) -> BaseException:

@@ -38,17 +38,20 @@ def taken_apart(value: Any, number: Callable[[Any], int]) -> tuple[str, Any] | N
     by which the other process can pass it back."""
     kind = type(value)
     name = f"{kind.__module__}.{kind.__qualname__}"
-    if name == "re.Match":
+    if name == "re.Match" and isinstance(value.string, str | bytes):
         groups = tuple(value.re.groupindex.items())
         return "match", (value.string, value.regs, groups, value.lastindex, value.pos, value.endpos)
     if name == "zoneinfo.ZoneInfo" and value.key:
         return "zone", value.key
     if name.startswith("pandas."):
         return _of_pandas(value)
+    if not kind.__name__.isidentifier():  # no class of the judge can be called so
+        return None
     if isinstance(value, tuple):
         names = getattr(kind, "_fields", None)
-        is_named = kind.__bases__ == (tuple,) and type(names) is tuple and len(names) == len(value)
-        return ("namedtuple", (kind.__name__, names, tuple(value))) if is_named else None
+        if kind.__bases__ != (tuple,) or type(names) is not tuple or len(names) != len(value):
+            return None
+        return ("namedtuple", (kind.__name__, names, tuple(value))) if all(map(_is_field, names)) else None
     if "enum" in sys.modules and isinstance(value, sys.modules["enum"].Enum):
         base = next((b for b in (int, str) if isinstance(value, b)), None)
         if base or kind.__module__ == PROGRAM:
@@ -115,7 +118,9 @@ def made(kind: str, content: Any, cannot: Cannot, reduced: list[Any]) -> Any:
             return Instance(name, {"name": member, "value": value}, cannot, number)
         if type(base) not in (int, str):
             raise ValueError("not a base of an enum")
-        new = type(_word(name), (type(base),), {"name": _word(member), "value": value})(base)
+        if type(member) not in (str, type(None)):  # that of several flags is A|B, or None
+            raise ValueError("not a name")
+        new = type(_word(name), (type(base),), {"name": member, "value": value})(base)
     reduced.append(new)
     return new
 
@@ -126,9 +131,14 @@ def _word(name: Any) -> str:
     return name
 
 
+def _is_field(name: Any) -> bool:
+    """Whether a field of a named tuple may be called so in the judge: not as a tuple's own method."""
+    return type(name) is str and name.isidentifier() and name[0] != "_" and not hasattr(tuple, name)
+
+
 def _named_tuple(name: str, names: tuple[str, ...], values: tuple[Any, ...]) -> Any:
     """A tuple with names. collections.namedtuple would compile a text."""
-    if len(names) != len(values) or any(hasattr(tuple, _word(field)) or field.startswith("_") for field in names):
+    if len(names) != len(values) or not all(map(_is_field, names)):
         raise ValueError("not the fields of a named tuple")
     members: dict[str, Any] = {field: property(operator.itemgetter(i)) for i, field in enumerate(names)}
     members |= {"__slots__": (), "_fields": names, "_asdict": lambda own: dict(zip(names, own, strict=True))}
@@ -140,11 +150,13 @@ def _named_tuple(name: str, names: tuple[str, ...], values: tuple[Any, ...]) -> 
 class Instance:
     """An instance of a class of the program: its public fields, and equality to another of the same class by them."""
 
+    __slots__ = ("_cannot", "_fields", "_name", "_number")
+
     def __init__(self, name: str, fields: dict[str, Any], cannot: Cannot, number: int) -> None:
         self._name, self._fields, self._cannot, self._number = _word(name), fields, cannot, operator.index(number)
 
     def __getattr__(self, name: str) -> Any:
-        value = vars(self)["_fields"].get(name, self)
+        value = object.__getattribute__(self, "_fields").get(name, self)
         if value is self or _is_handle(value):
             raise self._cannot(f"has as {name}")
         return value
@@ -160,6 +172,12 @@ class Instance:
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
         raise self._cannot("is an instance of")
+
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        raise self._cannot("has as attributes")
+
+    __dataclass_fields__ = __dict__
 
     def __len__(self) -> int:
         raise self._cannot("has as length")

@@ -42,6 +42,11 @@ _REDUCED = {
     *("pathlib.PosixPath", "pathlib.PurePosixPath"),
 }
 """Types that are made from the arguments, items and pairs of their own pickling."""
+_CONSTANTS: dict[str, Any] = {"Ellipsis": ..., "NotImplemented": NotImplemented}
+_ORDINARY = {"__new__", "__init__", "__doc__", "__module__", "__dict__", "__weakref__", "__slots__", "__annotations__"}
+_ORDINARY |= {"__match_args__", "__orig_bases__", "__parameters__", "__firstlineno__", "__static_attributes__"}
+_ORDINARY |= {"__annotate__", "__annotate_func__", "__annotations_cache__", "__qualname__"}
+"""What a class may define and its instances still do all that those of its base do."""
 _ZONES = {"builtins.NoneType", "datetime.timezone", "zoneinfo.ZoneInfo"}
 _ARRAY_KINDS = "biufcmMSU"
 
@@ -150,8 +155,10 @@ def _built(value: Any, resolve: Resolve | None, done: dict[int, tuple[Any, Any]]
 
 def _made(kind: str, content: Any, resolve: Resolve | None) -> Any:
     """What a record stands for."""
-    if kind == "base":
+    if kind in ("base", "changed base"):
         return content if resolve is None else resolve(kind, content)
+    if kind == "constant":
+        return _CONSTANTS[content]
     if kind in ("numpy.ndarray", "numpy.generic"):
         dtype, shape, data = content
         if named("numpy.dtype")(str(dtype)).kind not in _ARRAY_KINDS:
@@ -180,6 +187,8 @@ def _to_plain(value: Any) -> tuple[str, Any] | None:
     if kind.__module__ == __name__.replace("values", "link"):  # a handle, which answers no `isinstance`
         return None
     name = f"{kind.__module__}.{kind.__qualname__}"
+    if value is ... or value is NotImplemented:
+        return "constant", repr(value)
     if kind.__module__ == "numpy":
         numpy = sys.modules["numpy"]
         is_array = kind is numpy.ndarray
@@ -195,9 +204,15 @@ def _to_plain(value: Any) -> tuple[str, Any] | None:
 
 
 def base_of(value: Any) -> tuple[str, Any] | None:
-    """The built-in content of an instance of a subclass, which loses what its class defines."""
+    """The built-in content of an instance of a subclass, which loses what its class defines; "changed base" where the
+    class does something in another way."""
     base = next((b for b in _BASES if isinstance(value, b)), None)
-    return base and ("base", str.__str__(value) if base is str else base(value))
+    if base is None:
+        return None
+    classes = type(value).__mro__[: type(value).__mro__.index(base)]
+    own = {name for kind in classes for name in vars(kind)} - _ORDINARY
+    changes = any(hasattr(base, name) or (name[:2] == "__" == name[-2:]) for name in own)
+    return f"{'changed ' * changes}base", str.__str__(value) if base is str else base(value)
 
 
 def named(name: str) -> Any:
