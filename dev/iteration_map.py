@@ -39,7 +39,7 @@ def entered(recipe: str = "demo") -> list[Path]:
         finally:
             sys.settrace(None)
 
-    LFPOTrainer.iterate = traced  # type: ignore[method-assign]
+    LFPOTrainer.iterate = traced  # type: ignore[method-assign,assignment]
     with tempfile.TemporaryDirectory() as folder:
         code = main(["train", recipe, "--max_steps", "1", "--eval_steps", "0", "--output_dir", f"{folder}/run"])
     assert code == 0

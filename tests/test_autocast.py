@@ -132,7 +132,7 @@ def test_the_plan_of_a_cpu_run_counts_the_copies_of_rollouts(monkeypatch: pytest
     model = wide_model()
     estimate = Estimate(settings(), model.config, gpus=1, prompt_length=10, device="cpu")
     matrices = sum(p.numel() for _, p in narrow_matrices(model.backbone))
-    assert estimate.parts["copies for sampling"] == (0, 2 * matrices, 0, 0)
+    assert list(estimate.parts["copies for sampling"]) == [0, 2 * matrices, 0, 0]
     fast(monkeypatch, 1.0)
     plain = Estimate(settings(), model.config, gpus=1, prompt_length=10, device="cpu")
     assert "copies for sampling" not in plain.parts

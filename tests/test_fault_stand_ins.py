@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from lfpo.rewards.sandbox import Job, Limits, Sandbox, installed_libraries
+from lfpo.sandbox import Job, Limits, Sandbox, installed_libraries
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system")
 

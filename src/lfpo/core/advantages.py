@@ -9,12 +9,12 @@ LEAST_DEVIATION = 0.01  # of "zscore_floored"
 
 
 def group_means(reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
-    """Mean reward of each rollout's own group, [B]."""
+    """Mean reward of each rollout's own group, [R]."""
     return _per_group_sum(reward_R, group_R) / group_sizes(group_R)
 
 
 def group_sizes(group_R: torch.Tensor) -> torch.Tensor:
-    """Number of rollouts in each rollout's own group, [B]."""
+    """Number of rollouts in each rollout's own group, [R]."""
     return group_R.bincount()[group_R]
 
 
@@ -49,7 +49,7 @@ def check_groups(group_R: torch.Tensor) -> None:
 
 
 def group_advantages(reward_R: torch.Tensor, group_R: torch.Tensor, kind: Advantage) -> torch.Tensor:
-    """How much better each rollout is than the others of its prompt, [B].
+    """How much better each rollout is than the others of its prompt, [R].
 
     "mean": reward minus group mean (d1, SPG, AGRPO). "over_mean": that over the group mean (MaxRL, see `over_mean`).
     "zscore": "mean" over the group's standard deviation, population form (GRPO, TraceRL). "zscore_sample": the same in
@@ -81,6 +81,6 @@ def over_mean(advantage_R: torch.Tensor, reward_R: torch.Tensor, group_R: torch.
     return (advantage_R / mean_R).masked_fill(mean_R <= 0, 0.0)
 
 
-def _per_group_sum(values_B: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
+def _per_group_sum(values_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
     size = int(group_R.max()) + 1
-    return values_B.new_zeros(size).index_add_(0, group_R, values_B)[group_R]
+    return values_R.new_zeros(size).index_add_(0, group_R, values_R)[group_R]

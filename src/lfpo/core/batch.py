@@ -43,8 +43,8 @@ class Rolled:
     turns [B]: what a row is. trajectory [B rows]: on the policy's device. rewards: of the rank's rollouts, on the CPU.
     version: of the weights that sampled them: the number of iterations that these had been trained for.
     predicted_BM: float64 [B, M], rewards of the predictions kept at M steps (None: none were kept).
-    metrics: the same on all ranks. times: in seconds, of which the slowest rank's count. sums: (sum, count) of means
-    over ranks. totals: summed over ranks.
+    By metric name: metrics, the same on all ranks; times, seconds, reported as the maximum over ranks; sums, (sum,
+    count), reported as the mean over ranks; totals, reported as the sum over ranks.
     """
 
     turns: list[Turn]

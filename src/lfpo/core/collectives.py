@@ -35,14 +35,14 @@ def device() -> torch.device:
     fewer GPUs than ranks."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    number, found = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if number >= found:
+    local_rank, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if local_rank >= gpus:
         raise UserError(
-            f"{os.environ.get('LOCAL_WORLD_SIZE', number + 1)} ranks on a machine with {found} "
-            f"GPU{'s' if found > 1 else ''}: give torchrun --nproc_per_node {found}"
+            f"{os.environ.get('LOCAL_WORLD_SIZE', local_rank + 1)} ranks on a machine with {gpus} "
+            f"GPU{'s' if gpus > 1 else ''}: give torchrun --nproc_per_node {gpus}"
         )
-    torch.cuda.set_device(number)
-    return torch.device("cuda", number)
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
 
 
 def gather(value: T) -> list[T]:

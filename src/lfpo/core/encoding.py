@@ -51,12 +51,12 @@ def encode_prompt(tokenizer: Any, prompt: str | list[dict[str, Any]], where: str
 
 
 def _rendered(tokenizer: Any, messages: list[dict[str, Any]]) -> str:
-    begun = prefill(messages)
-    if begun.strip():
+    answer_prefix = prefill(messages)
+    if answer_prefix.strip():
         return tokenizer.apply_chat_template(messages, tokenize=False, continue_final_message=True)
     # A blank beginning adds nothing to the turn that the generation prompt opens, and a template may trim it.
-    asked = messages[:-1] if messages[-1]["role"] == "assistant" else messages
-    return tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True) + begun
+    before_answer = messages[:-1] if messages[-1]["role"] == "assistant" else messages
+    return tokenizer.apply_chat_template(before_answer, tokenize=False, add_generation_prompt=True) + answer_prefix
 
 
 def _present(value: Any) -> Any:

@@ -177,6 +177,8 @@ def _chunk(
     wide = weight.dtype
     kernel = kernel_on(hidden.device) if wide == torch.float32 else None
     z = z_old = None
+    # Two heads, or a kernel that mixes two branches: logits of each policy. Otherwise `mixed` makes a branch's logits
+    # from mixed hidden states, in one product.
     if head_old is not None or (kernel is not None and len(branches) > 1):
         z = product(hidden, head.T, precision)
         z_old = product(hidden_old, (head if head_old is None else head_old).T, precision)

@@ -135,7 +135,7 @@ class _Logits(torch.autograd.Function):
 def gather_head(weight: DTensor) -> torch.Tensor:
     """The whole weights [V, D] as a leaf of autograd. A collective, and so is the backward pass through it: as soon as
     the gradient [V, D] is complete, it is summed over the ranks, added to `weight.grad` and freed."""
-    found = whole(weight).detach().requires_grad_(weight.requires_grad)
+    gathered = whole(weight).detach().requires_grad_(weight.requires_grad)
 
     def reduce(leaf: torch.Tensor) -> None:
         assert leaf.grad is not None
@@ -146,5 +146,5 @@ def gather_head(weight: DTensor) -> torch.Tensor:
         weight.grad = own if weight.grad is None else weight.grad + own
 
     if weight.requires_grad:
-        found.register_post_accumulate_grad_hook(reduce)
-    return found
+        gathered.register_post_accumulate_grad_hook(reduce)
+    return gathered

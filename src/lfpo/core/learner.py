@@ -20,7 +20,7 @@ from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives
 from lfpo.core.batch import Batch
 from lfpo.core.collectives import local
-from lfpo.core.measures import Measures, add_measures
+from lfpo.core.measures import Measures, add_measures, means_over_ranks
 from lfpo.core.model import MaskedDiffusionLM, one_pass
 from lfpo.core.objective import Objective, check_range, signal_of
 from lfpo.core.observer import Observer
@@ -99,10 +99,9 @@ class Learner:
         names = ("loss", "grad_norm", "learning_rate")
         means = {name: sum(result[name] for result in results) / (len(results) or math.nan) for name in names}
         signal = {"r": float(signal_R.mean()), "frac_signal": share_with_signal(objective, signal_R)}
-        reported = collectives.means_over_ranks({name: value.tolist() for name, value in measures.items()})
-        return {**signal, **means, **reported}
+        return {**signal, **means, **means_over_ranks(measures)}
 
-    def move_reference(self) -> None:
+    def move_old(self) -> None:
         """Phase 3: theta_old <- alpha theta_old + (1 - alpha) theta."""
         ema_update(self.policies[OLD], self.policies[CURRENT], self.args.ema_decay)
 
@@ -121,15 +120,15 @@ class Learner:
 def optimizer_blocks(args: LFPOConfig, objective: Objective, iteration: int) -> list[torch.Tensor]:
     """The rollouts of each of K optimiser steps, as numbers among all R; int64, ascending.
 
-    Cut the rollouts into runs of K and send one of each run to each block, in random order. With `whole_groups`, cut
-    groups, not rollouts. So where K divides them, a group and a rank's rollouts are shared out evenly, and no rank
-    waits for another. The blocks are the same at every number of ranks.
+    Each run of K consecutive rollouts gives one rollout to each block, in random order; with `whole_groups` each run of
+    K groups gives one group. If K divides the rollouts of a group and of a rank, every block gets equally many of each,
+    and no rank waits for another. The blocks do not depend on the number of ranks.
     """
-    together = args.num_generations if objective.whole_groups else 1
+    unit_size = args.num_generations if objective.whole_groups else 1
     size, count = args.prompts_per_iteration * args.num_generations, args.optimizer_steps_per_iteration
     rng = generator(args.seed, iteration, "blocks")
-    rounds = [torch.randperm(count, generator=rng) for _ in range(0, size, count * together)]
-    block_R = torch.cat(rounds).repeat_interleave(together)[:size]
+    rounds = [torch.randperm(count, generator=rng) for _ in range(0, size, count * unit_size)]
+    block_R = torch.cat(rounds).repeat_interleave(unit_size)[:size]
     return [(block_R == number).nonzero().flatten() for number in range(count)]
 
 
@@ -147,6 +146,7 @@ def optimizer_step(
     passes. A collective.
     """
     args, policies = learner.args, learner.policies
+    # Before the iteration's first step theta may still equal theta_old, as after a move with ema_decay 0.
     if step.inner == step.number == 0 and equal_weights(policies[OLD], policies[CURRENT]):
         policies = {**policies, OLD: policies[CURRENT]}  # one forward for both
     rows, trajectory = batch.rows_of(step.block), batch.trajectory
@@ -154,17 +154,17 @@ def optimizer_step(
     filler = None
     if args.fsdp or not len(rows):
         filler = fully_masked(trajectory.rows(rows.new_zeros(1)))
-    # Under FSDP a rank without rows runs passes too, on a filler of weight zero: any signal serves.
-    signal_B = signal_B[rows] if len(rows) else signal_B[:1]
-    # Noised inputs: input_ids, target [S, L]. For LFPO the states that the sampler visited at K steps of each rollout.
-    if filler is None or len(rows):
+    signal_B = signal_B[rows] if len(rows) else signal_B[:1]  # without rows any signal serves: it gets weight 0
+    # Noised inputs: input_ids, target [S, L]. For LFPO K random masks of each completion (states "noised", the
+    # default), or K states that the sampler visited (states "stratified").
+    if filler is None or len(rows):  # else no views, but this rank joins the collectives below
         views = objective.views(trajectory.rows(rows).in_rounds(), signal_B, seeds, step.inner)
     else:
         views = filler.select(rows)
     # The loss at the targets and its gradient, in passes of update_tokens tokens.
     policies[CURRENT].train()
-    of, inners = args.optimizer_steps_per_iteration, objective.num_iterations
-    observer.begin(f"update {step.inner * of + step.number + 1} of {of * inners}")
+    blocks, inners = args.optimizer_steps_per_iteration, objective.num_iterations
+    observer.begin(f"update {step.inner * blocks + step.number + 1} of {blocks * inners}")
     loss, measured = accumulate_gradients(
         objective,
         policies,
@@ -175,15 +175,16 @@ def optimizer_step(
         observer=observer,
     )
     # The step.
-    number, total = (step.iteration * inners + step.inner) * of + step.number, args.max_steps * inners * of
-    lr = set_lr(learner.optimizer, args, number, total)
-    end = (policies[CURRENT], loss, args.max_grad_norm, observer.event)
-    loss, norm, stepped = step_if_finite(learner.optimizer, *end)
+    # Optimiser steps before this one, and of the whole run: max_steps counts iterations.
+    steps_before = (step.iteration * inners + step.inner) * blocks + step.number
+    lr = set_lr(learner.optimizer, args, steps_before, args.max_steps * inners * blocks)
+    theta = policies[CURRENT]
+    loss, norm, stepped = step_if_finite(learner.optimizer, theta, loss, args.max_grad_norm, observer.event)
     if stepped and learner.average is not None:
         learner.average.update()
     if not stepped or learner.state["skipped_in_a_row"]:
         learner.count(step.iteration, stepped=stepped)
-    if observer.event is not None and step.inner * of + step.number < of * inners - 1:
+    if observer.event is not None and step.inner * blocks + step.number < blocks * inners - 1:
         observer.event("on_substep_end")
     return {"loss": loss, "grad_norm": norm, "learning_rate": lr}, measured
 

@@ -68,6 +68,7 @@ class LFPO(settings.LFPO, Objective):
         """
         r_T = predictions.at_targets(signal_B)
         w_T = None if self.target_weight == "equal" else predictions.logp(OLD).exp()
+        # w scales the loss only. The normaliser is the sum of views.weight, which is 1 at each of LFPO's targets.
         loss = rectified_sum(
             predictions.hidden(CURRENT),
             predictions.hidden(OLD),

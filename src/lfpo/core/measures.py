@@ -49,17 +49,17 @@ def measure_targets(
         }
         logp_TV, good_T, bad_T = logp[CURRENT], r_T > neutral, r_T < neutral
         p_TV = logp_TV.exp()
-        found = {"entropy/targets": sum_and_count(-(p_TV * logp_TV).sum(-1))}
+        chunk_measures = {"entropy/targets": sum_and_count(-(p_TV * logp_TV).sum(-1))}
         for policy in compared[1:]:
-            found[f"kl/{policy}"] = sum_and_count((p_TV * (logp_TV - logp[policy])).sum(-1))
+            chunk_measures[f"kl/{policy}"] = sum_and_count((p_TV * (logp_TV - logp[policy])).sum(-1))
         for name, policy in (("p_target", CURRENT), ("p_target_old", OLD)):
             if policy in logp:
                 p_T = _of(y_T, logp[policy]).exp()
-                found |= {f"{name}/good": sum_and_count(p_T, good_T), f"{name}/bad": sum_and_count(p_T, bad_T)}
+                chunk_measures |= {f"{name}/good": sum_and_count(p_T, good_T), f"{name}/bad": sum_and_count(p_T, bad_T)}
         if OLD in logp and beta is not None:
             minus_T = _of(y_T, torch.lerp(logp[OLD], logp_TV, -beta).softmax(-1))
-            found["negatives/saturated"] = sum_and_count((minus_T > SATURATED).float(), bad_T)
-        add_measures(measures, found)
+            chunk_measures["negatives/saturated"] = sum_and_count((minus_T > SATURATED).float(), bad_T)
+        add_measures(measures, chunk_measures)
     return measures
 
 

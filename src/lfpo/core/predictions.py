@@ -15,7 +15,7 @@ class Predictions:
     """Predictions at the T targets of some views, row by row.
 
     policies: "current" (theta, the only one that receives gradients), "old" (theta_old, which sampled the rollouts) and
-        "base" (where training started; the peers' reference model). Each runs at most once, when first needed. Where
+        "base" (the policy before training). Each runs at most once, when first needed. Where
         the current model stands under a second name, too, its hidden states serve both.
     labels_T: the tokens that are scored. view_T, column_T: the view and the column each target stands in. weight_T,
         second_T: their weights.
@@ -33,8 +33,8 @@ class Predictions:
         self.used: list[str] = []  # policies whose hidden states the loss has read
 
     def at_targets(self, value_B: torch.Tensor) -> torch.Tensor:
-        """One number a rollout [B], or one for each of its states [B, M], which `views.state` counts, as one number a
-        target [T]. On the policies' device."""
+        """Values of rollouts at the targets, [T], on the policies' device. value_B [B]: each target gets its rollout's
+        value; [B, M]: that of its view's state (`views.state`)."""
         if value_B.dim() == 2:
             return value_B[self.views.row, self.views.state][self.view_T]
         return value_B[self.views.row][self.view_T]
@@ -48,7 +48,8 @@ class Predictions:
         if policy in self._hidden:
             return self._hidden[policy]
         model, views = self.policies[policy], self.views
-        # Without gradients here, the current policy's states would be of no use to the loss.
+        # Only with gradients enabled: without them hidden(CURRENT) would be kept without a graph, and the loss could
+        # not be differentiated.
         if policy != CURRENT and model is self.policies.get(CURRENT) and torch.is_grad_enabled():
             self._hidden[policy] = self.hidden(CURRENT).detach()
             self.used.append(policy)

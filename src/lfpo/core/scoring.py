@@ -216,15 +216,15 @@ def number(value: Any) -> float | None:
     if isinstance(inner, complex) or not (hasattr(inner, "__float__") or hasattr(inner, "__index__")):
         raise NotANumber(shortened(inner))
     try:
-        found = float(inner)
+        as_float = float(inner)
     except OverflowError:
         raise NotANumber(f"{shortened(inner)}, which is beyond the range of float") from None
     except (TypeError, ValueError):
         raise NotANumber(shortened(inner)) from None
-    if not math.isfinite(found):
-        beyond = f", which is {found} as float" if repr(inner) != repr(found) else ""
+    if not math.isfinite(as_float):
+        beyond = f", which is {as_float} as float" if repr(inner) != repr(as_float) else ""
         raise NotANumber(f"{shortened(inner)}{beyond}")
-    return found
+    return as_float
 
 
 def shortened(value: Any) -> str:

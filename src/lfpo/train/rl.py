@@ -226,7 +226,7 @@ class LFPOTrainer(Trainer):
         with old_policy or contextlib.nullcontext():  # with `old_policy: sampler` the one that sampled the batch
             learned = learner.update(batch, signal_R, iteration, observer)
         # Phase 3: theta_old follows theta.
-        learner.move_reference()
+        learner.move_old()
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # the clock must not stop while the GPU still works
         now = time.perf_counter()
