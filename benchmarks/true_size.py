@@ -35,6 +35,8 @@ ROWS: dict[str, tuple[str, int | None, list[str]]] = {
     "dream-7b": ("dream-7b", None, LORA),
     "sdar-1.7b": ("sdar-1.7b", 6, ALL),
     "llada-moe-7b": ("llada-moe-7b", 8, LORA),
+    "nemotron-3b": ("nemotron-labs-diffusion-3b", None, LORA),
+    "nemotron-3b-layer": ("nemotron-labs-diffusion-3b", 1, LORA),
 }
 TRAIN = ["--task", "sudoku", "--prompts_per_iteration", "2", "--num_generations", "2", "--max_steps", "2"]
 TRAIN += ["--save_steps", "1", "--eval_steps", "0", "--optimizer_steps_per_iteration", "1", "--learning_rate", "1e-4"]
@@ -189,14 +191,16 @@ def compare_logits(folder: Path, trained: str, exported: Path) -> dict[str, floa
     """Our logits beside those of transformers on the exported model; Dream's position i predicts token i + 1."""
     import torch
 
+    from lfpo.core.attention import CAUSAL, FULL
     from lfpo.models import load_model
 
     ids, theirs = folder / "ids.pt", folder / "logits.pt"
     torch.save(torch.arange(24)[None] + 5, ids)
     subprocess.run([sys.executable, "-c", LOGITS, str(exported), str(ids), str(theirs)], check=True)
     model = load_model(trained, dtype=torch.bfloat16)
+    structure = CAUSAL if model.causal_context else FULL  # transformers' class of the former is autoregressive
     with torch.no_grad():
-        ours, found = model(torch.load(ids)).float(), torch.load(theirs).float()
+        ours, found = model.head(model.hidden(torch.load(ids), structure=structure)).float(), torch.load(theirs).float()
     if model.family.shift:
         ours, found = ours[:, 1:], found[:, :-1]
     return {"logits differ by": float((ours - found).abs().max()), "of": float(found.abs().max())}

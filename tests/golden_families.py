@@ -3,7 +3,8 @@ of the published code.
 
 In each folder: `config.json` and `model.safetensors` with the family's own keys; `io.safetensors`, inputs and float32
 logits: `full.*` under full attention, `block.*` block by block, `cached.*` the last block against a cache of the ones
-before it, `double.*` [noised; clean]; `sampler.json`, runs of the published sampler.
+before it, `double.*` [noised; clean]; `sampler.json`, runs of the published sampler. nemotron_labs_diffusion has
+`expected.json` in their place, from a plain reference over transformers' ministral3 with dense masks and no cache.
 """
 
 import json
@@ -19,25 +20,36 @@ from lfpo.models import load_model
 from tiny import write_tokenizer
 
 FOLDER = Path(__file__).parent / "goldens" / "families"
+NEMOTRON_TOKENS = {"bos_token_id": "<s>", "eos_token_id": "</s>", "pad_token_id": "</s>"}
+NEMOTRON_TOKENS |= {"mask_token_id": "<SPECIAL_100>"}
 TEXT = 128  # ordinary tokens: the ASCII characters
 _LLADA = ("<|startoftext|>", "<role>", "<|endoftext|>", "</role>", "<|role_end|>", "<|mdm_mask|>")
 _LLADA2 = (*_LLADA[:5], "<|mask|>")
 _SDAR = ("<|endoftext|>", "<|im_end|>", "<|MASK|>")
+_NEMOTRON = ("<s>", "</s>", "<|im_end|>", "<SPECIAL_100>")
 # The added tokens of each family, from id TEXT on.
-SPECIAL = {"llada": _LLADA, "sdar": _SDAR, "sdar_moe": _SDAR}
+SPECIAL = {"llada": _LLADA, "sdar": _SDAR, "sdar_moe": _SDAR, "nemotron_labs_diffusion": _NEMOTRON}
 SPECIAL |= dict.fromkeys(("lladamoe", "llada2_0", "llada2_1"), _LLADA2)
 
 
 def golden(name: str, folder: Path, **changes: Any) -> Path:
     """A copy of a golden checkpoint in `folder`, with a tokenizer. changes: fields of config.json; None removes one."""
     folder.mkdir(parents=True)
-    for file in ("model.safetensors", "model.safetensors.index.json"):
-        shutil.copy(FOLDER / name / file, folder / file)
+    for file in FOLDER.joinpath(name).glob("model.*"):
+        shutil.copy(file, folder / file.name)
     config = {**json.loads((FOLDER / name / "config.json").read_text()), **changes}
     config = {k: v for k, v in config.items() if k not in changes or v is not None}
     (folder / "config.json").write_text(json.dumps(config, indent=2))
-    write_tokenizer(folder, SPECIAL[name], eos_token="<|endoftext|>", characters=TEXT)
+    eos = "</s>" if "</s>" in SPECIAL[name] else "<|endoftext|>"
+    write_tokenizer(folder, SPECIAL[name], eos_token=eos, characters=TEXT)
     return folder
+
+
+def nemotron(folder: Path, **changes: Any) -> Path:
+    """The golden Nemotron-Labs-Diffusion, whose mask, EOS and padding are ordinary characters of this tokenizer, with
+    special tokens in their place."""
+    ids = {name: TEXT + _NEMOTRON.index(token) for name, token in NEMOTRON_TOKENS.items()}
+    return golden("nemotron_labs_diffusion", folder, **ids, **changes)
 
 
 def golden_io(name: str) -> dict[str, torch.Tensor]:
@@ -52,7 +64,7 @@ def golden_sampler(name: str) -> dict[str, Any]:
 
 def main() -> None:
     """Print each family's largest difference from the published logits."""
-    for name in SPECIAL:
+    for name in SPECIAL.keys() - {"nemotron_labs_diffusion"}:
         with tempfile.TemporaryDirectory() as scratch, torch.no_grad():
             model, io = load_model(golden(name, Path(scratch) / name)), golden_io(name)
             found = {}

@@ -172,20 +172,41 @@ def test_a_gradient_does_not_depend_on_passes_or_batch_mates(name: str, tmp_path
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-8, atol=1e-10)
 
 
-def test_both_halves_count(model: MaskedDiffusionLM, rollouts: Trajectory):
+def test_noised_and_clean_tokens_count(model: MaskedDiffusionLM, rollouts: Trajectory):
     views = views_for("lfpo", rollouts, timesteps=1)
     lengths = views.attention_mask.sum(-1)
-    assert len(passes(views, 2 * int(lengths.max()) * len(views))) == 1
-    assert len(passes(views, 2 * int(lengths.max()) * len(views) - 1)) == 2
-    real = views.attention_mask.bool().repeat(1, 2)
-    sees = views.structure.dense(real) & real[:, :, None]
-    assert views.structure.pairs(lengths).tolist() == sees.sum((1, 2)).tolist()
+    tokens = views.structure.tokens(lengths, views.prompt)
+    first = views.prompt // BLOCK * BLOCK
+    assert tokens.tolist() == (2 * lengths - first).tolist()
+    assert len(passes(views, int(tokens.max()) * len(views))) == 1
+    assert len(passes(views, int(tokens.max()) * len(views) - 1)) == 2
     config = model.backbone.config
     attention = 4 * config.num_hidden_layers * config.hidden_size
-    of_weights = forward_flops(model, lengths, 0) - attention * float((lengths.double() ** 2).sum())
+    of_weights = forward_flops(model, tokens, 0) - attention * float((tokens.double() ** 2).sum())
     head = 2 * config.vocab_size * config.hidden_size * int(views.target.sum())
-    expected = 2 * of_weights + attention * int(sees.sum()) + head
+    pairs = float(views.structure.pairs(lengths, views.prompt).sum())
+    expected = of_weights + attention * pairs + head
     assert pass_flops(model, views.ran_by(CURRENT, backward=False)) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("shift", [False, True])
+def test_the_prompt_stands_once_and_changes_nothing(shift: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Log-probabilities and gradients against the published layout, in which the whole row is noised: prompts within a
+    block, of whole blocks and of several, with the logit shift too."""
+    model = load_model(write_llada(tmp_path / "blocks", block_length=BLOCK), dtype=torch.float64)
+    model.family = dataclasses.replace(model.family, shift=shift)
+    rollouts, found = rolled(model), []
+    views = views_for("lfpo", rollouts, timesteps=2)
+    for whole in (False, True):
+        if whole:
+            monkeypatch.setattr(Structure, "first_noised", lambda self, prompt_B: torch.zeros_like(prompt_B))
+        model.zero_grad()
+        logp_T = Predictions(views, policies(model)).logp()
+        (logp_T * torch.linspace(-1, 1, len(logp_T))).sum().backward()
+        found.append((logp_T.detach(), torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])))
+    for once, twice in zip(*found, strict=True):
+        assert once.norm() > 0.1
+        torch.testing.assert_close(once, twice, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 
 import tiny
 from lfpo.config.errors import UserError
-from lfpo.core.attention import Structure
+from lfpo.core.attention import FULL, Structure
 from lfpo.eval.likelihood import Pair, block_maskings, likelihood_bounds, maskings, text_pair
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 
@@ -51,7 +51,7 @@ def test_short_answers_are_exact(checkpoint: Path, cfg_scale: float):
     bounds = likelihood_bounds(model, pairs, mc_num=7, cfg_scale=cfg_scale)
     for answer, bound in zip(answers, bounds, strict=True):
         assert bound == pytest.approx(expected_bound(model, PROMPT, answer, cfg_scale), abs=1e-9)
-    assert [len(block_maskings(pair, 7, None)[0]) for pair in pairs] == [1, 3, 7]
+    assert [len(block_maskings(pair, 7, FULL)[0]) for pair in pairs] == [1, 3, 7]
 
 
 @torch.no_grad()
@@ -64,7 +64,7 @@ def test_the_bound_of_a_block_model(cfg_scale: float, tmp_path: Path):
     for pair, bound in zip(pairs, bounds, strict=True):
         assert bound == pytest.approx(expected_bound(model, pair.prompt, pair.answer, cfg_scale), abs=1e-9)
     # As many copies as the block with the most ways has: 1, 2 and 1 answer tokens, then 3 and 4, then 1, 4 and 2.
-    assert [len(block_maskings(pair, 15, 4)[0]) for pair in pairs] == [1, 3, 3, 15, 15]
+    assert [len(block_maskings(pair, 15, Structure(4))[0]) for pair in pairs] == [1, 3, 3, 15, 15]
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from gpu.rows import Machine, Row, at_most, measured, passes
 from lfpo.base.measure import timed
-from lfpo.core.attention import Structure, bidirectional_attention, mask_bias
+from lfpo.core.attention import Doubled, Structure, bidirectional_attention, mask_bias
 
 MODULE = torch.nn.Identity()
 
@@ -93,20 +93,30 @@ def blocks(machine: Machine) -> list[Row]:
     """[noised; clean] rows in blocks: FlexAttention, in the dtype of training, against the dense mask in float32.
     States, and on a GPU (FlexAttention has no backward pass on a CPU) the three gradients; and the time of both."""
     rows = []
-    structure = Structure(machine.size(32, 4), doubled=True)
-    size, half, width = machine.size((4, 1000, 128), (2, 10, 16))
-    padding = torch.arange(size, device=machine.device) * half // 5  # on the left
-    real = (torch.arange(half, device=machine.device) >= padding[:, None]).repeat(1, 2)
-    masks = structure.flex(real), structure.mask(real, torch.float32)
+    size, columns, width = machine.size((4, 1000, 128), (2, 10, 16))
+    padding = torch.arange(size, device=machine.device) * columns // 5  # on the left
+    row = torch.arange(columns, device=machine.device) >= padding[:, None]
+    for causal in (False, True):
+        structure = Structure(machine.size(32, 4), causal=causal, doubled=True)
+        prompt = row.sum(-1) // 2
+        start = int((padding + structure.first_noised(prompt)).min())
+        doubled, real = Doubled(prompt, columns - start), torch.cat([row[:, start:], row], dim=1)
+        masks = structure.flex(row, doubled), structure.mask(row, torch.float32, doubled)
+        rows += _flex_rows(machine, "causal context" if causal else "blocks", masks, real, width)
+    return rows
+
+
+def _flex_rows(machine: Machine, name: str, masks: Any, real: torch.Tensor, width: int) -> list[Row]:
+    rows, (size, length) = [], real.shape
     for heads, kv_heads in ((32, 32), (28, 4)):
-        wide = [torch.randn(size, h, 2 * half, width, device=machine.device) for h in (heads, kv_heads, kv_heads)]
+        wide = [torch.randn(size, h, length, width, device=machine.device) for h in (heads, kv_heads, kv_heads)]
         narrow = [x.to(machine.size(torch.bfloat16, torch.float32)) for x in wide]
         runs = [functools.partial(_states, machine, x, m, real) for x, m in zip((narrow, wide), masks, strict=True)]
         error = max(float((a.float() - b).norm() / b.norm()) for a, b in zip(runs[0](), runs[1](), strict=True))
-        name = f"{heads} heads on {kv_heads}"
-        rows.append(at_most(f"{name}: relative error", error, machine.size(2e-2, 1e-5)))
+        case = f"{name}, {heads} heads on {kv_heads}"
+        rows.append(at_most(f"{case}: relative error", error, machine.size(2e-2, 1e-5)))
         for kind, run in zip(("flex", "dense, float32"), runs, strict=True):
-            rows.append(measured(f"{name}: {kind}", 1000 * timed(run, machine.device)[1], "ms"))
+            rows.append(measured(f"{case}: {kind}", 1000 * timed(run, machine.device)[1], "ms"))
     return rows
 
 

@@ -3,7 +3,16 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from lfpo.config.checks import AtLeastOne, Count, CountOrZero, NotNegative, Positive, Share, ShareBelowOne
+from lfpo.config.checks import (
+    AtLeastOne,
+    Count,
+    CountOrZero,
+    NotNegative,
+    Positive,
+    Share,
+    ShareAboveZero,
+    ShareBelowOne,
+)
 from lfpo.config.lfpo import Advantage, RolloutKnobs
 
 KL = Literal["k1", "k2", "k3"]
@@ -287,12 +296,16 @@ class BGPO(Clipped):
 
 
 @dataclass(frozen=True)
-class JustGRPO(Clipped):
-    """JustGRPO ("The Flexibility Trap", arXiv 2601.15165)."""
+class JustGRPO(ClippedWithKL):
+    """JustGRPO ("The Flexibility Trap", arXiv 2601.15165), and Block JustGRPO of NeMo-RL for models with blocks."""
 
     advantage: Advantage = "zscore"
     after_eos: bool = True
     """Also score what was revealed after the first EOS, as published."""
+
+    token_fraction: ShareAboveZero = 1.0
+    """The share of each block's positions that are scored, those with the lowest confidence when they were drawn (Fast
+    Block JustGRPO: 0.25); of the whole completion's where there are no blocks. A pass scores one of each block."""
 
 
 @dataclass(frozen=True)

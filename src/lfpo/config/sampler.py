@@ -111,6 +111,10 @@ class SamplerConfig:
     leftmost one; "tau_budget" (SLIM-RL): above `threshold` while the risks add up to at most 1 - `threshold`, and at
     least as many as `steps` require; "plackett_luce": drawn in proportion to confidence^(1 / alg_temp)."""
 
+    first_token: Literal["causal", "masked"] | None = None
+    """For models with a causal context (Nemotron-Labs-Diffusion). "causal": the causal pass over what stands before a
+    block draws its first token, as published. "masked": a block starts fully masked. None: "causal"."""
+
     schedule: Literal["llada", "uniform", "dream"] | None = None
     """How many positions each step reveals. "llada": as many as `steps` require, as early as possible, then none until
     the block's steps are spent. "uniform": spread over the block's steps. "dream": the share (1 - eps) / steps of what

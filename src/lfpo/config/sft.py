@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from lfpo.config.checks import Count, CountOrUnset, CountOrZero, Positive, Share, ShareBelowOne
+from lfpo.config.checks import Count, CountOrUnset, CountOrZero, NotNegative, Positive, Share, ShareBelowOne
 from lfpo.config.length import UNSET
 from lfpo.config.models import ModelName
 from lfpo.config.other_names import EXAMPLES
@@ -44,6 +44,10 @@ class SFTConfig(TrainingConfig):
     loss_weight: Literal["1/t", "equal"] = "1/t"
     """The weight of a masked token. 1/t: 1 / (t C), C tokens in the completion (LLaDA, SDAR); equal: 1 / the number of
     masked tokens of the example (LLaDA2, which draws t from [0.3, 0.8])."""
+
+    masked_loss_weight: NotNegative = 0.3
+    """For models with a causal context, whose loss has two terms: the weight of the masked tokens' loss beside that of
+    each token after the clean ones before it, which weighs 1 (Nemotron-Labs-Diffusion)."""
 
     steps: CountOrUnset = UNSET
     """Optimiser steps (max_steps works too). As in transformers they count where they are given (not -1), and else

@@ -128,11 +128,24 @@ AttentionInterface.register(NAME, bidirectional_attention)
 AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
-# Which tokens of a row a token attends to: all, its own block and those before it, or both halves of [noised; clean].
-# A rule is a function of token numbers (`sees`). The dense mask and FlexAttention's block mask are made from that one.
+# Which tokens of a row a token attends to: all; its own block and those before it; those before it; and the doubled
+# layout [noised; clean] of training. A rule is a function of token numbers (`sees`). The dense mask and FlexAttention's
+# block mask are made from that one.
 
 # (row, head, query, key) -> whether the query attends to the key; the arguments broadcast against each other.
 Sees = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Doubled:
+    """What a mask of the doubled layout needs beside the real tokens of the clean rows. The noised tokens stand before
+    them: those of the rows' last columns, so that a prompt stands there once.
+
+    prompt_B: prompt tokens of each row, int64. noised: columns of noised tokens.
+    """
+
+    prompt_B: torch.Tensor
+    noised: int
 
 
 @dataclass(frozen=True)
@@ -141,73 +154,108 @@ class Structure:
 
     block_length: a token attends to its own block and to those before it, counted from each row's first real token
         (None: every token attends to all).
-    doubled: a row is [noised; clean], two halves of equal length with the same padding, both at the same positions. A
-        noised token attends to the noised tokens of its own block and to the clean ones of the blocks before it, a
-        clean token to clean tokens only. So each noised block has the states that it has alone after a clean prefix.
+    causal: block diffusion over a causal context: a clean token attends to itself and to those before it. Only noised
+        tokens attend within blocks, which count from the completion's first token.
+    doubled: forwards that predict masked tokens run [noised; clean], with each noised token at the position of its
+        clean one. A noised token attends to the noised tokens of its own block and to the clean ones before the block,
+        a clean token to clean tokens only. So each noised block has the states that it has alone after a clean prefix.
     """
 
     block_length: int | None = None
+    causal: bool = False
     doubled: bool = False
 
     def positions(self, real_BL: torch.Tensor) -> torch.Tensor:
-        """Position ids [B, L], counted from each row's first real token; in the doubled layout in each half."""
-        if not self.doubled:
-            return (real_BL.long().cumsum(-1) - 1).clamp(min=0)
-        half = real_BL.shape[1] // 2
-        return Structure().positions(real_BL[:, :half]).repeat(1, 2)
+        """Position ids [B, L], counted from each row's first real token."""
+        return (real_BL.long().cumsum(-1) - 1).clamp(min=0)
 
-    def tokens(self, length_B: torch.Tensor) -> torch.Tensor:
-        """Tokens of a forward over rows of these lengths, [B]; in the doubled layout a length is that of one half."""
-        return length_B * (2 if self.doubled else 1)
+    def shared(self, prompt_length: int) -> int:
+        """Prompt tokens in the block in which the completion begins."""
+        return 0 if self.causal or self.block_length is None else prompt_length % self.block_length
 
-    def pairs(self, length_B: torch.Tensor) -> torch.Tensor:
-        """Pairs of a query and a key that it attends to in rows of these lengths (as in `tokens`), [B] float64."""
-        n = length_B.double()
+    def first_noised(self, prompt_B: torch.Tensor) -> torch.Tensor:
+        """The position of a row's first noised token in the doubled layout, [B] int64. prompt_B: its prompt tokens.
+
+        The first block is whole, with its prompt tokens."""
+        assert self.block_length is not None
+        return prompt_B if self.causal else prompt_B // self.block_length * self.block_length
+
+    def tokens(self, length_B: torch.Tensor, prompt_B: torch.Tensor) -> torch.Tensor:
+        """Tokens of a forward over rows of these lengths and prompts, [B]; in the doubled layout a length is that of
+        the clean row."""
+        return 2 * length_B - self.first_noised(prompt_B) if self.doubled else length_B
+
+    def pairs(self, length_B: torch.Tensor, prompt_B: torch.Tensor) -> torch.Tensor:
+        """Pairs of a query and a key that it attends to in rows as in `tokens`, [B] float64."""
+        if self.causal:
+            clean, completion_B = length_B.double() * (length_B + 1) / 2, length_B - prompt_B
+            return clean + self._in_blocks(completion_B) + prompt_B * completion_B.double() if self.doubled else clean
         if self.block_length is None:
-            return n**2
-        # A token of block b sees as many keys as there are in blocks 0 .. b, in each half.
+            return length_B.double() ** 2
+        found = self._in_blocks(length_B)
+        # A noised token attends to as many tokens as its clean one.
+        return 2 * found - self._in_blocks(self.first_noised(prompt_B)) if self.doubled else found
+
+    def _in_blocks(self, length_B: torch.Tensor) -> torch.Tensor:
+        """Pairs in rows where a token attends to its block and to those before it, [B] float64."""
+        assert self.block_length is not None
         whole = length_B // self.block_length
         in_whole = self.block_length**2 * (whole * (whole + 1)).double() / 2
-        return self.tokens(in_whole + n * (length_B % self.block_length))
+        return in_whole + length_B.double() * (length_B % self.block_length)
 
-    def sees(self, real_BL: torch.Tensor) -> Sees:
-        """The rule as a function of the numbers of row, head, query and key. Queries at padding attend to some real
-        token, so that no softmax is empty."""
+    def sees(self, real_BL: torch.Tensor, doubled: Doubled | None = None) -> Sees:
+        """The rule as a function of the numbers of row, head, query and key; with `doubled` those of the noised columns
+        come first. Queries at padding attend to some real token, so that no softmax is empty."""
+        position_BL = self.positions(real_BL)
+        if doubled is not None:
+            return self._sees_doubled(real_BL, position_BL, doubled)
+        if self.causal:
+            return lambda row, head, query, key: real_BL[row, key] & (position_BL[row, key] <= position_BL[row, query])
         if self.block_length is None:
             return lambda row, head, query, key: real_BL[row, key]
-        block_BL = self.positions(real_BL) // self.block_length
-        if not self.doubled:
-            return lambda row, head, query, key: real_BL[row, key] & (block_BL[row, key] <= block_BL[row, query])
-        half = real_BL.shape[1] // 2
+        block_BL = position_BL // self.block_length
+        return lambda row, head, query, key: real_BL[row, key] & (block_BL[row, key] <= block_BL[row, query])
 
-        def doubled(row: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-            noised_query, noised_key = query < half, key < half
-            own, before = block_BL[row, key] == block_BL[row, query], block_BL[row, key] < block_BL[row, query]
-            same_half = noised_query == noised_key
-            return real_BL[row, key] & (same_half & own | before & ~noised_key)
+    def _sees_doubled(self, real_BL: torch.Tensor, position_BL: torch.Tensor, doubled: Doubled) -> Sees:
+        assert self.block_length is not None
+        noised, start = doubled.noised, real_BL.shape[1] - doubled.noised
+        origin = doubled.prompt_B[:, None] if self.causal else 0
+        block_BL = (position_BL - origin).div(self.block_length, rounding_mode="floor")
+        among_clean_BL = position_BL if self.causal else block_BL
+        real, block, order = (torch.cat([x[:, start:], x], dim=1) for x in (real_BL, block_BL, among_clean_BL))
 
-        return doubled
+        def sees(row: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+            noised_query, noised_key = query < noised, key < noised
+            own, before = block[row, key] == block[row, query], block[row, key] < block[row, query]
+            of_noised = noised_query & torch.where(noised_key, own, before)
+            of_clean = ~noised_query & ~noised_key & (order[row, key] <= order[row, query])
+            return real[row, key] & (of_noised | of_clean)
 
-    def dense(self, real_BL: torch.Tensor) -> torch.Tensor:
-        """Which keys each query attends to, bool [B, L, L] (queries before keys)."""
-        rows, length = real_BL.shape
+        return sees
+
+    def dense(self, real_BL: torch.Tensor, doubled: Doubled | None = None) -> torch.Tensor:
+        """Which keys each query attends to, bool [B, L, L] (queries before keys), with `doubled` [B, N + L, N + L]."""
+        rows, length = real_BL.shape[0], real_BL.shape[1] + (0 if doubled is None else doubled.noised)
         token = torch.arange(length, device=real_BL.device)
         row = torch.arange(rows, device=real_BL.device)[:, None, None]
-        return self.sees(real_BL)(row, row, token[:, None], token).expand(rows, length, length)
+        return self.sees(real_BL, doubled)(row, row, token[:, None], token).expand(rows, length, length)
 
-    def flex(self, real_BL: torch.Tensor) -> BlockMask:
+    def flex(self, real_BL: torch.Tensor, doubled: Doubled | None = None) -> BlockMask:
         """The same for FlexAttention, which skips the tiles of 128 x 128 tokens in which nothing is attended to."""
-        rows, length = real_BL.shape
-        return create_block_mask(self.sees(real_BL), rows, None, length, length, device=real_BL.device)
+        rows, length = real_BL.shape[0], real_BL.shape[1] + (0 if doubled is None else doubled.noised)
+        return create_block_mask(self.sees(real_BL, doubled), rows, None, length, length, device=real_BL.device)
 
-    def mask(self, real_BL: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | BlockMask:
-        """The mask as `bidirectional_attention` takes it, for products in `dtype`: [B, 1, 1, L] without blocks; with
-        blocks [B, 1, L, L], or on a GPU in half precision a block mask."""
-        if self.block_length is None:
+    def mask(
+        self, real_BL: torch.Tensor, dtype: torch.dtype, doubled: Doubled | None = None
+    ) -> torch.Tensor | BlockMask:
+        """The mask as `bidirectional_attention` takes it, for products in `dtype`: [B, 1, 1, L] in full attention; else
+        dense [B, 1, L, L] (with `doubled` N + L), or on a GPU in half precision a block mask."""
+        if self == FULL:
             return mask_bias(real_BL[:, None, None], dtype)
         if real_BL.is_cuda and dtype in HALF:
-            return self.flex(real_BL)
-        return mask_bias(self.dense(real_BL)[:, None], dtype)
+            return self.flex(real_BL, doubled)
+        return mask_bias(self.dense(real_BL, doubled)[:, None], dtype)
 
 
 FULL = Structure()
+CAUSAL = Structure(causal=True)

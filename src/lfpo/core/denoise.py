@@ -24,6 +24,7 @@ from lfpo.core.forward import (
     finished_trajectory,
     join,
     rows_in_flight,
+    sampling_structure,
     sizes_of_blocks,
     unstarted,
 )
@@ -66,11 +67,16 @@ def denoise(
     whole: draw at all masked positions, not at those of the active block alone. stores: a forward that stores the
         finished block comes between two blocks.
     """
+    causal = sampling_structure(sampler, model).causal
+    leads = causal and sampler.first_token != "masked"
+    between = stores or leads  # whether a forward comes between two blocks
     every, sizes = unstarted(prompts, seeds, sampler, model), sizes_of_blocks(prompts, sampler, model)
+    every.storing |= between and causal  # the first forward runs the prompt
     counts = reveal_schedule(sampler, rule) if rule.schedule else torch.zeros(0, dtype=torch.long)
-    denoiser = Denoiser(model, sampler, rule, counts.to(model.device), hooks, whole=whole, stores=stores)
+    kind = {"whole": whole, "between": between, "causal": causal, "leads": leads}
+    denoiser = Denoiser(model, sampler, rule, counts.to(model.device), hooks, **kind)
     stops = sampler.stops_at_eos or bool(model.block_length)
-    pace = Pace(sampler, rule, counts.tolist(), seeds, sizes, stops=stops, stores=stores)
+    pace = Pace(sampler, rule, counts.tolist(), seeds, sizes, stops=stops, stores=stores, planned=not causal)
     forward = make_forward(
         model, sampler, prompts, pace=pace, whole=whole, compiled=compiled, rollout_tokens=rollout_tokens
     )
@@ -81,7 +87,7 @@ def denoise(
     active, done = every.select([]), []
     columns = every.tokens.shape[1]
     # Each forward of a row reveals at least one token, or stores a block, or may edit a block without masks.
-    most_forwards = columns + (stores + (sampler.max_post_steps if sampler.edits else 0)) * max(map(len, sizes))
+    most_forwards = columns + (between + (sampler.max_post_steps if sampler.edits else 0)) * max(map(len, sizes))
     look_every = LOOK_EVERY.get(model.device.type, 1)
     asks = look_every == 1 or not pace.exact  # must the device be asked which rows are finished?
     step = last_finish = 0
@@ -126,7 +132,8 @@ class Denoiser:
 
     sampler: with its lengths filled in. counts: its reveal_schedule, on the model's device.
     whole: tokens are drawn at all masked positions, not at those of the active block alone.
-    stores: a forward that stores the finished block comes between two blocks.
+    between: a forward that stores the finished block comes between two blocks. causal: over a causal context, where the
+        first such forward runs the prompt. leads: such a forward also reveals the first token of the next block.
     """
 
     model: MaskedDiffusionLM
@@ -135,23 +142,27 @@ class Denoiser:
     counts: torch.Tensor
     hooks: Sequence[Hook]
     whole: bool
-    stores: bool
+    between: bool
+    causal: bool
+    leads: bool
 
     def step(self, active: ActiveRows, hidden: list[torch.Tensor], count: int) -> None:
         """Draw tokens, reveal and edit those that the rule picks, and move each row's clocks on. Finished rows do not
         change, and rows whose forward stored a block only become ready for the next one.
 
         hidden: hidden states [A, block_length, D] of each row's active block (two such tensors with guidance), or, if
-            `whole`, of the whole completion.
+            `whole`, of the whole completion. Of rows that are storing the first state alone has a meaning.
         count: the masked positions of the active blocks, or an upper bound.
         """
         sampler = self.sampler
         assert sampler.block_length
-        alive = ~active.done & ~active.storing
+        leading = active.storing & self.leads
+        alive = ~active.done & (leading | ~active.storing)
         place = torch.arange(active.tokens.shape[1], device=alive.device) + active.offset[:, None]  # in row's blocks
         in_block = (place // sampler.block_length == active.block[:, None]) & alive[:, None]
         masked = (active.tokens == self.model.mask_id) & alive[:, None]
-        eligible = in_block & masked
+        unrevealed = in_block & masked
+        eligible = unrevealed & (~leading[:, None] | (place % sampler.block_length == 0))
         drawn, revealed = eligible, None
         if self.whole:
             drawn, count = masked, masked.numel()
@@ -160,11 +171,11 @@ class Denoiser:
             since = active.clock - active.reveal_step.masked_fill(~in_block, -1).amax(-1)
             revealed = Revealed(in_block & ~masked, active.tokens, torch.where(eligible.any(-1), 0, since))
             drawn = in_block
-        token, confidence, entropy, score = self._draw(active, hidden, drawn, count)
+        token, confidence, entropy, sureness, score = self._draw(active, hidden, drawn, count)
         step = Proposal(
             eligible=eligible,
             token=token,
-            confidence=confidence,
+            confidence=sureness,
             entropy=entropy,
             score=score,
             block_step=active.block_step,
@@ -176,10 +187,10 @@ class Denoiser:
         )
         positions, at_step, edit, goes_on = self.rule.reveal(step)
         reveal, scheduled = positions & eligible, at_step is not None
-        at_step = active.block_step if at_step is None else at_step
+        at_step = active.block_step if at_step is None else torch.where(leading, active.block_step, at_step)
         if sampler.stops_at_confidence:
             # A new state is met first at the current step. If all of it is confident, the block is committed there.
-            confident = ((confidence >= sampler.early_stop_threshold) | ~eligible).all(-1)
+            confident = ((sureness >= sampler.early_stop_threshold) | ~eligible).all(-1)
             reveal = torch.where(confident[:, None], eligible, reveal)
             at_step = torch.where(confident, active.block_step, at_step)
         edit = None if edit is None or revealed is None else edit & revealed.editable
@@ -193,9 +204,9 @@ class Denoiser:
         active.reveal_step = torch.where(reveal, at[:, None], active.reveal_step)
         active.nfe += alive * (2 if sampler.cfg_scale else 1)
         active.clock = at + alive
-        active.block_step = torch.where(alive, at_step, active.block_step) + alive
+        active.block_step = torch.where(alive, at_step, active.block_step) + (alive & ~leading)
 
-        complete = alive & ((eligible & ~reveal).sum(-1) == 0)
+        complete = alive & ((unrevealed & ~reveal).sum(-1) == 0)
         if goes_on is not None:
             complete &= ~goes_on
         # With the confidence stop the next block starts at once, and in the published samplers of models that attend
@@ -219,7 +230,7 @@ class Denoiser:
         within_T = (column_T + active.offset[row_T]) % hidden[0].shape[1]
         hidden_TD = [h[row_T, within_T] for h in hidden]
         noise_T = uniform(active.seed[row_T], TOKENS, active.nfe[row_T], column_T)
-        drawn = draw(self.model, hidden_TD, self.sampler, noise_T, self.rule.score)
+        drawn = draw(self.model, hidden_TD, self.sampler, noise_T, self.rule.score, without_mask=self.causal)
         fields = []
         for value in drawn:
             fields.append(value.new_zeros(where.shape))
@@ -242,7 +253,7 @@ class Denoiser:
         active.block += complete
         active.block_step = torch.where(complete, 0, active.block_step)
         active.done |= stopped | (active.block >= active.blocks)
-        active.storing = complete & ~active.done & self.stores
+        active.storing = complete & ~active.done & self.between
 
     def trajectory(self, ended: ActiveRows) -> Trajectory:
         """Finished rows, with what the hooks found, in the caller's order."""

@@ -22,12 +22,15 @@ class Drawn(NamedTuple):
     token [T] int64: the drawn tokens.
     confidence [T] float64: probability of the drawn token at temperature 1.
     entropy [T] float64: entropy in nats of the distribution at temperature 1.
-    score [T] float64: the reveal rule's score (see Rule); the confidence if the rule has none.
+    sureness [T] float64: what reveal rules take for the confidence: the same, or over a causal context the probability
+        without the mask token's share, as in that family's samplers.
+    score [T] float64: the reveal rule's score (see Rule); the sureness if the rule has none.
     """
 
     token: torch.Tensor
     confidence: torch.Tensor
     entropy: torch.Tensor
+    sureness: torch.Tensor
     score: torch.Tensor
 
 
@@ -37,11 +40,14 @@ def draw(
     sampler: SamplerConfig,
     uniform_T: torch.Tensor,
     score: Score | None = None,
+    *,
+    without_mask: bool = False,
 ) -> Drawn:
     """Draw a token at each of T positions; the mask token is never drawn.
 
     hidden_TD: hidden states [T, D]; with guidance, a second tensor of those without the prompt.
     uniform_T: float64 in [0, 1), the only randomness. T may be 0. score: of the reveal rule (Rule.score).
+    without_mask: whether the sureness leaves out the mask token's share.
     The logits [T, V] are computed and drawn from in pieces (LOGIT_ELEMENTS, CHUNK_ELEMENTS). Probabilities are float64
     where products with the head are exact, else float32.
     """
@@ -56,7 +62,7 @@ def draw(
             unguided = model.head(hidden_TD[1][piece]).to(dtype)
             logits = unguided + (sampler.cfg_scale + 1) * (logits - unguided)
         for some, uniform in zip(logits.split(draw_rows), uniform_T[piece].split(draw_rows), strict=True):
-            parts.append(draw_from_logits(some, sampler, model.mask_id, uniform, score, dtype))
+            parts.append(draw_from_logits(some, sampler, model.mask_id, uniform, score, dtype, without_mask))
     return Drawn(*(torch.cat(pieces) for pieces in zip(*parts, strict=True)))
 
 
@@ -67,6 +73,7 @@ def draw_from_logits(
     uniform_T: torch.Tensor,
     score: Score | None = None,
     dtype: torch.dtype = torch.float64,
+    without_mask: bool = False,
 ) -> Drawn:
     """Draw from logits [T, V] of any float dtype, with probabilities in `dtype`; see `draw`. Works in place where it
     can, to bound memory."""
@@ -80,8 +87,9 @@ def draw_from_logits(
         scores = scores.masked_fill(~kept_tokens(scores, sampler.top_k, sampler.top_p), -torch.inf)
     token = scores.argmax(-1) if sampler.temperature == 0 else inverse_cdf(scores, uniform_T)
     confidence = logp.gather(1, token[:, None]).squeeze(1).exp()
-    scored = score(scores.softmax(-1), token) if score else confidence
-    return Drawn(token, confidence.double(), entropy.double(), scored.double())
+    sureness = confidence / logp.logsumexp(-1).exp() if without_mask else confidence
+    scored = score(scores.softmax(-1), token) if score else sureness
+    return Drawn(token, confidence.double(), entropy.double(), sureness.double(), scored.double())
 
 
 def kept_tokens(scores_TV: torch.Tensor, top_k: int | None, top_p: float | None) -> torch.Tensor:

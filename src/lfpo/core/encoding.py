@@ -95,7 +95,7 @@ def misfit(ids: Sequence[int], model: MaskedDiffusionLM, gen_length: int) -> str
         return f"it contains the mask token (id {model.mask_id}), which stands for a blank"
     end = len(ids) + gen_length
     if model.block_length:
-        end += -end % model.block_length  # the last block is whole
+        end += -(model.structure.shared(len(ids)) + gen_length) % model.block_length  # the last block is whole
     if end > model.max_length:
         return (
             f"it has {len(ids)} tokens, and with gen_length {gen_length} that exceeds the model's context of "

@@ -5,6 +5,7 @@ How rows are put together: how many at once, in which pieces, padded to which sh
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -29,21 +30,22 @@ FORWARD_TOKENS = 256
 CACHED = 4
 
 
+def sampling_structure(sampler: SamplerConfig, model: MaskedDiffusionLM) -> Structure:
+    """The model's structure, with the sampler's block length where it has blocks. sampler: with its lengths set."""
+    return dataclasses.replace(model.structure, block_length=sampler.block_length) if model.block_length else FULL
+
+
 def completion_columns(sampler: SamplerConfig, model: MaskedDiffusionLM) -> int:
-    """C: gen_length, and block_length - 1 more for a model that attends block by block, whose rows end with a whole
-    block."""
+    """C: gen_length, and block_length - 1 more where a prompt's last tokens may share a block with the completion's
+    first, so that rows end with a whole block."""
     assert sampler.gen_length and sampler.block_length
-    return sampler.gen_length + (sampler.block_length - 1 if model.block_length else 0)
+    structure = sampling_structure(sampler, model)
+    return sampler.gen_length + (0 if structure == FULL or structure.causal else sampler.block_length - 1)
 
 
 def first_offset(prompt_length: int, sampler: SamplerConfig, model: MaskedDiffusionLM) -> int:
-    """Prompt tokens in a row's first block.
-
-    A model that attends block by block counts blocks from the prompt's first token; for others they count from the
-    completion's.
-    """
-    assert sampler.block_length
-    return prompt_length % sampler.block_length if model.block_length else 0
+    """Prompt tokens in a row's first block."""
+    return sampling_structure(sampler, model).shared(prompt_length)
 
 
 def block_sizes(prompt_length: int, sampler: SamplerConfig, model: MaskedDiffusionLM) -> list[int]:
@@ -75,7 +77,8 @@ class ActiveRows:
         the active block spent.
     offset [A] int64: prompt tokens in the row's first block, 0 unless the model attends block by block. blocks [A]
         int64: blocks of the row.
-    storing [A] bool: whether the row's next forward stores the block before the active one and reveals nothing.
+    storing [A] bool: whether the row's next forward stores what stands before the active block and reveals nothing in
+        it, or over a causal context its first token (`first_token`).
     nfe [A] int64: forwards so far. queries [A] int64: tokens that went through them.
     done [A] bool: whether the row is finished.
     """
@@ -182,7 +185,7 @@ def finished_trajectory(finished: ActiveRows, sampler: SamplerConfig, model: Mas
         sampler=sampler,
         mask_id=model.mask_id,
         eos_id=model.eos_id,
-        structure=Structure(sampler.block_length) if model.block_length else FULL,
+        structure=sampling_structure(sampler, model),
     )
 
 
@@ -219,7 +222,7 @@ class Forward:
         self.prompts = [tuple(p) for p in prompts]
         self.compiled, self.whole = compiled, whole
         self.block_length = sampler.gen_length if whole else sampler.block_length
-        self.structure = Structure(sampler.block_length) if model.block_length else FULL
+        self.structure = sampling_structure(sampler, model)
         self.started: set[int] = set()  # rows that have had their first forward
         self.longest = self.width = max(len(p) for p in prompts)  # width: that of the longest prompt in flight
         # More than rollout_tokens run at once only with a cache, whose renewals are cut to it.

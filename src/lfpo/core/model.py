@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from lfpo.core.attention import FULL, Structure
+from lfpo.core.attention import FULL, Doubled, Structure
 from lfpo.core.head import Precision, gather_head, logits, precision_of
 from lfpo.core.roles import CURRENT
 
@@ -90,10 +91,20 @@ class MaskedDiffusionLM(nn.Module):
         return self
 
     @property
+    def structure(self) -> Structure:
+        """How tokens attend to each other while the model samples."""
+        return Structure(self.block_length, causal=self.causal_context)
+
+    @property
     def training_structure(self) -> Structure:
-        """How tokens attend to each other in forwards that predict masked tokens of known rows, as in training: with
-        blocks in the doubled layout."""
-        return FULL if self.block_length is None else Structure(self.block_length, doubled=True)
+        """The same in forwards that predict masked tokens of known rows, as in training: with blocks in the doubled
+        layout."""
+        return dataclasses.replace(self.structure, doubled=self.block_length is not None)
+
+    @property
+    def causal_context(self) -> bool:
+        """Whether blocks are denoised over a context in which a token attends to those before it only."""
+        return self.family.causal_context
 
     def hidden(
         self,
@@ -109,7 +120,7 @@ class MaskedDiffusionLM(nn.Module):
         attention_mask_BL: 1 or True for real tokens (None: all are real). Padding may be on both sides: it is not
             attended to, and positions are counted from each row's first real token.
         cache: takes all keys and values (see KeyValueCache.fill).
-        structure: which tokens attend to which. In the doubled layout L counts the tokens of both halves.
+        structure: which tokens attend to which; for the doubled layout see `noised_hidden`.
         compiled: run the body through torch.compile, which compiles once for each input shape.
         """
         position_ids = mask = None
@@ -121,29 +132,52 @@ class MaskedDiffusionLM(nn.Module):
         if attention_mask_BL is not None and (needed or attention_mask_BL.is_cuda or not bool(attention_mask_BL.all())):
             position_ids = structure.positions(attention_mask_BL)
             mask = structure.mask(attention_mask_BL.bool(), self.body_dtype)
-        dtype = self.dtype
         hidden = self.body(
             compiled, input_ids=input_ids_BL, attention_mask=mask, position_ids=position_ids, past_key_values=cache
         )
-        if self.family.shift:
-            # Position 0 has no predecessor. Its prediction is never used, because completions follow a prompt.
-            hidden = torch.cat([hidden[:, :1], hidden[:, :-1]], dim=1)
-        return hidden.to(dtype)
+        return self._unshifted(hidden)
 
     def noised_hidden(
-        self, noised_BL: torch.Tensor, clean_BL: torch.Tensor, attention_mask_BL: torch.Tensor, *, structure: Structure
-    ) -> torch.Tensor:
-        """`hidden` of noised tokens, [B, L, D], in a forward of 2 L tokens for the doubled layout. clean_BL: the same
-        rows without noise, read in the doubled layout only. With the logit shift a block's first token is predicted by
-        the token before it, whose block is finished: by the clean half, as in rollouts."""
+        self,
+        noised_BL: torch.Tensor,
+        clean_BL: torch.Tensor,
+        attention_mask_BL: torch.Tensor,
+        prompt_B: torch.Tensor,
+        *,
+        structure: Structure,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`hidden` of the last N columns of noised rows, [B, N, D], and of the clean rows, [B, L, D].
+
+        In the doubled layout one forward of N + L tokens gives both; N holds all completions. In full attention the
+        noised rows are run alone: N is L, and the second tensor is the first.
+        clean_BL: the same rows without noise. prompt_B: prompt tokens of each row, which are not noised. Both are read
+        in the doubled layout only. With the logit shift a block's first token is predicted by the token before it,
+        whose block is finished: by the clean rows, as in rollouts.
+        """
         if not structure.doubled:
-            return self.hidden(noised_BL, attention_mask_BL, structure=structure)
-        both = torch.cat([noised_BL, clean_BL], dim=1)
-        noised, clean = self.hidden(both, attention_mask_BL.repeat(1, 2), structure=structure).chunk(2, dim=1)
-        if not self.family.shift or structure.block_length is None:
-            return noised
-        first_BL = FULL.positions(attention_mask_BL) % structure.block_length == 0
-        return torch.where(first_BL[..., None], clean, noised)
+            hidden = self.hidden(noised_BL, attention_mask_BL)
+            return hidden, hidden
+        real_BL = attention_mask_BL.bool()
+        padding_B = real_BL.int().argmax(-1)
+        start = int((padding_B + structure.first_noised(prompt_B)).min())
+        doubled, position_BL = Doubled(prompt_B, real_BL.shape[1] - start), structure.positions(real_BL)
+        hidden = self.body(
+            input_ids=torch.cat([noised_BL[:, start:], clean_BL], dim=1),
+            attention_mask=structure.mask(real_BL, self.body_dtype, doubled),
+            position_ids=torch.cat([position_BL[:, start:], position_BL], dim=1),
+        )
+        noised, clean = self._unshifted(hidden).split([doubled.noised, real_BL.shape[1]], dim=1)
+        if self.family.shift and structure.block_length is not None:
+            first_BN = position_BL[:, start:] % structure.block_length == 0
+            noised = torch.where(first_BN[..., None], clean[:, start:], noised)
+        return noised, clean
+
+    def _unshifted(self, hidden_BLD: torch.Tensor) -> torch.Tensor:
+        """Hidden states of the body, each moved to the token that it predicts, in the weights' dtype."""
+        if self.family.shift:
+            # Position 0 has no predecessor. Its prediction is never used, because completions follow a prompt.
+            hidden_BLD = torch.cat([hidden_BLD[:, :1], hidden_BLD[:, :-1]], dim=1)
+        return hidden_BLD.to(self.dtype)
 
     def body(self, compiled: bool = False, **inputs: Any) -> torch.Tensor:
         """The body's last hidden states, with this policy's adapter; between forwards CURRENT is active."""

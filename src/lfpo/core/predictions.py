@@ -56,16 +56,25 @@ class Predictions:
             return self._hidden[policy]
         with torch.set_grad_enabled(policy == CURRENT and torch.is_grad_enabled()):
             if views.structure.doubled:
-                clean_SL = views.labels if views.clean is None else views.clean
-                hidden_SLD = model.noised_hidden(
-                    views.input_ids, clean_SL, views.attention_mask, structure=views.structure
-                )
+                self._hidden[policy] = self._doubled(model)
             else:
-                hidden_SLD = model.hidden(views.input_ids, views.attention_mask)
-            self._hidden[policy] = hidden_SLD[views.target]
+                self._hidden[policy] = model.hidden(views.input_ids, views.attention_mask)[views.target]
         self.ran.append(policy)
         self.used.append(policy)
         return self._hidden[policy]
+
+    def _doubled(self, model: MaskedDiffusionLM) -> torch.Tensor:
+        """`hidden` in the doubled layout."""
+        views = self.views
+        clean_SL = views.labels if views.clean is None else views.clean
+        noised_SND, clean_SLD = model.noised_hidden(
+            views.input_ids, clean_SL, views.attention_mask, views.prompt, structure=views.structure
+        )
+        hidden_TD = noised_SND[views.target[:, -noised_SND.shape[1] :]]
+        if views.from_clean is None:
+            return hidden_TD
+        before_TD = clean_SLD[self.view_T, self.column_T - 1]  # no target is the first token of a row
+        return torch.where(views.from_clean[views.target][:, None], before_TD, hidden_TD)
 
     def logits(self, policy: str = CURRENT) -> torch.Tensor:
         """Logits [T, V] of all targets at once: for small vocabularies and tests."""

@@ -42,7 +42,7 @@ class Proposal:
     eligible [A, C] bool: the masked positions of each row's active block. Only these can be revealed; finished rows
         have none. The values below are meaningful at eligible positions only.
     token [A, C] int64: the drawn tokens, which a reveal commits.
-    confidence [A, C] float64: probability of the drawn token at temperature 1.
+    confidence [A, C] float64: probability of the drawn token at temperature 1 (`sureness` of lfpo.core.draw).
     entropy [A, C] float64: entropy in nats of the prediction at temperature 1.
     score [A, C] float64: the rule's own score, see Rule; the confidence if the rule has none.
     block_step [A] int64: steps of the active block spent so far.
@@ -181,7 +181,8 @@ class Pace:
     """The forwards of rows whose reveal rule follows a plan (Rule.plan): masked positions and active block of each.
 
     counts: reveal_schedule. seeds, sizes: of each row, its seed, and the positions of each block.
-    stops: whether rows stop at EOS. stores: whether a forward that stores it follows each block but the last.
+    stops: whether rows stop at EOS. stores: whether a forward that stores it follows each block but the last. planned:
+        whether forwards follow the rule's plan and these alone; over a causal context others come between.
 
     known: False where the rule has no plan, or where early_stop "confidence" commits blocks ahead of it.
     exact: whether the end of a row is known too; a row that stops at EOS may end sooner.
@@ -197,8 +198,9 @@ class Pace:
         *,
         stops: bool,
         stores: bool = False,
+        planned: bool = True,
     ):
-        plan, self.size = rule.plan, sampler.block_length or 0
+        plan, self.size = rule.plan if planned else None, sampler.block_length or 0
         self.forwards = [0] * len(seeds)
         # Of each row, active block and masked positions before each forward, and once more after the last one.
         self.steps: list[list[tuple[int, int]]] = []

@@ -25,7 +25,7 @@ GIVES = {
     "reveal_step": "the step that revealed each token",
     "confidence": "the probability of each token when it was revealed",
     "entropy": "the entropy of the prediction each token was drawn from",
-    "left_to_right": "tokens revealed one at a time from left to right (sampler.block_length 1)",
+    "left_to_right": "tokens revealed one at a time from left to right (sampler.remasking sequential without steps)",
     "edits": "the edits of revealed tokens",
     "predictions": "whole predictions at scheduled steps (a reveal rule with a schedule, and no sampler.cache)",
 }
@@ -36,7 +36,8 @@ class Trajectory:
     """B rollouts. Prompts are left-padded to P tokens; completions are C = gen_length tokens.
 
     With blocks (`structure`) C is gen_length + block_length - 1: a row ends with the whole block that holds its
-    gen_length-th token, or the one with its first EOS.
+    gen_length-th token, or the one with its first EOS. Over a causal context blocks count from the completion's first
+    token, and C is gen_length.
 
     prompt_ids, prompt_mask [B, P] int64: prompt tokens; the mask is 0 at padding.
     tokens [B, C] int64: final tokens. A position never revealed (its row ended before it) holds the pad token.
@@ -45,12 +46,13 @@ class Trajectory:
     entropy [B, C] float32: entropy in nats, at temperature 1, of the prediction that the token was drawn from; 0 for
         never.
     scheduled_steps [B] int64: scheduled steps spent ("inference steps" in the paper), also those that reveal nothing.
-    nfe [B] int64: forwards run for the row; guidance counts two a step. Those that only store a block are not counted.
+    nfe [B] int64: forwards run for the row; guidance counts two a step. Those that only store a block are not counted;
+        those that also reveal the first token of the next one are.
     queries [B] int64: tokens that went through the row's forwards: prompt and completion each time, fewer with a cache
         or stored blocks. Tokens of forwards that store a block are counted.
     sampler: the settings, with their lengths filled in. mask_id, eos_id: the model's.
-    structure: how tokens attended to each other. With blocks, these count from the prompt's first token, and the tokens
-        of a block, after an EOS too, are all that the sampler saw there.
+    structure: how tokens attended to each other. The tokens of a block, after an EOS too, are all that the sampler saw
+        there.
 
     Only where the rollout was asked for them:
     predicted_at [B, M] int64: the scheduled steps whose whole predictions were kept. predicted_tokens [B, M, C] int64
@@ -166,12 +168,23 @@ class Trajectory:
 
     @property
     def block_BC(self) -> torch.Tensor:
-        """The block of each completion position, [B, C] int64, counted from the prompt's first token; all 0 where there
-        are no blocks."""
+        """The block of each completion position, [B, C] int64, counted from the prompt's first token, or over a causal
+        context from the completion's; all 0 where there are no blocks."""
         if self.structure.block_length is None:
             return torch.zeros_like(self.tokens)
         column_C = torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        if self.structure.causal:
+            return (column_C // self.structure.block_length).expand_as(self.tokens)
         return (self.prompt_mask.sum(-1, keepdim=True) + column_C) // self.structure.block_length
+
+    @property
+    def from_context(self) -> torch.Tensor | None:
+        """The first position of each block, [B, C] bool, where the causal context before the block predicts it
+        (SamplerConfig.first_token): it is never masked when others of the block are predicted. None: there are none."""
+        size = self.structure.block_length
+        if not self.structure.causal or size is None or self.sampler.first_token == "masked":
+            return None
+        return (torch.arange(self.tokens.shape[1], device=self.tokens.device) % size == 0).expand_as(self.tokens)
 
     @property
     def entered(self) -> torch.Tensor:

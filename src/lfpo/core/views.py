@@ -18,10 +18,11 @@ from lfpo.core.trajectory import Trajectory, tensor_fields
 
 class Pass(NamedTuple):
     """A policy's forward over views, with its backward pass or without. What its FLOPs depend on: the tokens of each
-    view, the number of targets, on the views' device, and which tokens attend to which."""
+    view and its prompt, the number of targets, on the views' device, and which tokens attend to which."""
 
     policy: str
     length_S: torch.Tensor
+    prompt_S: torch.Tensor
     targets: torch.Tensor
     structure: Structure
     backward: bool
@@ -38,11 +39,14 @@ class Views:
     unit [S]: views with the same number are never split over two passes, because the loss joins them.
     state [S]: which of its rollout's views this is: the step before which it stands, or the number of its mask; 0 where
         there is only one.
-    length [S]: scored tokens of the view's rollout: up to and including its first EOS, or all that were revealed.
+    prompt [S]: prompt tokens of the view's rollout. length [S]: its scored tokens: up to and including the first EOS,
+        or all that were revealed.
     sampler: the settings the rollouts were drawn with. mask_id: the mask token.
-    structure: how tokens attend to each other in the forward of these inputs. In the doubled layout the clean half is
-        `clean`, and a forward has 2 L tokens; all columns here are those of one half.
+    structure: how tokens attend to each other in the forward of these inputs. In the doubled layout `clean` stands
+        beside the noised columns (see MaskedDiffusionLM.noised_hidden).
     clean [S, L]: the clean tokens, where a label is not the final token; None: the labels.
+    from_clean [S, L]: targets that the clean tokens before them predict, by the shifted logits of the causal context;
+        None: none.
     second [S, L]: for losses of two terms, a second weight of the targets, 0 elsewhere.
     """
 
@@ -54,11 +58,13 @@ class Views:
     weight: torch.Tensor
     unit: torch.Tensor
     state: torch.Tensor
+    prompt: torch.Tensor
     length: torch.Tensor
     sampler: SamplerConfig
     mask_id: int
     structure: Structure = FULL
     clean: torch.Tensor | None = None
+    from_clean: torch.Tensor | None = None
     second: torch.Tensor | None = None
 
     def __len__(self) -> int:
@@ -69,13 +75,13 @@ class Views:
 
     def ran_by(self, policy: str, *, backward: bool) -> Pass:
         """What the FLOPs of a policy's forward over these views depend on."""
-        return Pass(policy, self.attention_mask.sum(-1), self.target.sum(), self.structure, backward)
+        return Pass(policy, self.attention_mask.sum(-1), self.prompt, self.target.sum(), self.structure, backward)
 
     def trim(self) -> Views:
         """Drop the columns on the left and on the right that are padding in every view."""
         used = self.attention_mask.any(0).int()
         columns = slice(int(used.argmax()), len(used) - int(used.flip(0).argmax()))
-        narrow = ("row", "unit", "state", "length")
+        narrow = ("row", "unit", "state", "prompt", "length")
         wide = {name: value[:, columns] for name, value in tensor_fields(self).items() if name not in narrow}
         return dataclasses.replace(self, **wide)
 
@@ -96,7 +102,9 @@ def noised(
     """Views of the rollouts `row_S` with the positions `masked_SL` of prompt and completion hidden.
 
     Rollouts of a model that attends block by block get the doubled layout: each block is predicted from its own noised
-    tokens and the clean blocks before it, all blocks in one forward. Blocks that the sampler never came to are padding.
+    tokens and the clean tokens before it, all blocks in one forward. Blocks that the sampler never came to are padding.
+    A first token that the causal context predicts is shown, whether it is masked or not; as a target it is predicted
+    from the clean tokens before it.
 
     masked_SL may have C columns (completion only) or P + C; padding is never masked.
     target_SC, weight_SC: over the completion; the weight is 1 at every target unless given.
@@ -105,16 +113,18 @@ def noised(
     unit_S, state_S: see Views; each view is its own unit, in state 0, unless given.
     after_eos: whether tokens after the first EOS are scored; decides `length` only.
     """
-    block_length = trajectory.structure.block_length
     prompt_ids, prompt_mask = trajectory.prompt_ids[row_S], trajectory.prompt_mask[row_S]
     tokens = trajectory.tokens[row_S]
     widen = (prompt_ids.shape[1], 0)
     if masked_SL.shape[1] == tokens.shape[1]:
         masked_SL = F.pad(masked_SL, widen)
+    target, from_clean = F.pad(target_SC, widen), None
+    if trajectory.from_context is not None:
+        given_SL = F.pad(trajectory.from_context[row_S], widen)
+        masked_SL, from_clean = masked_SL & ~given_SL, target & given_SL
     clean = torch.cat([prompt_ids, tokens], dim=1)
     shown = clean if shown_SC is None else torch.cat([prompt_ids, shown_SC], dim=1)
     attention = torch.cat([prompt_mask, trajectory.entered.to(prompt_mask.dtype)[row_S]], dim=1)
-    target = F.pad(target_SC, widen)
     weight = target.float() if weight_SC is None else F.pad(weight_SC.float(), widen) * target
     return Views(
         row=row_S,
@@ -125,11 +135,13 @@ def noised(
         weight=weight,
         unit=torch.arange(len(row_S), device=row_S.device) if unit_S is None else unit_S,
         state=torch.zeros_like(row_S) if state_S is None else state_S,
+        prompt=prompt_mask.sum(-1),
         length=trajectory.scored(after_eos).sum(-1)[row_S],
         sampler=trajectory.sampler,
         mask_id=trajectory.mask_id,
-        structure=FULL if block_length is None else Structure(block_length, doubled=True),
+        structure=dataclasses.replace(trajectory.structure, doubled=trajectory.structure != FULL),
         clean=None if label_SC is None else clean,
+        from_clean=from_clean,
     )
 
 
@@ -205,7 +217,7 @@ def passes(views: Views, update_tokens: int) -> list[torch.Tensor]:
     for i, unit in enumerate(views.unit.tolist()):
         units.setdefault(unit, []).append(i)
     members = list(units.values())
-    lengths = (views.attention_mask.sum(-1) * (2 if views.structure.doubled else 1)).tolist()
+    lengths = views.structure.tokens(views.attention_mask.sum(-1), views.prompt).tolist()
     groups = pack_by_tokens([len(m) * max(lengths[i] for i in m) for m in members], update_tokens)
     return [torch.tensor([i for u in group for i in members[u]], device=views.row.device) for group in groups]
 

@@ -6,7 +6,8 @@ for an answer of one token.
 
 In a model that attends block by block, the bound is the sum of the bounds of the answer's blocks, each after the clean
 blocks before it (arXiv 2503.09573). One doubled forward masks tokens of every block. Blocks count from the start
-of the prompt. Tokens of the last block past the answer's end are masked and not scored, as the sampler shows them.
+of the prompt, over a causal context from that of the answer; there a block's first token is masked as the others are.
+Tokens of the last block past the answer's end are masked and not scored, as the sampler shows them.
 """
 
 import itertools
@@ -19,6 +20,7 @@ import torch
 from torch.nn import functional as F
 
 from lfpo.config.errors import UserError
+from lfpo.core.attention import Structure
 from lfpo.core.fused import in_chunks
 from lfpo.core.rng import key, uniform
 from lfpo.core.views import pack_by_tokens
@@ -86,12 +88,12 @@ def maskings(length: int, seed: int, mc_num: int, start: int = 0) -> tuple[torch
     return masked, length / count.double() / mc_num
 
 
-def block_maskings(pair: Pair, mc_num: int, block_length: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+def block_maskings(pair: Pair, mc_num: int, structure: Structure) -> tuple[torch.Tensor, torch.Tensor]:
     """The maskings of each block of an answer, side by side: masked tokens of each noised copy, bool [M, L], and the
     weights of their log-probabilities, float64 [M, L]. A block with fewer ways than others has no mask in the last
     copies."""
-    length, block = len(pair.answer), block_length or len(pair.prompt) + len(pair.answer)
-    ends = [*range(block - len(pair.prompt) % block, length, block), length]
+    length, block = len(pair.answer), structure.block_length or len(pair.answer)
+    ends = [*range(block - structure.shared(len(pair.prompt)), length, block), length]
     found = [maskings(b - a, pair.seed, mc_num, a) for a, b in itertools.pairwise([0, *ends])]
     copies = max(len(weights) for _, weights in found)
     padded = [F.pad(masked, (0, 0, 0, copies - len(masked))) for masked, _ in found]
@@ -121,10 +123,12 @@ def likelihood_bounds(
     copies = [
         (i, masked, weights)
         for i, pair in enumerate(pairs)
-        for masked, weights in zip(*block_maskings(pair, mc_num, model.block_length), strict=True)
+        for masked, weights in zip(*block_maskings(pair, mc_num, model.structure), strict=True)
     ]
     total = torch.zeros(len(pairs), dtype=torch.float64)
-    lengths = model.training_structure.tokens(torch.tensor([_width(model, pair) for pair in pairs])).tolist()
+    widths = torch.tensor([_width(model, pair) for pair in pairs])
+    prompts = torch.tensor([len(pair.prompt) for pair in pairs])
+    lengths = model.training_structure.tokens(widths, prompts).tolist()
     for pack in pack_by_tokens([lengths[i] for i, *_ in copies], tokens):
         index, masked, weights = zip(*(copies[k] for k in pack), strict=True)
         summed = _weighted_logp(model, [pairs[i] for i in index], masked, weights, cfg_scale)
@@ -136,8 +140,8 @@ def likelihood_bounds(
 
 def _width(model: MaskedDiffusionLM, pair: Pair) -> int:
     """Tokens of a pair, with those that fill its last block."""
-    length = len(pair.prompt) + len(pair.answer)
-    return length + -length % (model.block_length or 1)
+    in_blocks = model.structure.shared(len(pair.prompt)) + len(pair.answer)
+    return len(pair.prompt) + len(pair.answer) + -in_blocks % (model.block_length or 1)
 
 
 def _weighted_logp(
@@ -167,7 +171,8 @@ def _weighted_logp(
     def hidden_of(hidden_tokens_BL: torch.Tensor) -> torch.Tensor:
         """States of the targets, where the tokens `hidden_tokens_BL` of both halves are masked."""
         shown, before = (x.masked_fill(hidden_tokens_BL, model.mask_id) for x in (noised, clean))
-        return model.noised_hidden(shown, before, attention, structure=model.training_structure)[target]
+        found, _ = model.noised_hidden(shown, before, attention, prompt.sum(-1), structure=model.training_structure)
+        return found[target[:, -found.shape[1] :]]
 
     hidden = [hidden_of(torch.zeros_like(prompt)), clean[target]]
     if cfg_scale:

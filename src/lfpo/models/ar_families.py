@@ -75,13 +75,14 @@ A2D = (
 )
 
 # What `lfpo export --layout transformers` writes, told from autoregressive models by the field it adds.
-_CLASSES = {**CONVERTIBLE, "qwen3_moe": "Qwen3MoeConfig", "glm4_moe": "Glm4MoeConfig"}
+_CLASSES = {**CONVERTIBLE, "qwen3_moe": "Qwen3MoeConfig", "glm4_moe": "Glm4MoeConfig", "ministral3": "Ministral3Config"}
 EXPORTED = tuple(
     replace(
         _family(f"exported_{model_type}", model_type, class_name),
-        marker=("logit_shift",),
+        marker=("logit_shift", "block_length") if model_type == "ministral3" else ("logit_shift",),
         block_key="block_length",
         stacked=STACKED_EXPERTS if "moe" in model_type else (),
+        causal_context=model_type == "ministral3",
     )
     for model_type, class_name in _CLASSES.items()
 )

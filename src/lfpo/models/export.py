@@ -1,9 +1,9 @@
 """Writes checkpoints in transformers' own layout, which loads without lfpo and without remote code, and LoRA adapters.
 
 The weights are those of the family's class in transformers (`Family.architecture`) under that class's own names. Its
-config.json says `is_causal: false`, which transformers (5.2 and later) passes to mask and attention; `logit_shift`, 1
-where the logits at position i predict token i + 1; and `block_length` where the model attends block by block, for which
-the caller gives the mask.
+config.json says `is_causal: false`, which transformers (5.2 and later) passes to mask and attention, and true where the
+context is causal; `logit_shift`, 1 where the logits at position i predict token i + 1 (over a causal context those of
+noised tokens); and `block_length` where the model attends block by block, for which the caller gives the mask.
 """
 
 import math
@@ -67,7 +67,7 @@ def export_transformers(source: Path, folder: Path, *, consume: bool = False) ->
     settings = {
         **theirs.to_diff_dict(),
         "architectures": [family.architecture],
-        "is_causal": False,
+        "is_causal": family.causal_context,
         "logit_shift": int(family.shift),
         **({"block_length": blocks} if blocks else {}),
         "rope_theta": theirs.rope_parameters["rope_theta"],  # other tools read it here

@@ -7,7 +7,7 @@ raises KeyError for a missing field, and UserError for a feature that the class 
 from dataclasses import replace
 from typing import Any
 
-from transformers import Glm4MoeConfig, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
+from transformers import Glm4MoeConfig, LlamaConfig, Ministral3Config, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 from transformers import __version__ as VERSION
 
 from lfpo.config.errors import UserError
@@ -268,7 +268,39 @@ ILLADA = Family(
     mask_token="<[MASK]>",  # id 5; neither config.json nor the tokenizer's mask_token names it
 )
 
-_ALL = (LLADA, LLADA_MOE, LLADA2, DREAM, SDAR, SDAR_MOE, *A2D, ILLADA, *EXPORTED)
+
+def nemotron_diffusion_config(config: dict[str, Any]) -> Ministral3Config:
+    """Raises UserError also for biases and windows, which the class has not or no published checkpoint uses."""
+    expect(
+        config,
+        hidden_act=("silu", None),
+        attention_bias=(False, None),
+        mlp_bias=(False, None),
+        sliding_window=(None,),
+    )
+    rope = config["rope_parameters"]
+    for name in ("rope_type", "llama_4_scaling_beta", "original_max_position_embeddings"):
+        rope[name]  # the class scales queries by them
+    fields = shared_fields({"rope_theta": rope["rope_theta"], **config}, "head_dim", "intermediate_size")
+    del fields["rope_theta"]
+    return Ministral3Config(**fields, rope_parameters=dict(rope))
+
+
+# Nemotron-Labs-Diffusion denoises blocks over a causal context: logits of the context are shifted, those of a block are
+# not. One set of weights, so `encoder` is the decoder stack of a Ministral 3 and `diffusion_head` serves both.
+NEMOTRON_DIFFUSION = Family(
+    name="nemotron_labs_diffusion",
+    model_types=("nemotron_labs_diffusion",),
+    architecture="Ministral3ForCausalLM",
+    hf_config=nemotron_diffusion_config,
+    rename=(("encoder", "model"), ("diffusion_head", "lm_head")),
+    turn_end="<|im_end|>",
+    block_key="block_size",
+    block_default=32,
+    causal_context=True,
+)
+
+_ALL = (LLADA, LLADA_MOE, LLADA2, DREAM, SDAR, SDAR_MOE, *A2D, ILLADA, NEMOTRON_DIFFUSION, *EXPORTED)
 FAMILIES = {family.name: family for family in _ALL}
 
 

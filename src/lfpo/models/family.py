@@ -41,6 +41,8 @@ class Family:
         this family does). block_default: its value where the field is missing; None stands for full attention.
     named_block: (part of a checkpoint's name, fields of config.json) for a published checkpoint whose config.json lacks
         the block length.
+    causal_context: whether blocks are denoised over a causal context (see lfpo.core.attention). Logits of clean
+        tokens are shifted there, those of noised ones are not.
     template_prefix: Jinja that goes before the tokenizer's chat template.
     """
 
@@ -60,6 +62,7 @@ class Family:
     block_key: str | None = None
     block_default: int | None = None
     named_block: tuple[str, dict[str, Any]] | None = None
+    causal_context: bool = False
     template_prefix: str = ""
 
     def block_length(self, config: dict[str, Any]) -> int | None:

@@ -153,6 +153,7 @@ def window_hidden(
     width: int,
     cache: KeyValueCache,
     *,
+    causal_B: torch.Tensor | None = None,
     compiled: bool = False,
 ) -> torch.Tensor:
     """Final hidden states [B, width, D] that predict columns start_B .. start_B + width - 1.
@@ -161,6 +162,8 @@ def window_hidden(
     give meaningless states and change only the cache's scratch column. start_B, int64, must be at least 1: with the
     logit shift the token before the window is run too, because it holds the first prediction. With blocks the window is
     one, which that token does not see.
+
+    causal_B: rows, bool, in which no token of the window attends to later ones (None: none).
     """
     shift = int(model.family.shift)
     columns = (start_B - shift)[:, None] + torch.arange(width + shift, device=start_B.device)
@@ -170,6 +173,9 @@ def window_hidden(
     if shift and model.block_length:
         seen_by = seen_by.repeat(1, columns.shape[1], 1)
         seen_by[:, 0] &= torch.arange(seen.shape[1], device=seen.device) < start_B[:, None]
+    if causal_B is not None:
+        later = torch.arange(seen.shape[1], device=seen.device) > columns[:, :, None]
+        seen_by = seen_by & ~(later & causal_B[:, None, None])
     if compiled and model.device.type == "cuda":
         cache.mark_static()
     hidden = model.body(

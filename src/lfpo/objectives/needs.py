@@ -37,7 +37,8 @@ def check_rollouts(
     given = {"reveal_step", "confidence", "entropy", "edits" if sampler.edits else "unedited"}
     given |= {"drawn"} if sampler.temperature else set()
     given |= {"unguided"} if not sampler.cfg_scale else set()
-    given |= {"left_to_right"} if sampler.block_length == 1 else set()
+    one_at_a_time = sampler.rule_name == "sequential" and sampler.steps == sampler.gen_length
+    given |= {"left_to_right"} if one_at_a_time or sampler.block_length == 1 else set()
     if trained_block is None:
         given |= {"full_attention", "masked_prompt"}
         given |= {"predictions"} if sampler.steps and sampler.cache == "none" else set()

@@ -351,10 +351,10 @@ def _print_memory(found: Estimate, plan: Plan, memory: float, source: str, conso
         held = ", ".join(f"{name} {size / GIB:.1f}" for name, size in found.host.items())
         copied = f"; the reference's layers are copied {found.transfers} times an iteration" if found.transfers else ""
         console.print(f"GiB in CPU memory, for each rank: {held}{copied}.", soft_wrap=True)
+    more = f", each run with clean copies, {found.view_tokens} tokens" if found.view_tokens > found.length else ""
     console.print(
         f"A pass of the update: {found.rows} views of {found.length} tokens (prompt {found.prompt_length})"
-        f"{', each run beside its clean copy, twice the tokens' if found.doubled else ''}. "
-        + ("It fits." if found.peak <= memory else "[bold red]It does not fit.[/]"),
+        f"{more}. " + ("It fits." if found.peak <= memory else "[bold red]It does not fit.[/]"),
         soft_wrap=True,
     )
 

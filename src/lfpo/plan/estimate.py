@@ -43,8 +43,8 @@ class Estimate:
 
     parts: name -> bytes of one GPU in each of PHASES. totals: their sums. peak: the largest of these.
     host: name -> bytes of CPU memory of each rank. trained: number of trained weights.
-    rows: views in one update pass, each of `length` tokens, of which `completion` are a completion's. doubled: whether
-        a view runs as [noised; clean], twice its tokens.
+    rows: views in one update pass, each of `length` tokens, of which `completion` are a completion's. view_tokens:
+        those that run, more where a view runs as [noised; clean].
     fullest: the share of the rank with most rollouts, times that of the mean; the mean over an iteration's steps.
     transfers: how often in an iteration all layers of an offloaded reference are copied to or from the GPU.
     forwards: of one rollout, at most.
@@ -76,9 +76,9 @@ class Estimate:
         self.prompt_length, self.completion = prompt_length, self.sampler.gen_length or 0
         self.length = prompt_length + self.completion
         # Tokens of a view's forward, and the pairs of them that attend to each other.
-        structure, length = model.training_structure, torch.tensor([self.length])
-        self.view_tokens, self.view_pairs = int(structure.tokens(length)), float(structure.pairs(length))
-        self.doubled = structure.doubled
+        self.structure, doubled = model.structure, model.training_structure
+        length, prompt = torch.tensor([self.length]), torch.tensor([prompt_length])
+        self.view_tokens, self.view_pairs = int(doubled.tokens(length, prompt)), float(doubled.pairs(length, prompt))
 
         self.dtype = getattr(torch, args.dtype)
         self.autocast = autocasts(args, device, self.hf.hidden_size)
@@ -99,9 +99,7 @@ class Estimate:
         self.rollouts = turns * args.prompts_per_iteration * args.num_generations
         evaluations = sum(args.evaluates_after(step) for step in range(args.max_steps + 1))
         self.problems = turns * args.eval_size if evaluations and (args.task or args.eval_file) else 0
-        self.work = work = count(
-            self.objective, self.sampler, trained_block=self.trained_block, group=args.num_generations
-        )
+        self.work = work = count(self.objective, self.sampler, structure=self.structure, group=args.num_generations)
         # As many views as update_tokens allows, but no more than a rank has in a step, and whole units.
         fullest = [turns * n for n in fullest_rank(args, self.objective, gpus)]
         self.fullest = sum(fullest) * gpus / self.rollouts
@@ -285,9 +283,7 @@ class Estimate:
 
     def _sampling(self, sampler: SamplerConfig, group: int = 1) -> tuple[int, float]:
         """Forwards and FLOPs of one rollout of a sampler, of `group` rollouts with the same prompt."""
-        forwards, tokens = sampling_work(
-            sampler, self.prompt_length, self.shift, trained_block=self.trained_block, group=group
-        )
+        forwards, tokens = sampling_work(sampler, self.prompt_length, self.shift, structure=self.structure, group=group)
         # Where the model attends block by block, a token sees half of the completion on average.
         keys = self.prompt_length + self.completion / (1 if self.trained_block is None else 2)
         predicted = forwards * (sampler.block_length or 0)

@@ -21,19 +21,22 @@ def forward_flops(
     predicted: int,
     queries: torch.Tensor | None = None,
     structure: Structure = FULL,
+    prompts: torch.Tensor | None = None,
 ) -> float:
     """FLOPs of one forward over rows of the given lengths [B], int64, with the head at `predicted` positions in all.
 
     queries [B]: tokens of each row that are run, where the others' keys and values are cached (None: all are run).
-    structure: which tokens attend to which, where all are run.
+    structure: which tokens attend to which, where all are run. prompts [B]: prompt tokens of each row, int64, read in
+        the doubled layout.
     """
+    prompts = torch.zeros_like(lengths) if prompts is None else prompts
     body = sum(
         active_weights(model.backbone, name, original_shape(p).numel())
         for name, p in model.backbone.named_parameters()
         if "layers." in name and ("lora_" not in name or f".{model.adapter}." in name)  # it uses no adapter but its own
     )
-    run = (structure.tokens(lengths) if queries is None else queries).double()
-    pairs = structure.pairs(lengths) if queries is None else run * lengths
+    run = (structure.tokens(lengths, prompts) if queries is None else queries).double()
+    pairs = structure.pairs(lengths, prompts) if queries is None else run * lengths
     return model_flops(model.backbone.config, body, float(run.sum()), float(pairs.sum()), predicted)
 
 
@@ -57,7 +60,8 @@ def head_dim(config: Any) -> int:
 def pass_flops(model: MaskedDiffusionLM, ran: Pass) -> float:
     """FLOPs of predicting the targets of views, and of the backward pass if there is one: two forwards, or one with
     LoRA."""
-    once = forward_flops(model, ran.length_S, int(ran.targets), structure=ran.structure)
+    sizes = (ran.length_S, int(ran.targets))
+    once = forward_flops(model, *sizes, structure=ran.structure, prompts=ran.prompt_S)
     if not ran.backward:
         return once
     return 3 * once if model.adapter is None else 2 * once  # frozen weights need no gradients
@@ -80,15 +84,19 @@ def _predicted(t: Trajectory) -> int:
     distinct step of its block up to its own, or at all of them if it is never revealed."""
     size, length = t.reveal_step.shape
     block = t.sampler.block_length or length
-    # A row's first block also holds the end of its prompt: its completion is moved right by as many columns.
-    offset_B = t.prompt_mask.sum(-1) % block if t.structure.block_length else torch.zeros_like(t.nfe)
+    # A row's first block may also hold the end of its prompt: its completion is moved right by as many columns.
+    prompts = t.prompt_mask.sum(-1).tolist()
+    offset_B = torch.tensor([t.structure.shared(n) for n in prompts], device=t.nfe.device)
     width = length + block - 1
     step_BC = t.reveal_step.new_full((size, width + -width % block), NO_PLACE)
     column_BC = torch.arange(length, device=step_BC.device) + offset_B[:, None]
     step_BC.scatter_(1, column_BC, t.reveal_step.masked_fill(t.reveal_step < 0, NEVER))
     own = step_BC.view(size, -1, block).sort(-1).values
     new = (own.diff(dim=-1, prepend=own[..., :1] - 1) > 0) & (own < NEVER)
-    return int((new.cumsum(-1) * (own < NO_PLACE)).sum())
+    found = (new.cumsum(-1) * (own < NO_PLACE)).sum()
+    if t.from_context is not None:  # at the step that reveals a block's first token the others are not predicted
+        found -= ((t.reveal_step >= 0) & ~t.from_context).sum()
+    return int(found)
 
 
 def _predicted_with_edits(t: Trajectory) -> int:

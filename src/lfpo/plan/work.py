@@ -7,7 +7,7 @@ import torch
 
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
-from lfpo.core.attention import Structure
+from lfpo.core.attention import FULL, Structure
 from lfpo.core.learner import optimizer_blocks
 from lfpo.core.objective import Objective
 from lfpo.core.predictions import Predictions
@@ -45,21 +45,20 @@ class Work:
 
 
 @by_value
-def count(objective: Objective, sampler: SamplerConfig, *, trained_block: int | None = None, group: int = 1) -> Work:
+def count(objective: Objective, sampler: SamplerConfig, *, structure: Structure = FULL, group: int = 1) -> Work:
     """The work of an objective on rollouts that do not stop early, counted by running it on toy rollouts.
 
-    sampler: with its lengths set. trained_block: the block length of a model that attends block by block. group:
-    rollouts of a prompt.
+    sampler: with its lengths set. structure: the model's, while it samples. group: rollouts of a prompt.
     """
     size = group if objective.whole_groups else TOY_ROLLOUTS
-    trajectory = _toy(objective, sampler, trained_block, size)
+    trajectory = _toy(objective, sampler, structure, size)
     reward = torch.arange(size, dtype=torch.float64)  # they differ, so that there are advantages
     steps = kept_steps(objective, sampler)
     signal = objective.signal(reward[:, None].expand(-1, len(steps)) if steps else reward, torch.zeros(size).long())
     # Where a rollout has several numbers, those that are 0 may stand for states that are not trained.
     chosen = torch.ones_like(signal) if signal.dim() == 1 else (signal != 0).to(signal.dtype)
     views = objective.views(trajectory.in_rounds(), chosen, list(range(size)), 0)
-    model = init_model({**LAYOUTS["llada-8b"], **TOY, "block_length": trained_block}, seed=0)
+    model = init_model({**LAYOUTS["llada-8b"], **TOY, "block_length": structure.block_length}, seed=0)
     policies = {CURRENT: model, OLD: model.frozen_copy(), BASE: model.frozen_copy()}
     before, most_targets = [0], int(views.target.sum(-1).max())
 
@@ -87,7 +86,7 @@ def fullest_rank(args: LFPOConfig, objective: Objective, ranks: int) -> list[int
 
 
 def sampling_work(
-    sampler: SamplerConfig, prompt_length: int, shift: bool, *, trained_block: int | None = None, group: int = 1
+    sampler: SamplerConfig, prompt_length: int, shift: bool, *, structure: Structure = FULL, group: int = 1
 ) -> tuple[int, float]:
     """Forwards of one rollout that does not stop early, and all tokens that run for it. Forwards that only store a
     finished block are not among the first.
@@ -95,14 +94,19 @@ def sampling_work(
     shift: the family's logit shift. The other arguments are those of `count`.
     """
     assert sampler.gen_length and sampler.block_length
-    steps = int((_revealed(sampler) > 0).sum())  # of a block
-    if trained_block is not None:
-        blocks = sampler.gen_length // trained_block
-        forwards = steps * (sampler.gen_length // sampler.block_length)
+    steps = int((_revealed(sampler, structure) > 0).sum())  # of a block
+    if structure.block_length is not None:
+        size = sampler.block_length
+        blocks = sampler.gen_length // size
+        forwards = steps * blocks
         forwards += blocks * sampler.max_post_steps if sampler.edits else 0
         # The first forward runs the prompt and the first block, once for all rollouts of the prompt. The others run a
-        # block each, and so do those that store each finished block but the last.
-        return forwards, (prompt_length + trained_block) / group + (forwards - 1 + blocks - 1) * trained_block
+        # block each, and so do those that store each finished block but the last. Over a causal context the first runs
+        # the prompt alone, and where the context predicts first tokens, those that store a block are among the others.
+        if not structure.causal:
+            return forwards, (prompt_length + size) / group + (forwards - 1 + blocks - 1) * size
+        stores = blocks - 1 if sampler.first_token == "masked" else -1
+        return forwards, prompt_length / group + (forwards + stores) * size
     # Every forward runs the whole row, or with a cache those that renew it; the others run the window.
     whole, tokens = prompt_length + sampler.gen_length, 0
     starts = range(0, sampler.gen_length, sampler.block_length)
@@ -116,18 +120,23 @@ def sampling_work(
     return passes * steps * len(starts), passes * tokens
 
 
-def _revealed(sampler: SamplerConfig) -> torch.Tensor:
-    """Tokens that each step of a block reveals, by the sampler's schedule, or one where it has none."""
-    counts = reveal_schedule(sampler)
-    return counts if len(counts) else torch.ones(sampler.block_length or 0, dtype=torch.long)
+def _revealed(sampler: SamplerConfig, structure: Structure) -> torch.Tensor:
+    """Tokens that each step of a block reveals, by the sampler's schedule, or one where it has none; where the causal
+    context predicts it, the first token alone comes first."""
+    counts, size = reveal_schedule(sampler), sampler.block_length or 0
+    counts = counts if len(counts) else torch.ones(size, dtype=torch.long)
+    if not structure.causal or sampler.first_token == "masked":
+        return counts
+    done = counts.cumsum(0).clamp(max=size - 1)  # the last step finds one less
+    return torch.cat([torch.ones(1, dtype=torch.long), done.diff(prepend=torch.zeros(1, dtype=torch.long))])
 
 
-def _toy(objective: Objective, sampler: SamplerConfig, trained_block: int | None, size: int) -> Trajectory:
+def _toy(objective: Objective, sampler: SamplerConfig, structure: Structure, size: int) -> Trajectory:
     """`size` rollouts, with a prompt of one token or one block, revealed from left to right."""
     assert sampler.gen_length and sampler.block_length
-    counts, blocks = _revealed(sampler), sampler.gen_length // sampler.block_length
+    counts, blocks = _revealed(sampler, structure), sampler.gen_length // sampler.block_length
     steps = torch.arange(len(counts) * blocks).repeat_interleave(counts.repeat(blocks))
-    prompt = torch.ones(size, trained_block or 1, dtype=torch.long)
+    prompt = torch.ones(size, structure.block_length or 1, dtype=torch.long)
     tokens = torch.ones(size, sampler.gen_length, dtype=torch.long)
     kept_at = torch.tensor(kept_steps(objective, sampler), dtype=torch.long).expand(size, -1)
     kept = tokens[:, None].expand(-1, kept_at.shape[1], -1)
@@ -139,7 +148,7 @@ def _toy(objective: Objective, sampler: SamplerConfig, trained_block: int | None
         sampler=sampler,
         mask_id=TOY["mask_token_id"],
         eos_id=TOY["eos_token_id"],
-        structure=Structure(trained_block),
+        structure=structure,
         scheduled_steps=torch.full((size,), len(counts) * blocks),
         predicted_at=kept_at,
         predicted_tokens=kept,

@@ -1,6 +1,7 @@
 """Forwards of windows against stored keys and values: the approximate caches of Fast-dLLM, and the exact one of models
-that attend block by block."""
+that attend block by block; over a causal context also without one."""
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -60,9 +61,11 @@ class CachedForward(Forward):
         width: int,
         computed: Sequence[int],
         found: torch.Tensor | None,
+        causal: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Hidden states [A, block_length, D]: `found` for the rows at the places `computed`, and for the others the
-        first of a window of `width` tokens that begins at column `start` [A], against the cache."""
+        first of a window of `width` tokens that begins at column `start` [A], against the cache. causal [A]: see
+        `window_hidden`."""
         size, length = ids.shape
         if found is not None and len(computed) == size:
             return found
@@ -75,7 +78,9 @@ class CachedForward(Forward):
             left = columns - length
             ids, mask = padded(ids, mask, rows, left, self.model.pad_id)
             start = F.pad(start + left, (0, rows - size), value=columns + 1)  # added rows write scratch columns only
-        states = window_hidden(self.model, ids, mask, start, width, self.cache, compiled=self.compiled)
+            causal = None if causal is None else F.pad(causal, (0, rows - size))
+        kind: dict[str, Any] = {"causal_B": causal, "compiled": self.compiled}
+        states = window_hidden(self.model, ids, mask, start, width, self.cache, **kind)
         states = states[:size, : self.block_length]
         return states if found is None else states.index_copy(0, index, found)
 
@@ -126,7 +131,8 @@ class StoredBlocks(CachedForward):
 
     A row's first forward runs its prompt and its first block; the whole blocks of the prompt are stored. Every later
     forward runs one block: the active one, or, when it is full, once more to store it. The last block of a row is not
-    stored.
+    stored. Over a causal context the first forward runs the prompt alone, and what is stored is computed causally; the
+    state of the last token of such a forward predicts the first token of the next block.
 
     The first forward of a prompt is run once for all its rollouts, whenever they enter, and is never compiled.
     """
@@ -137,7 +143,8 @@ class StoredBlocks(CachedForward):
         self.starts: dict[tuple[int, ...], Start] = {}  # of prompts that have such rollouts
 
     def hidden(self, active: ActiveRows, row_ids: Sequence[int]) -> list[torch.Tensor]:
-        """As that of Forward; meaningless for rows that are storing."""
+        """As that of Forward; of rows that are storing the first state alone has a meaning, over a causal context: it
+        predicts the first token of the next block."""
         ids, mask, fresh = self._inputs(active, row_ids)
         entering = [i for i, new in enumerate(fresh) if new]
         self.cache.fit(*self._shape(*ids.shape))
@@ -147,11 +154,16 @@ class StoredBlocks(CachedForward):
         if entering:
             found = self._enter(entering, row_ids, ids, mask)
             index = device_index(entering, self.model.device)
-            ran.index_add_(0, index, mask[index, : self.width].sum(-1) - active.offset[index] - shift)
+            more = mask[index, : self.width].sum(-1) - active.offset[index] - shift
+            ran.index_add_(0, index, more - self.block_length * self.structure.causal)
         active.queries += torch.where(active.done, 0, ran)
         end = start + self.block_length
         seen = mask * (torch.arange(ids.shape[1], device=end.device) < end[:, None])
-        return [self._windows(ids, seen, start, self.block_length, entering, found)]
+        if not self.structure.causal:
+            return [self._windows(ids, seen, start, self.block_length, entering, found)]
+        states = self._windows(ids, seen, start, self.block_length, entering, found, active.storing)
+        states[:, 0] = torch.where(active.storing[:, None], states[:, -1], states[:, 0])
+        return [states]
 
     def _enter(
         self, entering: Sequence[int], row_ids: Sequence[int], ids: torch.Tensor, mask: torch.Tensor
@@ -176,8 +188,8 @@ class StoredBlocks(CachedForward):
     def _starts(
         self, places: Sequence[int], row_ids: Sequence[int], ids: torch.Tensor, mask: torch.Tensor
     ) -> list[Start]:
-        """The first forwards of the rows at these places, block by block, in pieces of rows of similar length."""
-        size, found = self.block_length, []
+        """The first forwards of the rows at these places, in pieces of rows of similar length."""
+        size, found = 0 if self.structure.causal else self.block_length, []
         prompts = [self.prompts[row_ids[i]] for i in places]
         offsets = [first_offset(len(p), self.sampler, self.model) for p in prompts]
         for piece in pieces(tuple(len(p) + size for p in prompts), self.piece_tokens):
@@ -192,5 +204,26 @@ class StoredBlocks(CachedForward):
                     n: (k[i : i + 1, :, stored].clone(), v[i : i + 1, :, stored].clone())
                     for n, (k, v) in cache.layers.items()
                 }
-                found.append((layers, hidden[i, stored.stop : stored.stop + size].clone()))
+                # Over a causal context all states of the first block are that of the prompt's last token.
+                states = hidden[i, stored.stop : stored.stop + size] if size else hidden[i, -1:]
+                found.append((layers, states.expand(self.block_length, -1).clone()))
         return found
+
+
+class DoubledForward(Forward):
+    """Forwards over a causal context without stored blocks, for measuring what these save: in [noised; clean] the block
+    attends within itself and to the context, whose own tokens attend causally."""
+
+    def hidden(self, active: ActiveRows, row_ids: Sequence[int]) -> list[torch.Tensor]:
+        """As that of Forward; of rows that are storing the first state predicts the first token of the next block."""
+        ids, mask, _ = self._inputs(active, row_ids)
+        structure, prompt_B = dataclasses.replace(self.structure, doubled=True), active.prompt_mask.sum(-1)
+        noised, clean = self.model.noised_hidden(ids, ids, mask, prompt_B, structure=structure)
+        active.queries += torch.where(active.done, 0, structure.tokens(mask.sum(-1), prompt_B))
+        row = torch.arange(len(ids), device=ids.device)[:, None]
+        block = torch.minimum(active.block, active.blocks - 1)
+        columns = (block * self.block_length)[:, None] + torch.arange(self.block_length, device=ids.device)
+        states = noised[row, columns]
+        before = clean[row[:, 0], self.width + columns[:, 0] - 1]
+        states[:, 0] = torch.where(active.storing[:, None], before, states[:, 0])
+        return [states]

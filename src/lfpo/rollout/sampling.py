@@ -14,12 +14,12 @@ from lfpo.config.sampler import SamplerConfig
 from lfpo.core.denoise import Finished, Forwarded, denoise
 from lfpo.core.encoding import misfit
 from lfpo.core.engine import Request
-from lfpo.core.forward import Forward, Hook, completion_columns
+from lfpo.core.forward import Forward, Hook, completion_columns, sampling_structure
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.reveal import Rule
 from lfpo.core.rollouts import LocalEngine
 from lfpo.core.trajectory import Trajectory
-from lfpo.rollout.cached import ApproximateCache, StoredBlocks
+from lfpo.rollout.cached import ApproximateCache, DoubledForward, StoredBlocks
 from lfpo.rollout.edits import EditRecord
 from lfpo.rollout.kept import KeptPredictions
 from lfpo.rollout.reveal import RULES
@@ -63,6 +63,7 @@ def rollout(
     and for keep_steps with a cache or a model that attends block by block.
     """
     sampler = sampler.fitted("sampler", DEFAULT_LENGTH, model.block_length)
+    check_context(sampler, model)
     if not prompts:
         raise UserError("no prompts to sample from; give at least one")
     for number, prompt in enumerate(prompts):
@@ -86,6 +87,8 @@ def run_unit(
     stores = bool(model.block_length) and store_blocks
     if stores:
         make_forward = StoredBlocks
+    elif sampling_structure(sampler, model).causal:
+        make_forward = DoubledForward
     elif sampler.cache != "none":
         make_forward = ApproximateCache
 
@@ -97,6 +100,21 @@ def run_unit(
         hooks += [EditRecord(like)] if sampler.edits else []
     run = partial(denoise, make_forward=make_forward, hooks=hooks, whole=bool(unit.keep_steps), stores=stores)
     return run(model, unit.prompts, sampler, unit.seeds, rule, **more)
+
+
+def check_context(sampler: SamplerConfig, model: MaskedDiffusionLM) -> None:
+    """Raise UserError for settings that go with a causal context only, or not with one."""
+    causal = bool(model.block_length) and model.causal_context
+    if sampler.first_token is not None and not causal:
+        raise UserError(
+            f"sampler: first_token {sampler.first_token!r} is for models with a causal context, and "
+            f"{model.family.name} models have none; leave it out"
+        )
+    if sampler.edits and causal:
+        raise UserError(
+            f"sampler: editing_threshold {sampler.editing_threshold} is LLaDA2.1's, and {model.family.name} models "
+            "were not trained to revise tokens; leave it out"
+        )
 
 
 def as_it_is(model: MaskedDiffusionLM, rollout_tokens: int = 16384) -> LocalEngine:

@@ -48,8 +48,45 @@ print(tokenizer.decode(ids[0, prompt.shape[1] :]).split(tokenizer.eos_token)[0])
 ```"""
 
 
-def transformers_use(architecture: str, shift: bool, block_length: int | None) -> str:
-    """The card's section on the use of weights in transformers' layout."""
+CAUSAL_SAMPLER = """```python
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("PATH_TO_THIS_FOLDER")
+model = AutoModelForCausalLM.from_pretrained("PATH_TO_THIS_FOLDER")
+prompt = tokenizer("YOUR PROMPT", add_special_tokens=False, return_tensors="pt").input_ids
+mask, size, length = tokenizer.mask_token_id, model.config.block_length, 64
+ids = torch.cat([prompt, torch.full((1, length), mask)], dim=1)
+place = torch.arange(ids.shape[1])
+for start in range(prompt.shape[1], ids.shape[1], size):
+    block = (place >= start) & (place < start + size)
+    for step in range(size):
+        seen = (place[:, None] >= place) | (block[:, None] & block & (step > 0))
+        with torch.no_grad():
+            logits = model(ids, attention_mask=seen[None, None]).logits[0].double()
+        logits[:, mask] = -torch.inf
+        confidence, token = logits.softmax(-1).max(-1)
+        surest = confidence.masked_fill(~block | (ids[0] != mask), -1).argmax()
+        if step:
+            ids[0, surest] = token[surest]
+        else:  # the causal pass predicts the block's first token
+            ids[0, start] = token[start - 1]
+print(tokenizer.decode(ids[0, prompt.shape[1] :]).split(tokenizer.eos_token)[0])
+```"""
+
+
+def transformers_use(architecture: str, shift: bool, block_length: int | None, *, causal: bool) -> str:
+    """The card's section on the use of weights in transformers' layout. causal: over a causal context."""
+    if causal:
+        return f"""These are the weights of a `{architecture}` of transformers 5.2 or later, without remote code.
+
+- With its own causal mask the model is an autoregressive one, and `generate()` applies.
+- As a diffusion model it denoises blocks of {block_length} tokens over that causal context: give the mask, as below.
+  Logits of a block predict its own tokens, those of the context the next one. The text below takes a block's first
+  token from the context and then fills in the most confident one at each step.
+
+{CAUSAL_SAMPLER}
+"""
     attention = "`is_causal: false` in config.json makes the attention bidirectional."
     if block_length:
         attention = f"The attention is bidirectional within blocks of {block_length} tokens and causal between them: "

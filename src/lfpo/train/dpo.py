@@ -14,7 +14,6 @@ from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.training import examples_length
 from lfpo.core import collectives
-from lfpo.core.attention import Structure
 from lfpo.core.forward import left_pad
 from lfpo.core.learner import accumulate_gradients, logp_at_targets
 from lfpo.core.measures import means_over_ranks
@@ -151,7 +150,7 @@ def as_trajectory(pairs: Sequence[Pair], model: MaskedDiffusionLM) -> Trajectory
         sampler=SamplerConfig(gen_length=length),
         mask_id=model.mask_id,
         eos_id=model.eos_id,
-        structure=Structure(model.block_length),
+        structure=model.structure,
     )
     return trajectory.to(model.device)
 

@@ -127,7 +127,10 @@ def write_export(source: Source, settings: ExportConfig | PushConfig, folder: Pa
     adapted = (source.weights / ADAPTER).exists()
     family, config = described(resolve(source.base) if adapted else source.weights)
     own_names = settings.layout == "family"
-    use = FAMILY_USE if own_names else transformers_use(family.architecture, family.shift, family.block_length(config))
+    use = FAMILY_USE
+    if not own_names:
+        blocks = family.block_length(config)
+        use = transformers_use(family.architecture, family.shift, blocks, causal=family.causal_context)
     if settings.adapter:
         base = Path(source.base).name if Path(source.base).expanduser().exists() else source.base
         export_adapter(source.weights, family, base, folder, own_names=own_names)

@@ -111,6 +111,7 @@ class RolloutQueue:
                 "mask_id": own.mask_id,
                 "eos_id": own.eos_id,
                 "block_length": own.structure.block_length,
+                "causal": own.structure.causal,
             }
             ranks = distributed.gather_to_first(own.to("cpu"))
             distributed.by_first(functools.partial(_write, ranks, self.pad_id, _file(folder, batch)))
@@ -128,7 +129,7 @@ class RolloutQueue:
                 sampler=build(SamplerConfig, found["sampler"], str(folder / INDEX)),
                 mask_id=found["mask_id"],
                 eos_id=found["eos_id"],
-                structure=Structure(found["block_length"]),
+                structure=Structure(found["block_length"], causal=found.get("causal", False)),
             )
             mine = collectives.share(len(whole) // self.generations)
             if not mine:

@@ -5,7 +5,8 @@ minimise the cross-entropy at masked positions weighted by 1/t. Completions are 
 
 A model that attends block by block is trained on [noised; clean], as SDAR and LLaDA2 are: each block is predicted from
 its own noised tokens and the clean blocks before it, all blocks in one forward. There completions are padded to the end
-of the block with their first EOS, which is where rollouts end.
+of the block with their first EOS, which is where rollouts end. Over a causal context the same forward gives a second
+loss, of each token up to the first EOS after the clean ones before it; the first loss counts `masked_loss_weight`.
 """
 
 from collections.abc import Callable, Sequence
@@ -63,6 +64,11 @@ class SFTTrainer(Trainer):
         self.model = policies[CURRENT].train()
         if config.block_length is not None:
             set_block_length(self.model, config.block_length)
+        if config.masked_loss_weight != SFTConfig.masked_loss_weight and not self.model.causal_context:
+            raise UserError(
+                f"masked_loss_weight {config.masked_loss_weight}: {self.model.family.name} models have no loss beside "
+                "the masked one; leave it out"
+            )
         self.draw, rows = _example_source(config, self.tokenizer, self.model)
         self.length = examples_length(config, config.steps, rows)
         self.total_steps = self.length.iterations
@@ -118,33 +124,45 @@ def accumulate_sft_gradients(
     noise = {i: torch.rand(len(completion), generator=generator(root, i)) for i, (_, completion) in batch.items()}
     indices, rows = list(batch), [prompt + completion for prompt, completion in batch.values()]
     structure = model.training_structure
-    lengths = structure.tokens(torch.tensor([len(row) for row in rows])).tolist()
+    prompts = torch.tensor([len(prompt) for prompt, _ in batch.values()])
+    lengths = structure.tokens(torch.tensor([len(row) for row in rows]), prompts).tolist()
+    masked_weight = config.masked_loss_weight if model.causal_context else 1.0
     passes, idle = [], None
     for packed in pack_by_tokens(lengths, config.update_tokens):
         group = [indices[j] for j in packed]
         ids, attention = left_pad([rows[j] for j in packed], model.pad_id)
         masked = torch.zeros_like(ids, dtype=torch.bool)
-        weight = torch.zeros(ids.shape)
+        weight, next_weight = torch.zeros(ids.shape), torch.zeros(ids.shape)
         for j, i in enumerate(group):
             length = len(noise[i])
             masked[j, -length:] = noise[i] < t_B[i]
             share = t_B[i] * length if config.loss_weight == "1/t" else masked[j].sum().clamp(min=1)
-            weight[j, -length:] = 1 / (share * size)
-        if masked.any():
-            passes.append((ids, attention, masked, weight))
+            weight[j, -length:] = masked_weight / (share * size)
+            if model.causal_context:
+                scored = through_eos(batch[i][1], model)
+                next_weight[j, ids.shape[1] - length :][:scored] = 1 / (scored * size)
+        if masked.any() or next_weight.any():
+            passes.append((ids, attention, prompts[packed], masked, weight, next_weight))
     if filler is not None:
         ids, attention = left_pad([filler[0] + filler[1]], model.pad_id)
-        idle = (ids, attention, torch.ones_like(ids, dtype=torch.bool), torch.zeros(ids.shape))
+        none = torch.zeros(ids.shape)
+        idle = (ids, attention, torch.tensor([len(filler[0])]), torch.ones_like(ids, dtype=torch.bool), none, none)
     total = 0.0
     for tensors, factor in equal_passes(passes, idle):
-        ids, attention, masked, weight = (x.to(model.device) for x in tensors)
+        ids, attention, prompt_B, masked, weight, next_weight = (x.to(model.device) for x in tensors)
         noised = ids.masked_fill(masked, model.mask_id)
         with one_pass([model]):
-            hidden_TD = model.noised_hidden(noised, ids, attention, structure=structure)[masked]
-            weight_T, heads = weight[masked], (model.head_weight, model.head_weight)
+            noised_BND, clean_BLD = model.noised_hidden(noised, ids, attention, prompt_B, structure=structure)
+            width = noised_BND.shape[1]
+            at = masked[:, -width:]
+            row_T, column_T = next_weight.nonzero().unbind(-1)  # tokens that the clean ones before them predict
+            hidden_TD = torch.cat([noised_BND[at], clean_BLD[row_T, column_T - 1]])
+            labels_T = torch.cat([ids[:, -width:][at], ids[row_T, column_T]])
+            weight_T = torch.cat([weight[:, -width:][at], next_weight[row_T, column_T]])
+            heads = (model.head_weight, model.head_weight)
             r_T = torch.ones_like(weight_T)  # at r = 1 and beta = 1 the rectified loss is cross-entropy
             loss = factor * rectified_sum(
-                hidden_TD, hidden_TD, *heads, ids[masked], r_T, weight_T, beta=1.0, precision=model.products
+                hidden_TD, hidden_TD, *heads, labels_T, r_T, weight_T, beta=1.0, precision=model.products
             )
             loss.backward()
         total += loss.item()
@@ -175,8 +193,13 @@ def sampled_length(prompt: Sequence[int], completion: Sequence[int], model: Mask
     model with full attention all tokens."""
     if model.block_length is None:
         return len(completion)
-    end = completion.index(model.eos_id) + 1 if model.eos_id in completion else len(completion)
-    return end + -(len(prompt) + end) % model.block_length
+    end = through_eos(completion, model)
+    return end + -(model.structure.shared(len(prompt)) + end) % model.block_length
+
+
+def through_eos(completion: Sequence[int], model: MaskedDiffusionLM) -> int:
+    """Tokens of a completion up to and including its first EOS."""
+    return completion.index(model.eos_id) + 1 if model.eos_id in completion else len(completion)
 
 
 def set_block_length(model: MaskedDiffusionLM, length: int) -> None:
