@@ -129,7 +129,8 @@ def test_training_predicts_each_block_from_the_states_of_a_rollout(shift: str, t
     real[1, :3] = 0  # so that this row's blocks begin elsewhere
     masked = torch.full_like(ids, model.mask_id)
     with torch.no_grad():
-        together = model.noised_hidden(masked, ids, real, structure=model.training_structure)
+        prompt = torch.tensor([1, 1])  # in the first block, so that all tokens are noised
+        together, _ = model.noised_hidden(masked, ids, real, prompt, structure=model.training_structure)
         for row, first in ((0, 0), (1, 3)):
             for start in range(first + 4, 13, 4):
                 shown = torch.cat([ids[:, :start], masked[:, start:]], dim=1)

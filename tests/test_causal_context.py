@@ -23,9 +23,9 @@ from lfpo.core.views import Views
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.objectives.needs import check_rollouts
+from lfpo.plan.flops import forward_flops, rollout_flops
+from lfpo.plan.work import count, sampling_work
 from lfpo.rollout.sampling import rollout
-from lfpo.train.flops import forward_flops, rollout_flops
-from lfpo.train.plan.work import count, sampling_work
 from lfpo.train.sft import accumulate_sft_gradients, sampled_length
 from test_rollout import assert_same_rows, count_forwards
 from tiny import write_llada

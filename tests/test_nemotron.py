@@ -74,7 +74,7 @@ def test_queries_are_scaled_beyond_the_original_length_only():
 
 
 def test_the_layouts_have_the_published_numbers_of_weights():
-    from lfpo.train.plan.model import model_shape
+    from lfpo.plan.model import model_shape
 
     sizes = {name: model_shape(LAYOUTS[f"nemotron-labs-diffusion-{name}"])[0] for name in ("3b", "8b")}
     head = 131072 * 3072
