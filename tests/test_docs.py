@@ -144,7 +144,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         "lfpo.train.inputs.check_run",
         "lfpo.train.sft.train_sft",
         "lfpo.train.dpo.train_dpo",
-        "lfpo.eval.command.run_eval",
+        "lfpo.eval.command.run_each",
         "lfpo.cli.sample.run_sample",
         "lfpo.compare.grid.run_compare",
         "lfpo.plan.command.run_plan",

@@ -13,7 +13,7 @@ from rich.console import Console
 import tiny
 from lfpo.cli.command_line import main
 from lfpo.config.errors import UserError
-from lfpo.config.eval import EvalConfig, configure
+from lfpo.config.eval import EvalConfig, configure, configure_each
 from lfpo.core.scoring import Row
 from lfpo.eval import command
 from lfpo.eval.estimates import scores
@@ -161,6 +161,25 @@ def test_protocols_are_under_the_keys_given(tmp_path: Path):
     assert config.sampler.stops_at_confidence
     (tmp_path / "mine.yaml").write_text("n_samples: 3\nsampler: {temperature: 1}\n")
     assert configure({"task": "gsm8k", "protocol": str(tmp_path / "mine.yaml")}).n_samples == 3
+
+
+def test_protocols_side_by_side(llada: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """A folder and a row each; 16 steps of full diffusion, fewer where a threshold decides."""
+    short = ["--sampler.gen_length", "16", "--sampler.block_length", "16"]
+    names = "llada-full,llada-blocks,fast-dllm"
+    steps = ["--sampler.steps", "16"]
+    assert run(llada, tmp_path / "out", "--protocol", "llada-full,llada-blocks", *short, *steps, task="choice") == 0
+    printed = capsys.readouterr().out
+    for name in ("llada-full", "llada-blocks"):
+        assert f"choice, {name}" in printed
+        assert numbers(tmp_path / "out" / name / "choice.json")["protocol"] == name
+    assert "float32, cpu, lfpo " in printed
+    full, blocks, parallel = configure_each({"task": "gsm8k", "protocol": names, "output": "r"})
+    assert (full.sampler.block_length, blocks.sampler.block_length, parallel.sampler.block_length) == (256, 32, 32)
+    assert (full.sampler.steps, parallel.sampler.steps, parallel.sampler.threshold) == (256, None, 0.9)
+    assert (full.output, parallel.output) == ("r/llada-full", "r/fast-dllm")
+    with pytest.raises(UserError, match="one file for 3 protocols"):
+        configure_each({"task": "gsm8k", "protocol": names, "output": "r.json"})
 
 
 class Judge:

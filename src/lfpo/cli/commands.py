@@ -99,17 +99,18 @@ def sample(rest: list[str]) -> None:
 
 def eval_(rest: list[str]) -> None:
     from lfpo.cli.inputs import check_inputs
-    from lfpo.config.eval import EvalConfig, configure
+    from lfpo.config.eval import EvalConfig, configure_each
 
     about = describe(EvalConfig, "eval", takes_file=False)
     _, given = read_arguments(rest, "eval", about, EvalConfig, takes_file=False)
-    config = configure(given)
-    check_inputs("eval", config.model, config.task_names, config.sampler)
+    configs = configure_each(given)
+    for config in configs:
+        check_inputs("eval", config.model, config.task_names, config.sampler)
     from lfpo.base import distributed
-    from lfpo.eval.command import run_eval
+    from lfpo.eval.command import run_each
 
     with distributed.watched():
-        run_eval(config)
+        run_each(configs)
     distributed.stop()
 
 

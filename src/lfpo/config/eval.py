@@ -28,7 +28,8 @@ class EvalConfig:
     """Checkpoint folder, hub id, "embedded" or "embedded-block"."""
 
     protocol: str | None = None
-    """Settings by name (recipes/protocols) or from a YAML file; keys given beside it override them."""
+    """Settings by name (recipes/protocols) or from a YAML file; keys given beside it override them. Several with commas
+    between are evaluated in turn, each into a folder of its name in `output`, and shown side by side."""
 
     n: Count | None = None
     """Number of test problems (None: the standard number, or all of a data set). Under torchrun write --limit, since
@@ -93,6 +94,22 @@ class EvalConfig:
             else:
                 names += TASKS if part == "all" else GROUPS.get(part, [part] if part else [])
         return list(dict.fromkeys(names))
+
+
+def configure_each(overrides: dict[str, Any]) -> list[EvalConfig]:
+    """A configuration for each of the protocols. Raises UserError."""
+    asked = overrides.get("protocol")
+    names = [str(name).strip() for name in (asked if isinstance(asked, list) else str(asked).split(","))]
+    if asked is None or len(names) == 1:
+        return [configure(overrides)]
+    output = overrides.get("output")
+    if str(output).endswith(".json"):
+        raise UserError(f"output {output!r} is one file for {len(names)} protocols; give a folder")
+    folders = [None if output is None else str(Path(output) / Path(name).stem) for name in names]
+    return [
+        configure({**overrides, "protocol": name} | ({} if folder is None else {"output": folder}))
+        for name, folder in zip(names, folders, strict=True)
+    ]
 
 
 def configure(overrides: dict[str, Any]) -> EvalConfig:

@@ -1,6 +1,7 @@
 """`lfpo eval`: one model and one protocol on any number of tasks; prints a table and writes one JSON file a task."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,17 @@ class Job:
     sampler: SamplerConfig
     settings: dict[str, Any]
     path: Path | None
+
+
+def run_each(configs: Sequence[EvalConfig]) -> list[dict[str, Any]]:
+    """`run_eval` under several protocols, in turn, and a table of all results, with what decides them."""
+    results = [result for config in configs for result in run_eval(config)]
+    if len(configs) > 1:
+        console, first = open_console(quiet=collectives.rank() != 0), results[0]
+        show([{**r, "task": f"{r['task']}, {r['protocol']}"} for r in results], console)
+        software = ", ".join(f"{name} {version}" for name, version in first["versions"].items())
+        console.print(f"{first['dtype']}, {first['device']}, {software}, seed {first['seed']}", highlight=False)
+    return results
 
 
 def run_eval(config: EvalConfig) -> list[dict[str, Any]]:
