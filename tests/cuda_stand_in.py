@@ -189,7 +189,9 @@ def cuda_stand_in() -> Iterator[CudaStandIn]:
         patch.setattr(torch, "is_autocast_enabled", lambda kind="cpu": enabled("cpu"))
         patch.setattr(torch, "get_autocast_dtype", lambda kind: autocast_dtype("cpu"))
         patch.setattr(attention, "sdpa_kernel", kernel)
-        patch.setattr(fused, "kernel_on", lambda device: None)  # tests/test_kernel.py runs it in Triton's interpreter
+        patch.setattr(
+            fused, "kernel_on", lambda device: None
+        )  # tests/core/test_kernel.py runs it in Triton's interpreter
         patch.setattr("lfpo.train.preflight.matmul_peak", lambda *_: 1e14)  # of matrices of a GPU's size
         patch.setattr(torch.cuda, "is_available", lambda: True)
         patch.setattr(torch.cuda, "set_device", lambda device: None)

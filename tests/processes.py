@@ -34,8 +34,9 @@ SECONDS = 300.0  # after which a process counts as hanging
 
 def environment(**changes: str) -> dict[str, str]:
     """This process's environment with lfpo and the test modules importable, one thread, and `changes`."""
-    paths = [str(ROOT / "src"), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", **changes}
+    folders = {file.parent for file in (ROOT / "tests").glob("*/test_*.py")}
+    paths = [ROOT / "src", ROOT / "tests", *sorted(folders), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "OMP_NUM_THREADS": "1", **changes}
 
 
 @functools.cache

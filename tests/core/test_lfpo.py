@@ -20,7 +20,7 @@ from lfpo.core.rectified import rectified_loss
 from lfpo.models import load_model
 from small_runs import AS_PUBLISHED, rolled
 
-GOLDENS = json.loads((Path(__file__).parent / "goldens" / "lfpo.json").read_text())
+GOLDENS = json.loads((Path(__file__).parents[1] / "goldens" / "lfpo.json").read_text())
 
 
 def double(values: object) -> torch.Tensor:

@@ -10,7 +10,7 @@ import yaml
 from lfpo.config.arguments import configure
 from lfpo.config.train import LFPOConfig
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 JOB = yaml.safe_load((ROOT / "examples" / "kuberay.yaml").read_text())
 CLUSTER = JOB["spec"]["rayClusterSpec"]
 HEAD, (WORKERS,) = CLUSTER["headGroupSpec"], CLUSTER["workerGroupSpecs"]

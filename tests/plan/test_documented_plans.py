@@ -16,7 +16,7 @@ from lfpo.plan.command import ASSUMED_TFLOPS, duration, ways, whole_run
 from lfpo.plan.estimate import Estimate
 from lfpo.plan.model import model_config
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 # A block of one command, and the sentence below it.
 STATED = re.compile(r"```\n((?:lfpo|torchrun) [^`]*)```\n\n(`lfpo plan`: [^.]*\.\d[^.]*(?:\.\d[^.]*)*\.)")
 

@@ -273,7 +273,7 @@ def test_a_run_counts_what_its_judge_cost(llada: Path, tmp_path: Path, monkeypat
 def test_the_documented_config_in_a_dry_run(
     server: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    page = (Path(__file__).parents[1] / "docs" / "own-reward-and-data.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "own-reward-and-data.md").read_text(encoding="utf-8")
     for name, text in re.findall(r"^```\w+\n# ([\w.]+)\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
         (tmp_path / name).write_text(text.replace("http://127.0.0.1:8000/v1", server.url))
     rows = [{"prompt": f"countdown\n{n} 1 = 2\n", "answer": str(n), "weight": n} for n in (1, 2)]

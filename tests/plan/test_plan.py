@@ -377,7 +377,7 @@ def test_the_table_of_ways_in_the_docs_is_what_the_command_finds():
     found = [
         f"| {way.label} | {way.found.gpus} | {way.found.peak / 2**30:.1f} |" for way in ways(plan, args, 1, 80 * 2**30)
     ]
-    page = (Path(__file__).parents[1] / "docs" / "scaling.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text()
     table = page.split("| way | GPUs | peak, GiB |\n| --- | ---: | ---: |\n")[1].split("\n\n")[0]
     assert table.splitlines() == found
 

@@ -193,7 +193,7 @@ def test_stable_drl_s_weights_of_an_unchanged_policy(shared: bool, llada: Path):
 
 
 def test_the_documented_defaults_are_those_of_the_code():
-    page = (Path(__file__).parent.parent / "docs" / "objectives.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "objectives.md").read_text()
     table = page.split("| name | likelihood")[1].split("\n\n")[0]
     rows = {line.split("`")[1]: [cell.strip() for cell in line.split("|")[-5:-1]] for line in table.splitlines()[2:]}
     assert rows.keys() == OBJECTIVES.keys()

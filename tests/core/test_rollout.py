@@ -311,7 +311,7 @@ def test_confidence_stop_commits_the_block_and_saves_its_steps(llada: Path):
 
 def blocks_of_code(section: str) -> list[str]:
     """The Python code in a section of CONTRIBUTING.md."""
-    text = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
     body = re.split(r"^## ", text.split(f"\n## {section}\n")[1], flags=re.MULTILINE)[0]
     return re.findall(r"^```python\n(.*?)^```", body, re.DOTALL | re.MULTILINE)
 

@@ -11,7 +11,7 @@ from lfpo.prompts.tasks import Task, get_task
 from research.study import Store, cell_key, cells_of, problems, run
 from research.tables import effects_table, finished, settings_table
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 STUDY = yaml.safe_load((ROOT / "research" / "best-lfpo.yaml").read_text())
 
 

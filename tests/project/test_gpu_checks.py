@@ -11,7 +11,7 @@ from gpu.command import failed, in_own_process, markdown, run_checks
 from gpu.rows import Machine, at_most, measured
 
 SMALL = Machine(gpu=False)
-# tests/test_plan.py measures memory against the plan in `make test`, by the same function.
+# tests/plan/test_plan.py measures memory against the plan in `make test`, by the same function.
 QUICK = {"attention", "blocks", "loss", "loss-kernel"}
 
 

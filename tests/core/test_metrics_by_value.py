@@ -49,7 +49,7 @@ from small_runs import AS_PUBLISHED
 from test_episodes import scripted
 from test_train import ROWS, config, even_letters, metrics
 
-PAGE = Path(__file__).parents[1] / "docs" / "run-directory.md"
+PAGE = Path(__file__).parents[2] / "docs" / "run-directory.md"
 Test = TypeVar("Test", bound=Callable[..., None])
 recomputed: set[str] = set()
 

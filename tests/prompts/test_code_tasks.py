@@ -28,7 +28,7 @@ from written_runs import write_rows
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system")
 
-OWN = Path(__file__).parent / "data"
+OWN = Path(__file__).parents[1] / "data"
 DATA = Path(os.environ.get("LFPO_DATA") or OWN)
 SUITES = ("humaneval", "humaneval_plus", "mbpp", "mbpp_plus", "bigcodebench")
 # Rows whose reference solution fails here, because of the suite, the sandbox or a library version.

@@ -22,7 +22,7 @@ from lfpo.cli.commands import COMMANDS
 from lfpo.config.build import build, load_yaml
 from lfpo.config.train import LFPOConfig
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 ROWS = ROOT / "tests" / "data"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 SMOKE = {

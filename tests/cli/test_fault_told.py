@@ -32,7 +32,7 @@ from lfpo.train.rl import LFPOTrainer
 from lfpo.train.sft import train_sft
 from test_fault_length import ROWS, config, reward
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from lfpo.prompts.tasks import DataTask, get_task
 from small_runs import trained_on_rows
 from written_runs import write_rows
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 PIQA: list[dict[str, Any]] = [
     {"goal": f"Open jar {i}.", "sol1": "Turn the lid.", "sol2": "Turn the table.", "label": i % 2} for i in range(4)
 ]

@@ -22,7 +22,7 @@ from lfpo.rewards.child_process import ChildFailed
 from lfpo.rewards.math import equivalent, math_accuracy, number_accuracy
 from lfpo.rewards.numbers import to_number
 
-OWN = Path(__file__).parent / "data"
+OWN = Path(__file__).parents[1] / "data"
 DATA = Path(os.environ.get("LFPO_DATA") or OWN)  # a folder with more rows
 MEGABYTE = 1_000_000
 

@@ -41,7 +41,7 @@ from small_runs import choice_config
 from tiny import random_ids, read_weights, reference_logits, write_dream, write_llada
 from written_runs import write_run
 
-PAGE = Path(__file__).parent.parent / "docs" / "export.md"
+PAGE = Path(__file__).parents[2] / "docs" / "export.md"
 PROMPT = "sudoku\\n1...34..2..34..1\\n"  # as text of the sampler, where a backslash and n is a line break
 
 # Runs with the exported folders as arguments; writes the logits of each, and prints what the documented sampler prints.

@@ -183,7 +183,7 @@ def test_two_processes_share_the_requests(tmp_path: Path):
     arguments = [str(tmp_path / name) for name in ("script.py", "task.json", "out.json")]
     process = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", *arguments],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "src"), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src"), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,

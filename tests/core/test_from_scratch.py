@@ -72,7 +72,7 @@ def test_it_learns_in_a_few_iterations(capsys: pytest.CaptureFixture[str]):
 
 
 def test_the_method_page_quotes_the_example():
-    folder = Path(__file__).parents[1]
+    folder = Path(__file__).parents[2]
     quoted = re.findall(r"```python\n(.*?)```", (folder / "docs" / "method.md").read_text(), re.DOTALL)
     assert len(quoted) >= 3
     for block in quoted:

@@ -17,10 +17,10 @@ import tiny
 from autoregressive import SPECIAL, write_source
 from processes import start
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 JOB, DAY = EXAMPLES / "two-machines.slurm", EXAMPLES / "llada-8b-gsm8k-in-a-day.sh"
 REAL = EXAMPLES / "real-model.sh"
-ROWS = Path(__file__).parent / "data" / "gsm8k"
+ROWS = Path(__file__).parents[1] / "data" / "gsm8k"
 
 # Starts the command on two machines, which are both this one.
 SRUN = '"$@" & a=$!\n"$@" & b=$!\nwait $a; x=$?; wait $b; y=$?\nexit $(( x > y ? x : y ))\n'

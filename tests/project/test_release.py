@@ -12,7 +12,7 @@ import yaml
 
 from lfpo.config.version import VERSION
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def released() -> list[str]:

@@ -18,7 +18,7 @@ Pair = tuple[str, str]
 def pairs(mark: str) -> list[Pair]:
     """The (gold, answer) pairs of the table with this mark."""
     found, gold = [], ""
-    for line in (Path(__file__).parent / "data" / "math_pairs.txt").read_text(encoding="utf-8").splitlines():
+    for line in (Path(__file__).parents[1] / "data" / "math_pairs.txt").read_text(encoding="utf-8").splitlines():
         if line.startswith("= "):
             gold = line[2:]
         elif line.startswith(f"{mark} "):
