@@ -3,8 +3,8 @@
     python examples/lfpo_from_scratch.py
 
 It trains the embedded masked diffusion model, 1.4 M parameters, on 4x4 Sudoku in a minute or two on one CPU thread.
-Model, tokenizer and task come from lfpo. `lfpo train` computes the same losses (tests/core/test_from_scratch.py), for large
-models, several GPUs and completions of any length.
+Model, tokenizer and task come from lfpo. `lfpo train` computes the same losses (tests/core/test_from_scratch.py), for
+large models, several GPUs and completions of any length.
 
 Letters of shapes: R rollouts, P prompt tokens, C completion tokens, V tokens of the vocabulary, T targets of the loss.
 """
