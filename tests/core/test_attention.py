@@ -55,6 +55,21 @@ def test_each_case_asks_for_its_kernel(dtype: torch.dtype, kv_heads: int, masked
     torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("window", [11, 4])
+def test_grouped_queries_may_each_see_other_keys(window: int):
+    """A window over a causal context: row 0's queries attend to none of the later ones."""
+    query, key, value, _ = attention_case(torch.float32, 2, False, window, "cpu")
+    seen = torch.ones(2, 1, window, 11, dtype=torch.bool)
+    seen[0] = torch.arange(11) <= torch.arange(11 - window, 11)[:, None]
+    expected = bidirectional_attention(torch.nn.Identity(), query, key, value, seen, scaling=0.3)[0]
+    with cuda_stand_in() as gpu:
+        inputs = [x.to("cuda") for x in (query, key, value)]
+        mask = attention.mask_bias(seen.to("cuda"), torch.float32)
+        found = bidirectional_attention(torch.nn.Identity(), *inputs, mask, scaling=0.3)[0].cpu()
+    assert gpu.backends == [SDPBackend.EFFICIENT_ATTENTION]
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_a_cpu_runs_one_fused_kernel():
     for dtype, kv_heads, masked, _ in KERNELS:
         query, key, value, mask = attention_case(dtype, kv_heads, masked, 4, "cpu")

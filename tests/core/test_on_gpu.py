@@ -12,14 +12,18 @@ import torch
 from safetensors.torch import load_file
 
 from cuda_stand_in import cuda_stand_in
+from golden_families import nemotron
 from lfpo.config.build import build
 from lfpo.config.eval import EvalConfig
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.sft import SFTConfig
 from lfpo.core.denoise import LOOK_EVERY
+from lfpo.core.learner import accumulate_gradients
+from lfpo.core.roles import CURRENT, OLD
 from lfpo.eval.command import run_eval
 from lfpo.eval.likelihood import Pair, likelihood_bounds
 from lfpo.models import load_model
+from lfpo.objectives import make_objective
 from lfpo.rollout.sampling import rollout
 from lfpo.train.rl import LFPOTrainer
 from lfpo.train.sft import train_sft
@@ -149,3 +153,28 @@ def test_stored_blocks_wait_for_the_device_only_to_look_for_finished_rows_and_ed
     forwards = int((found[0].nfe + blocks - 1).max())  # all rows run at once, and each stores all blocks but its last
     recording = forwards + 3 if edits else 0  # each forward asks where its edits are
     assert waits == math.ceil(LOOKS * forwards) + recording
+
+
+@pytest.mark.parametrize("settings", [{}, {"first_token": "masked"}, {"threshold": 0.5, "early_stop": "eos"}], ids=str)
+def test_blocks_over_a_causal_context(settings: dict[str, Any], tmp_path: Path):
+    """Rollouts, which wait only to look for finished rows, and the views and losses of a training step."""
+    checkpoint = nemotron(tmp_path / "m")
+    prompts, seeds = [[5, 6, 7], [8, 9, 10], [8, 9, 10], [4] * 9], [1, 2, 3, 4]
+    sampler = SamplerConfig(gen_length=16, temperature=1.0, **settings)
+    objective, signal = make_objective({"name": "lfpo"}), torch.tensor([1.0, 0.0, 1.0, 0.5], dtype=torch.float64)
+    found, losses = [], []
+    for place in ("cpu", "cuda"):
+        with cuda_stand_in() if place == "cuda" else contextlib.nullcontext() as gpu:
+            model = load_model(checkpoint, device=place)
+            at = 0 if gpu is None else gpu.waits
+            trajectory = rollout(model, prompts, sampler, seeds)
+            waits = 0 if gpu is None else gpu.waits - at
+            views = objective.views(trajectory.in_rounds(), signal.to(place), seeds, 0)
+            policies = {CURRENT: model, OLD: model}
+            losses.append(accumulate_gradients(objective, policies, views, signal.to(place), update_tokens=4096)[0])
+            found.append(trajectory.to("cpu"))
+    for name in ("tokens", "reveal_step", "nfe", "queries"):
+        assert torch.equal(getattr(found[0], name), getattr(found[1], name)), name
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    stores = 2 if settings.get("first_token") == "masked" else 0  # forwards that reveal nothing
+    assert waits <= math.ceil(LOOKS * (int(found[0].nfe.max()) + stores)) + 1
