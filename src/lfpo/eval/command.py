@@ -30,8 +30,8 @@ from lfpo.rollout.sampling import as_it_is
 class Job:
     """One task of an evaluation.
 
-    rows: the problems for the grader. prompted: the same with the prompts that the model gets. settings: everything that
-    decides the result. path: file of the result.
+    rows: the problems for the grader. prompted: the same with the prompts that the model gets. settings: everything
+    that decides the result. path: file of the result.
     """
 
     task: Task | DataTask
