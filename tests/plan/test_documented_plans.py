@@ -64,7 +64,7 @@ def test_the_needs_of_a_recipe_are_the_plans(name: str):
     needs = row(full)[3]
     _, args = configure(load_yaml(name), {})
     plan = functools.partial(Estimate, config=model_config(args.model))
-    found = {(way.label, way.found.gpus) for way in ways(plan, args, 1, 80 * GIB)}
+    found = {(way.label, way.estimate.gpus) for way in ways(plan, args, 1, 80 * GIB)}
     if needs == "1 GPU":
         assert ("as it stands", 1) in found
         return

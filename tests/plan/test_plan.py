@@ -294,7 +294,7 @@ def test_ways_of_a_recipe_with_8_bit_moments():
     """More GPUs are tried with adamw_torch, since FSDP cannot split 8-bit moments."""
     args = recipe(optim="adamw_8bit", gradient_checkpointing=True, prompts_per_iteration=2, **MANY)
     needed = small(args, 1).peak
-    found = {(way.label, way.found.gpus): way.changes for way in ways(small, args, 1, memory=needed - 1)}
+    found = {(way.label, way.estimate.gpus): way.changes for way in ways(small, args, 1, memory=needed - 1)}
     assert found["all weights, FSDP", 2]["optim"] == "adamw_torch"
     assert found["LoRA", 1]["dtype"] == "bfloat16"
     assert found["LoRA, 4-bit base", 1]["load_in_4bit"] is True
@@ -306,7 +306,7 @@ def test_ways_of_a_recipe_with_8_bit_moments():
 def test_a_stated_number_of_gpus_is_kept():
     args = recipe(prompts_per_iteration=4, **MANY)
     found = ways(small, args, 4, memory=0.9 * small(args, 4).peak)
-    assert {way.found.gpus for way in found} == {4}
+    assert {way.estimate.gpus for way in found} == {4}
     assert {way.label for way in found} == {"all weights", "all weights, FSDP", "LoRA", "LoRA, 4-bit base"}
 
 
@@ -375,7 +375,8 @@ def test_the_table_of_ways_in_the_docs_is_what_the_command_finds():
         return Estimate(args, config, gpus=gpus)
 
     found = [
-        f"| {way.label} | {way.found.gpus} | {way.found.peak / 2**30:.1f} |" for way in ways(plan, args, 1, 80 * 2**30)
+        f"| {way.label} | {way.estimate.gpus} | {way.estimate.peak / 2**30:.1f} |"
+        for way in ways(plan, args, 1, 80 * 2**30)
     ]
     page = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text()
     table = page.split("| way | GPUs | peak, GiB |\n| --- | ---: | ---: |\n")[1].split("\n\n")[0]

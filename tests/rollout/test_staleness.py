@@ -94,7 +94,7 @@ def test_theta_old_of_the_loss(old_policy: str, llada: Path, tmp_path: Path, mon
         assert torch.equal(found, weights[max(0, i - 2) if old_policy == "sampler" else i])
     for i in range(3):  # the reference moves from the newest weights, whatever the loss compares with
         torch.testing.assert_close(weights[i + 1], weights[i].lerp(theta[i + 1], 0.5))
-    assert trainer.versions is None or trainer.versions.kept == {}
+    assert trainer.versions is None or trainer.versions.weights == {}
 
 
 def flat(policy: Any) -> torch.Tensor:

@@ -163,8 +163,8 @@ def test_other_commands_count_epochs_in_the_same_way(tmp_path: Path):
 
     sft = SFTTrainer(SFTConfig(str(tmp_path / "a"), data_file=str(tmp_path / "sft.jsonl"), **keys))
     dpo = DPOTrainer(DPOConfig(str(tmp_path / "b"), data_file=str(tmp_path / "dpo.jsonl"), **keys))
-    assert (sft.total_steps, sft.args.steps, sft.given.steps) == (4, 4, -1)
-    assert (dpo.total_steps, dpo.args.max_steps, dpo.given.max_steps) == (4, 4, -1)
+    assert (sft.total_steps, sft.args.steps, sft.user_args.steps) == (4, 4, -1)
+    assert (dpo.total_steps, dpo.args.max_steps, dpo.user_args.max_steps) == (4, 4, -1)
     with pytest.raises(UserError, match="num_train_epochs: 'tasks' makes new prompts without end"):
         SFTTrainer(SFTConfig(str(tmp_path / "c"), model="embedded", tasks={"choice": 1}, num_train_epochs=1))
 

@@ -82,9 +82,9 @@ def mesh(shards: int = 0) -> DeviceMesh:
     kind = collective_device().type
     if shards in (0, world()):
         return init_device_mesh(kind, (world(),))
-    found = init_device_mesh(kind, (world() // shards, shards), mesh_dim_names=("replicate", "shard"))
-    _groups.extend(found.get_group(dim) for dim in (0, 1))
-    return found
+    device_mesh = init_device_mesh(kind, (world() // shards, shards), mesh_dim_names=("replicate", "shard"))
+    _groups.extend(device_mesh.get_group(dim) for dim in (0, 1))
+    return device_mesh
 
 
 def begin_work() -> None:

@@ -63,8 +63,8 @@ class Heartbeat:
     def exchange(self) -> None:
         """Write a beat and read those of all ranks. Raises RuntimeError when the store does not answer."""
         self.number += 1
-        mine = Beat(self.number, self.collectives, platform.node(), self._place())
-        self.store.set(f"beat {self.rank}", json.dumps(mine))
+        own_beat = Beat(self.number, self.collectives, platform.node(), self._place())
+        self.store.set(f"beat {self.rank}", json.dumps(own_beat))
         keys = [f"beat {r}" for r in range(self.world)]
         for r, text in enumerate(self.store.multi_get(keys) if self.store.check(keys) else []):
             if (beat := Beat(*json.loads(text))).number != self.beats[r].number:
@@ -137,8 +137,8 @@ class Heartbeat:
 
 def names(ranks: list[int]) -> str:
     """`rank 1`, `ranks 0, 1`, `ranks 0, 1, 2, 3 and 12 more`."""
-    shown, more = ", ".join(map(str, ranks[:SHOWN])), f" and {len(ranks) - SHOWN} more" * (len(ranks) > SHOWN)
-    return f"rank{'s' * (len(ranks) > 1)} {shown}{more}"
+    shown, rest = ", ".join(map(str, ranks[:SHOWN])), f" and {len(ranks) - SHOWN} more" * (len(ranks) > SHOWN)
+    return f"rank{'s' * (len(ranks) > 1)} {shown}{rest}"
 
 
 def meet(store: Any, rank: int, world: int, seconds: float) -> str:

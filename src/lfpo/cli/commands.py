@@ -206,7 +206,7 @@ def plan(rest: list[str]) -> None:
     from lfpo.plan.command import run_plan
 
     recipe = rest[0] if rest and not rest[0].startswith("--") else None
-    run_plan(config, args, recipe=recipe, given=given)
+    run_plan(config, args, recipe=recipe, overrides=given)
 
 
 def schema(rest: list[str]) -> None:

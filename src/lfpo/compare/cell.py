@@ -59,22 +59,22 @@ def frontier(
     task, engine = get_task(config.task or ""), as_it_is(model, config.rollout_tokens)
     rows, points, like = task.test_rows(config.eval_size), [], config.eval_samplers[cell["sampler"]]
     console = open_console(quiet=False)
-    kept = {name: getattr(like, name) for name in ("block_length", "early_stop", "early_stop_threshold")}
+    settings = {name: getattr(like, name) for name in ("block_length", "early_stop", "early_stop_threshold")}
     for threshold in cell["thresholds"]:
-        sampler = SamplerConfig(threshold=threshold, **kept).for_length(task.gen_length, model.block_length)
+        sampler = SamplerConfig(threshold=threshold, **settings).for_length(task.gen_length, model.block_length)
         with progress(f"threshold {threshold:g}", len(rows), "completions", console) as state:
             engine.forwarded = state.forward
-            found = evaluate(
+            result = evaluate(
                 *(engine, model, tokenizer, rows, task.correct_all, sampler),
                 seed=config.seed,
                 finished=lambda answers: state.advance(len(answers)),
             )
-        if found.not_judged or found.accuracy is None:
+        if result.not_judged or result.accuracy is None:
             raise UserError(
-                f"task {config.task!r}: {found.not_judged} of {len(found.correct)} completions cannot be judged on "
+                f"task {config.task!r}: {result.not_judged} of {len(result.correct)} completions cannot be judged on "
                 "this machine, and a comparison needs all of them; `lfpo doctor` says what is missing"
             )
-        points.append({"threshold": threshold, "accuracy": found.accuracy, "nfe": round(found.mean_nfe, 4)})
+        points.append({"threshold": threshold, "accuracy": result.accuracy, "nfe": round(result.mean_nfe, 4)})
     return points
 
 

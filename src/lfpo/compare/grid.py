@@ -42,15 +42,15 @@ def run_compare(config: CompareConfig, report: Callable[[str], None] = print) ->
     """
     check(config)
     if config.dry_run:
-        found = {cell: read_result(config, cell) for cell in cells(config)}
-        for cell, result in found.items():
+        by_cell = {cell: read_result(config, cell) for cell in cells(config)}
+        for cell, result in by_cell.items():
             report(f"{cell.label}: {'to run' if result is None else 'finished'}")
-        took = [result["seconds"] for cell, result in found.items() if result is not None and cell.objective != BASE]
-        left = list(found.values()).count(None)
+        took = [result["seconds"] for cell, result in by_cell.items() if result is not None and cell.objective != BASE]
+        left = list(by_cell.values()).count(None)
         cost = (
             f"about {left * fmean(took) / 3600:.1f} core-hours" if took else "their cost is known once one has finished"
         )
-        report(f"{left} of {len(found)} cells to run; {cost}")
+        report(f"{left} of {len(by_cell)} cells to run; {cost}")
         return None
     observer = Observer()
     observer.interruptible = True  # finished cells are kept
@@ -90,15 +90,15 @@ def run_cells(config: CompareConfig, report: Callable[[str], None]) -> dict[str,
     queue = [cell for cell in cells(config) if read_result(config, cell) is None]
     report(f"{len(cells(config))} cells, {len(queue)} to run")
     running: dict[Cell, tuple[subprocess.Popen[bytes], float]] = {}
-    failed, done, total, told = dict[str, str](), 0, len(queue), time.monotonic()
+    failed, done, total, reported = dict[str, str](), 0, len(queue), time.monotonic()
     try:
         while queue or running:
             while queue and len(running) < config.workers:
                 cell = queue.pop(0)
                 running[cell] = (start(config, write_cell(config, cell)), time.monotonic())
             time.sleep(0.2)
-            if time.monotonic() - told >= TELL_SECONDS:
-                told = time.monotonic()
+            if time.monotonic() - reported >= TELL_SECONDS:
+                reported = time.monotonic()
                 for cell in running:
                     report(f"{cell.label}: {last_line(cell_folder(config, cell) / 'log.txt')}")
             for cell in [cell for cell, (process, _) in running.items() if process.poll() is not None]:
@@ -164,8 +164,8 @@ def last_line(log: Path) -> str:
 def write_results(config: CompareConfig, failed: dict[str, str]) -> Path:
     """Write results.json, the figure and README.md; returns the path of README.md."""
     root, base = Path(config.output_dir), read_result(config, Cell(BASE))
-    found = {label: [read_result(config, Cell(label, seed)) for seed in config.seeds] for label in config.objectives}
-    results = {label: [r for r in group if r is not None] for label, group in found.items()}
+    by_label = {label: [read_result(config, Cell(label, seed)) for seed in config.seeds] for label in config.objectives}
+    results = {label: [r for r in group if r is not None] for label, group in by_label.items()}
     made = table(config, base, results)
     every = [cell for group in results.values() for cell in group]
     data = {

@@ -69,11 +69,11 @@ def bootstrap(statistic: Callable[..., float], *groups: Scores) -> Estimate:
     """A statistic of one or more groups of scores, with its 95 % percentile interval from a stratified bootstrap:
     the seeds of each task of each group are drawn with replacement."""
     rng = python_rng("stratified bootstrap")
-    found = [
+    samples = [
         statistic(*([[rng.choice(task) for _ in task] for task in scores] for scores in groups))
         for _ in range(RESAMPLES)
     ]
-    low, high = np.quantile(found, [0.025, 0.975]).tolist()
+    low, high = np.quantile(samples, [0.025, 0.975]).tolist()
     return Estimate(statistic(*groups), low, high)
 
 
@@ -86,20 +86,20 @@ def table(config: CompareConfig, base: Result | None, results: dict[str, list[Re
     """Columns, rows and caption. results: label -> finished cells, at most one a seed; an objective without any has an
     empty row."""
     first, rows = config.first, []
-    at_start = [cell["curve"][0] for found in results.values() for cell in found]
+    at_start = [cell["curve"][0] for finished in results.values() for cell in finished]
     if base is not None:
         start = [_percent(at_start[0]["accuracy"]), f"{at_start[0]['nfe']:.2f}"] if at_start else ["", ""]
         rows.append([BASE, _percent(_area(base)), *start, "", "", "", ""])
-    for label, found in results.items():
-        if not found:
+    for label, finished in results.items():
+        if not finished:
             rows.append([label, "missing", "", "", "", "", "", f"0 of {len(config.seeds)}"])
             continue
-        at_end = [cell["curve"][-1] for cell in found]
-        scores = [[_area(cell) for cell in found], [point["accuracy"] for point in at_end]]
+        at_end = [cell["curve"][-1] for cell in finished]
+        scores = [[_area(cell) for cell in finished], [point["accuracy"] for point in at_end]]
         row = [label, *(_percent_of(over_seeds(score)) for score in scores)]
         row += [f"{fmean([point['nfe'] for point in at_end]):.2f}"]
-        row += ["", ""] if label == first else _against(found, results[first])
-        row += [f"{fmean([cell['flops'] for cell in found]) / 1e12:.2f}", f"{len(found)} of {len(config.seeds)}"]
+        row += ["", ""] if label == first else _against(finished, results[first])
+        row += [f"{fmean([cell['flops'] for cell in finished]) / 1e12:.2f}", f"{len(finished)} of {len(config.seeds)}"]
         rows.append(row)
     columns = ["objective", "area", "accuracy", "forwards", f"minus {first}", f"P(above {first})", "TFLOPs", "runs"]
     return {
@@ -112,10 +112,10 @@ def table(config: CompareConfig, base: Result | None, results: dict[str, list[Re
     }
 
 
-def _against(found: list[Result], first: list[Result]) -> list[str]:
+def _against(finished: list[Result], first: list[Result]) -> list[str]:
     """The paired difference of areas and the probability of improvement, over the first objective."""
     other = {cell["seed"]: _area(cell) for cell in first}
-    both = [(_area(cell), other[cell["seed"]]) for cell in found if cell["seed"] in other]
+    both = [(_area(cell), other[cell["seed"]]) for cell in finished if cell["seed"] in other]
     if not both:
         return ["", ""]
     a, b = [[x for x, _ in both]], [[y for _, y in both]]
@@ -126,13 +126,13 @@ def _against(found: list[Result], first: list[Result]) -> list[str]:
 def curves(base: Result | None, results: dict[str, list[Result]]) -> list[dict[str, Any]]:
     """Of the base and each objective with a finished cell: accuracy over training FLOPs (not for the base) and over
     forwards, as means over seeds with the lowest and highest seed."""
-    found = [] if base is None else [{"label": BASE, "frontier": _band([base["frontier"]], "nfe", 1.0)}]
+    drawn = [] if base is None else [{"label": BASE, "frontier": _band([base["frontier"]], "nfe", 1.0)}]
     for label, group in results.items():
         if group:
             frontier = _band([cell["frontier"] for cell in group], "nfe", 1.0)
             learning = _band([cell["curve"] for cell in group], "flops", 1e-12)
-            found.append({"label": label, "frontier": frontier, "learning": learning})
-    return found
+            drawn.append({"label": label, "frontier": frontier, "learning": learning})
+    return drawn
 
 
 def _band(lines: Sequence[Sequence[dict[str, float]]], axis: str, scale: float) -> dict[str, list[float]]:

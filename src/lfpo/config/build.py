@@ -118,12 +118,12 @@ def merge(base: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def flattened(values: dict[str, Any], whole: Collection[str] = (), prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one with dotted keys. Empty mappings, and those of the keys in `whole`, are values."""
+def flattened(values: dict[str, Any], unsplit: Collection[str] = (), prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one with dotted keys. Empty mappings, and those of the keys in `unsplit`, are values."""
     found: dict[str, Any] = {}
     for key, value in values.items():
-        nested = isinstance(value, dict) and value and key not in whole
-        found |= flattened(value, whole, f"{prefix}{key}.") if nested else {prefix + key: value}
+        nested = isinstance(value, dict) and value and key not in unsplit
+        found |= flattened(value, unsplit, f"{prefix}{key}.") if nested else {prefix + key: value}
     return found
 
 

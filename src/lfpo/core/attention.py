@@ -194,16 +194,16 @@ class Structure:
             return clean + self._in_blocks(completion_B) + prompt_B * completion_B.double() if self.doubled else clean
         if self.block_length is None:
             return length_B.double() ** 2
-        found = self._in_blocks(length_B)
+        clean_pairs = self._in_blocks(length_B)
         # A noised token attends to as many tokens as its clean one.
-        return 2 * found - self._in_blocks(self.first_noised(prompt_B)) if self.doubled else found
+        return 2 * clean_pairs - self._in_blocks(self.first_noised(prompt_B)) if self.doubled else clean_pairs
 
     def _in_blocks(self, length_B: torch.Tensor) -> torch.Tensor:
         """Pairs in rows where a token attends to its block and to those before it, [B] float64."""
         assert self.block_length is not None
-        whole = length_B // self.block_length
-        in_whole = self.block_length**2 * (whole * (whole + 1)).double() / 2
-        return in_whole + length_B.double() * (length_B % self.block_length)
+        full_blocks = length_B // self.block_length
+        in_full_blocks = self.block_length**2 * (full_blocks * (full_blocks + 1)).double() / 2
+        return in_full_blocks + length_B.double() * (length_B % self.block_length)
 
     def sees(self, real_BL: torch.Tensor, doubled: Doubled | None = None) -> Sees:
         """The rule as a function of the numbers of row, head, query and key; with `doubled` those of the noised columns

@@ -55,7 +55,7 @@ def denoise(
     forwarded: Forwarded | None = None,
     make_forward: Callable[..., Forward] = Forward,
     hooks: Sequence[Hook] = (),
-    whole: bool = False,
+    whole_completion: bool = False,
     stores: bool = False,
 ) -> Trajectory:
     """Denoise one completion for each of B prompts that fit the model; lfpo.rollout.sampling.rollout says what most
@@ -64,8 +64,8 @@ def denoise(
     sampler: with its lengths filled in. rule: the reveal rule that it selects.
     make_forward: makes what runs the model for the rows in flight; called as Forward is.
     hooks: called after each forward, before the rows change.
-    whole: draw at all masked positions, not at those of the active block alone. stores: a forward that stores the
-        finished block comes between two blocks.
+    whole_completion: draw at all masked positions, not at those of the active block alone.
+    stores: a forward that stores the finished block comes between two blocks.
     """
     causal = sampling_structure(sampler, model).causal
     leads = causal and sampler.first_token != "masked"
@@ -73,12 +73,18 @@ def denoise(
     every, sizes = unstarted(prompts, seeds, sampler, model), sizes_of_blocks(prompts, sampler, model)
     every.storing |= between and causal  # the first forward runs the prompt
     counts = reveal_schedule(sampler, rule) if rule.schedule else torch.zeros(0, dtype=torch.long)
-    kind = {"whole": whole, "between": between, "causal": causal, "leads": leads}
+    kind = {"whole_completion": whole_completion, "between": between, "causal": causal, "leads": leads}
     denoiser = Denoiser(model, sampler, rule, counts.to(model.device), hooks, **kind)
     stops = sampler.stops_at_eos or bool(model.block_length)
     pace = Pace(sampler, rule, counts.tolist(), seeds, sizes, stops=stops, stores=stores, planned=not causal)
     forward = make_forward(
-        model, sampler, prompts, pace=pace, whole=whole, compiled=compiled, rollout_tokens=rollout_tokens
+        model,
+        sampler,
+        prompts,
+        pace=pace,
+        whole_completion=whole_completion,
+        compiled=compiled,
+        rollout_tokens=rollout_tokens,
     )
     # Longest first: memory is highest at the start, and rows of similar length run together.
     lengths = list(map(len, prompts))
@@ -131,7 +137,7 @@ class Denoiser:
     """What one forward does to the rows in flight.
 
     sampler: with its lengths filled in. counts: its reveal_schedule, on the model's device.
-    whole: tokens are drawn at all masked positions, not at those of the active block alone.
+    whole_completion: tokens are drawn at all masked positions, not at those of the active block alone.
     between: a forward that stores the finished block comes between two blocks. causal: over a causal context, where the
         first such forward runs the prompt. leads: such a forward also reveals the first token of the next block.
     """
@@ -141,7 +147,7 @@ class Denoiser:
     rule: Rule
     counts: torch.Tensor
     hooks: Sequence[Hook]
-    whole: bool
+    whole_completion: bool
     between: bool
     causal: bool
     leads: bool
@@ -150,8 +156,8 @@ class Denoiser:
         """Draw tokens, reveal and edit those that the rule picks, and move each row's clocks on. Finished rows do not
         change, and rows whose forward stored a block only become ready for the next one.
 
-        hidden: hidden states [A, block_length, D] of each row's active block (two such tensors with guidance), or, if
-            `whole`, of the whole completion. Of rows that are storing the first state alone has a meaning.
+        hidden: hidden states [A, block_length, D] of each row's active block (two such tensors with guidance), or with
+            `whole_completion` of all positions. Of rows that are storing the first state alone has a meaning.
         count: the masked positions of the active blocks, or an upper bound.
         """
         sampler = self.sampler
@@ -164,7 +170,7 @@ class Denoiser:
         unrevealed = in_block & masked
         eligible = unrevealed & (~leading[:, None] | (place % sampler.block_length == 0))
         drawn, revealed = eligible, None
-        if self.whole:
+        if self.whole_completion:
             drawn, count = masked, masked.numel()
         if sampler.edits:
             # A forward counts one step, so steps since the block's last mask was replaced count forwards without masks.

@@ -215,13 +215,13 @@ class Forward:
         pace: Pace,
         compiled: bool,
         rollout_tokens: int,
-        whole: bool = False,
+        whole_completion: bool = False,
     ):
         assert sampler.block_length and sampler.gen_length
         self.model, self.sampler, self.pace = model, sampler, pace
         self.prompts = [tuple(p) for p in prompts]
-        self.compiled, self.whole = compiled, whole
-        self.block_length = sampler.gen_length if whole else sampler.block_length
+        self.compiled, self.whole_completion = compiled, whole_completion
+        self.block_length = sampler.gen_length if whole_completion else sampler.block_length
         self.structure = sampling_structure(sampler, model)
         self.started: set[int] = set()  # rows that have had their first forward
         self.longest = self.width = max(len(p) for p in prompts)  # width: that of the longest prompt in flight
@@ -258,7 +258,7 @@ class Forward:
     def _block_start(self, active: ActiveRows) -> torch.Tensor:
         """Column at which the block that each row's forward runs begins, [A]; that of its last block if it is done."""
         block = torch.minimum(active.block, active.blocks - 1) - active.storing.long()
-        return self.width - active.offset + block * (0 if self.whole else self.block_length)
+        return self.width - active.offset + block * (0 if self.whole_completion else self.block_length)
 
     def _whole_rows(
         self,
@@ -354,15 +354,15 @@ def pieces(lengths: tuple[int, ...], budget: int, step: int = 1) -> list[slice]:
     """
     best: list[tuple[int, int]] = [(0, 0)]  # for the first n rows: the cost, and where the last piece starts
     for end in range(1, len(lengths) + 1):
-        found, longest = [], 0
+        candidates, longest = [], 0
         for start in range(end - 1, -1, -1):
             longest = max(longest, lengths[start])
             rows = end - start
             if rows > 1 and longest * rows > budget:
                 break
             tokens = longest * rows if step == 1 else bucket(rows) * (longest + -longest % step)
-            found.append((best[start][0] + tokens + FORWARD_TOKENS, start))
-        best.append(min(found))
+            candidates.append((best[start][0] + tokens + FORWARD_TOKENS, start))
+        best.append(min(candidates))
     slices, end = [], len(lengths)
     while end:
         slices.append(slice(best[end][1], end))

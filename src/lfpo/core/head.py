@@ -17,7 +17,7 @@ Precision = Literal["float32", "tf32", "bfloat16"]
 CAST_ELEMENTS = {"cpu": 2**22, "cuda": 2**26}
 
 
-def precision_of(asked: str, device: torch.device, dtype: torch.dtype) -> Precision:
+def precision_of(setting: str, device: torch.device, dtype: torch.dtype) -> Precision:
     """What `head_precision` stands for on a device, for a head of this dtype.
 
     "float32": inputs are read in float32, without TF32. "tf32": they are rounded to 10 bits of mantissa, by the GPU's
@@ -25,8 +25,8 @@ def precision_of(asked: str, device: torch.device, dtype: torch.dtype) -> Precis
     float32 in each case; float64 inputs stay float64. "auto": float32 on a CPU; on a GPU TF32 for a float32 head,
     bfloat16 for one stored in half precision.
     """
-    if asked in ("float32", "tf32", "bfloat16"):
-        return asked  # type: ignore[return-value]
+    if setting in ("float32", "tf32", "bfloat16"):
+        return setting  # type: ignore[return-value]
     if device.type != "cuda" or dtype == torch.float64:
         return "float32"
     return "tf32" if dtype == torch.float32 else "bfloat16"

@@ -85,7 +85,7 @@ def means_over_ranks(measures: Measures) -> dict[str, float]:
     return collectives.means_over_ranks({name: value.tolist() for name, value in measures.items()})
 
 
-def add_measures(total: Measures, more: Measures) -> None:
+def add_measures(total: Measures, addends: Measures) -> None:
     """Add sums and counts to those of the same name, in place."""
-    for name, value in more.items():
+    for name, value in addends.items():
         total[name] = total[name] + value if name in total else value

@@ -82,9 +82,9 @@ class MaskedDiffusionLM(nn.Module):
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Like nn.Module.to, but buffers stored in checkpoints stay float32."""
-        kept = saved_buffers(self.backbone)
+        buffers = saved_buffers(self.backbone)
         super().to(*args, **kwargs)
-        for name, buffer in kept:
+        for name, buffer in buffers:
             path, _, own = name.rpartition(".")
             module = self.backbone.get_submodule(path)
             setattr(module, own, buffer.to(getattr(module, own).device))

@@ -75,9 +75,9 @@ class Observer:
 
 def duration(seconds: float) -> str:
     """Two units at most: `45 s`, `3 min 20 s`, `2 h 05 min`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+    total = round(seconds)
+    if total < 60:
+        return f"{total} s"
+    if total < 3600:
+        return f"{total // 60} min {total % 60:02} s"
+    return f"{total // 3600} h {total % 3600 // 60:02} min"

@@ -85,9 +85,9 @@ def score_named(
     rewards = [weighted_sum(row, weights) for row in zip(*parts.values(), strict=True)] or [math.nan] * len(completions)
     if math.inf in map(abs, rewards):
         row = [abs(r) for r in rewards].index(math.inf)
-        given = ", ".join(f"{name} {values[row]}" for name, values in parts.items())
+        listed = ", ".join(f"{name} {values[row]}" for name, values in parts.items())
         raise UserError(
-            f"reward_weights: the weighted sum of completion {row}'s rewards ({given}) is beyond the range of float; "
+            f"reward_weights: the weighted sum of completion {row}'s rewards ({listed}) is beyond the range of float; "
             "return smaller rewards"
         )
     return Rewards(torch.tensor(rewards, dtype=torch.float64), parts, failed)
@@ -183,8 +183,9 @@ def checked(values: Any, name: str, expected: int) -> list[float | None]:
         raise UserError(f"{what}: returned {type(values).__name__}, expected a list of numbers")
     items = list(itertools.islice(values, expected + 1))  # a generator may have no end
     if len(items) != expected:
-        more = "more" if len(items) > expected else str(len(items))
-        counted = str(len(values)) if isinstance(values, Sized) else more
+        counted = "more" if len(items) > expected else str(len(items))
+        if isinstance(values, Sized):
+            counted = str(len(values))
         raise UserError(f"{what}: returned {counted} rewards for {expected} completions")
     rewards: list[float | None] = []
     for i, item in enumerate(items):

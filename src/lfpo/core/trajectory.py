@@ -230,14 +230,16 @@ def per_position(step_B: torch.Tensor) -> torch.Tensor:
 
 
 def of_completions(
-    prompt_ids: torch.Tensor, prompt_mask: torch.Tensor, tokens: torch.Tensor, reveal_step: torch.Tensor, **more: Any
+    prompt_ids: torch.Tensor, prompt_mask: torch.Tensor, tokens: torch.Tensor, reveal_step: torch.Tensor, **changes: Any
 ) -> Trajectory:
-    """Rollouts of given completions that no sampler made, with confidence 1 and entropy 0, in no forwards. more:
-    sampler, mask_id, eos_id, and other fields of Trajectory that differ."""
+    """Rollouts of given completions that no sampler made, with confidence 1 and entropy 0, in no forwards.
+
+    changes: sampler, mask_id, eos_id, and other fields of Trajectory that differ.
+    """
     sure, none = torch.ones(tokens.shape), torch.zeros(len(tokens), dtype=torch.long)
-    fields = {"confidence": sure, "entropy": 1 - sure, "scheduled_steps": reveal_step.amax(-1) + 1}
-    fields |= {"nfe": none, "queries": none}
-    return Trajectory(prompt_ids, prompt_mask, tokens, reveal_step, **fields | more)
+    defaults = {"confidence": sure, "entropy": 1 - sure, "scheduled_steps": reveal_step.amax(-1) + 1}
+    defaults |= {"nfe": none, "queries": none}
+    return Trajectory(prompt_ids, prompt_mask, tokens, reveal_step, **defaults | changes)
 
 
 def join(parts: Sequence[Trajectory], pad_id: int) -> Trajectory:

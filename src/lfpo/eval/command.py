@@ -31,13 +31,13 @@ from lfpo.rollout.sampling import as_it_is
 class Job:
     """One task of an evaluation.
 
-    rows: the problems for the grader. asked: the same with the prompts that the model gets. settings: everything that
-    decides the result. path: file of the result.
+    rows: the problems for the grader. prompted: the same with the prompts that the model gets. settings: everything
+    that decides the result. path: file of the result.
     """
 
     task: Task | DataTask
     rows: list[Row]
-    asked: list[Row]
+    prompted: list[Row]
     sampler: SamplerConfig
     settings: dict[str, Any]
     path: Path | None
@@ -69,24 +69,24 @@ def run_eval(config: EvalConfig) -> list[dict[str, Any]]:
     if len({job.path for job in jobs}) < len(jobs) and config.output:
         raise UserError("two of the tasks would write the same file; evaluate them with different outputs")
     stored = collectives.together(lambda: [find(job.path, job.settings, config.overwrite) for job in jobs])[0]
-    for job, found in zip(jobs, stored, strict=True):
-        if found is not None:
+    for job, result in zip(jobs, stored, strict=True):
+        if result is not None:
             console.print(f"{job.task.name}: already evaluated with these settings, see {job.path}", highlight=False)
-    results = [found for found in stored if found is not None]
+    results = [result for result in stored if result is not None]
     if len(results) < len(jobs):
-        for job, found in zip(jobs, stored, strict=True):
-            if found is None:  # what a grader lacks is told before anything is loaded or sampled
+        for job, result in zip(jobs, stored, strict=True):
+            if result is None:  # what a grader lacks is told before anything is loaded or sampled
                 job.task.correct_all(job.rows[:1], [""] * len(job.rows[:1]))
         dtype, device = getattr(torch, config.dtype), collectives.device()
         collectives.together(lambda: check_memory(resolve(config.model), dtype, device))
         model = load_model(config.model, dtype=dtype, device=device)
         tokenizer = load_tokenizer(config.model)
         for job in jobs:  # prompts that do not fit are told before hours are spent on the first task
-            encode_rows(job.asked, tokenizer, model, job.sampler.gen_length or 0)
+            encode_rows(job.prompted, tokenizer, model, job.sampler.gen_length or 0)
         distributed.begin_work()
         results = [
-            sample_and_grade(job, config, model, tokenizer, console) if found is None else found
-            for job, found in zip(jobs, stored, strict=True)
+            sample_and_grade(job, config, model, tokenizer, console) if result is None else result
+            for job, result in zip(jobs, stored, strict=True)
         ]
     show(results, console)
     return results
@@ -97,11 +97,11 @@ def prepare(name: str, config: EvalConfig, weights: str | None, block_length: in
     task = get_task(name)
     rows = task.test_rows(config.n)
     sampler = config.sampler.fitted(f"lfpo eval: task {task.name!r}: sampler", task.gen_length, block_length)
-    asked = rows if config.prompt_format == "chat" else [{**row, "prompt": as_text(row["prompt"])} for row in rows]
+    prompted = rows if config.prompt_format == "chat" else [{**row, "prompt": as_text(row["prompt"])} for row in rows]
     settings = {
         "task": task.name,
         "model_sha256": weights,
-        "data_sha256": data_sha256(asked),
+        "data_sha256": data_sha256(prompted),
         "prompt_format": config.prompt_format,
         "n_samples": config.n_samples,
         "sampler": asdict(sampler),
@@ -113,7 +113,7 @@ def prepare(name: str, config: EvalConfig, weights: str | None, block_length: in
     path = None if config.output is None else Path(config.output).expanduser()
     if path is not None and path.suffix != ".json":
         path /= re.sub(r"[^\w.-]+", "-", task.name) + ".json"
-    return Job(task, rows, asked, sampler, settings, path)
+    return Job(task, rows, prompted, sampler, settings, path)
 
 
 def as_text(prompt: str | list[dict[str, str]]) -> str:
@@ -121,8 +121,8 @@ def as_text(prompt: str | list[dict[str, str]]) -> str:
     open."""
     if isinstance(prompt, str):
         return prompt
-    asked = "\n\n".join(m["content"] for m in without_prefill(prompt))
-    return f"{asked}\n{prefill(prompt)}"
+    paragraphs = "\n\n".join(m["content"] for m in without_prefill(prompt))
+    return f"{paragraphs}\n{prefill(prompt)}"
 
 
 def sample_and_grade(
@@ -150,7 +150,7 @@ def sample_and_grade(
         if pending:
             engine = as_it_is(model, config.rollout_tokens)
             engine.forwarded = state.forward
-            generate(engine, model, tokenizer, job.asked, pending, job.sampler, seed=config.seed, finished=keep)
+            generate(engine, model, tokenizer, job.prompted, pending, job.sampler, seed=config.seed, finished=keep)
     seconds = journal.seconds()
     records = sorted(done + [r for part in collectives.gather(new) for r in part], key=pair_of)
     answers = [Answer(**record) for record in records]
@@ -176,7 +176,7 @@ def sample_and_grade(
     }
     if (path := job.path) is not None:
         for record, verdict in zip(records, verdicts, strict=True):
-            record |= {"prompt": job.asked[record["problem"]]["prompt"], "correct": verdict}
+            record |= {"prompt": job.prompted[record["problem"]]["prompt"], "correct": verdict}
         files = {"completions": records}
         if hasattr(job.task, "sample_record"):
             files["samples"] = [

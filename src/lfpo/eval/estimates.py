@@ -105,6 +105,6 @@ def scores(problems: Sequence[int], verdicts: Sequence[bool | None]) -> dict[str
         "n_samples": n_samples,
         "accuracy": sum(h / t for h, t in tried) / len(tried) if tried else None,
         "interval": mean_interval(*zip(*tried, strict=True)) if tried else None,
-        "pass_at_k": {k: sum(found) / len(found) for k, found in estimates.items() if found and k <= n_samples},
+        "pass_at_k": {k: sum(values) / len(values) for k, values in estimates.items() if values and k <= n_samples},
         "not_judged": sum(v is None for v in verdicts),
     }

@@ -67,10 +67,10 @@ def evaluate(
     by (seed, i).
     """
     distributed.start()
-    mine = collectives.share(len(rows))
+    own_rows = collectives.share(len(rows))
     own: list[Trajectory] = []
-    if mine:
-        wanted = [(i, 0) for i in mine]
+    if own_rows:
+        wanted = [(i, 0) for i in own_rows]
         own = [generate(engine, model, tokenizer, rows, wanted, sampler, seed=seed, finished=finished).to("cpu")]
     else:
         engine.idle()
@@ -79,9 +79,9 @@ def evaluate(
     completions = [text for _, texts in parts for text in texts]
     verdicts = grade(correct_all, rows, completions)
     trajectory = join([t for sampled, _ in parts for t in sampled], model.pad_id)
-    found = scores(range(len(rows)), verdicts)
+    estimates = scores(range(len(rows)), verdicts)
     return EvalResult(
-        **{name: found[name] for name in ("accuracy", "interval", "not_judged")},
+        **{name: estimates[name] for name in ("accuracy", "interval", "not_judged")},
         mean_steps=float(trajectory.scheduled_steps.double().mean()),
         mean_nfe=float(trajectory.nfe.double().mean()),
         completions=completions,
@@ -129,7 +129,7 @@ def answers_of(trajectory: Trajectory, pairs: Sequence[tuple[int, int]], tokeniz
 def grade(correct_all: CorrectAll, rows: Sequence[Row], completions: Sequence[str]) -> list[Verdict]:
     """The verdict of each completion on its row, None where it cannot be judged on this machine; each rank judges its
     share."""
-    mine = collectives.share(len(rows))
-    texts = [prefill(rows[i]["prompt"]) + completions[i] for i in mine]
-    verdicts = list(correct_all(copied([rows[i] for i in mine]), texts)) if mine else []
+    own_rows = collectives.share(len(rows))
+    texts = [prefill(rows[i]["prompt"]) + completions[i] for i in own_rows]
+    verdicts = list(correct_all(copied([rows[i] for i in own_rows]), texts)) if own_rows else []
     return [verdict for part in collectives.gather(verdicts) for verdict in part]

@@ -105,19 +105,19 @@ class LfpoLM(LM):
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         """Completions up to the first stop text; noise is keyed by (seed, document, repetition), as in `lfpo eval`."""
         seen: Counter[tuple[Any, ...]] = Counter()
-        asked = []
+        generations = []
         for request in requests:
             context, options = request.args
             document = (request.task_name, request.doc_id, context)
             number = key(self.seed, "eval", 0 if request.doc_id is None else request.doc_id, seen[document])
             seen[document] += 1
-            asked.append((context, *self._sampler(dict(options)), number))
-        return self._cached("generate_until", requests, self._shared("generate", asked, self._generate))
+            generations.append((context, *self._sampler(dict(options)), number))
+        return self._cached("generate_until", requests, self._shared("generate", generations, self._generate))
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """The likelihood bound of each continuation, and whether greedy decoding gives it (False if not checked)."""
-        asked = [request.args for request in requests]
-        pairs = [text_pair(before, after, self.tokenizer, self.model, self.seed) for before, after in asked]
+        texts = [request.args for request in requests]
+        pairs = [text_pair(before, after, self.tokenizer, self.model, self.seed) for before, after in texts]
         return self._cached("loglikelihood", requests, self._shared("likelihoods", pairs, self._bounds))
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
@@ -131,8 +131,8 @@ class LfpoLM(LM):
             parts = [make_disjoint_window(window) for window in windows]
             pairs += [Pair(list(a), list(b), key(self.seed, "rolling", text, i)) for i, (a, b) in enumerate(parts)]
             counts.append(len(parts))
-        found = iter(self._shared("likelihoods", pairs, self._logp))
-        return self._cached("loglikelihood_rolling", requests, [sum(islice(found, count)) for count in counts])
+        bounds = iter(self._shared("likelihoods", pairs, self._logp))
+        return self._cached("loglikelihood_rolling", requests, [sum(islice(bounds, count)) for count in counts])
 
     def _cached(self, method: str, requests: list[Any], results: list[R]) -> list[R]:
         """`results`, after handing them to the harness's cache."""
@@ -152,33 +152,33 @@ class LfpoLM(LM):
 
     def _shared(self, what: str, items: Sequence[T], work: Callable[[Sequence[T]], list[R]]) -> list[R]:
         """work(items), where each rank does its share, a chunk at a time; all ranks return all results in order."""
-        mine = collectives.share(len(items))
+        own_items = collectives.share(len(items))
         done: list[R] = []
-        with progress(what, len(mine), "requests", self.console) as state:
+        with progress(what, len(own_items), "requests", self.console) as state:
             self.forwarded = self.engine.forwarded = state.forward
-            for start in range(0, len(mine), CHUNK):
-                part = [items[i] for i in mine[start : start + CHUNK]]
+            for start in range(0, len(own_items), CHUNK):
+                part = [items[i] for i in own_items[start : start + CHUNK]]
                 done += work(part)
                 state.advance(len(part))
         return [result for part in collectives.gather(done) for result in part]
 
-    def _generate(self, asked: Sequence[tuple[str, SamplerConfig, tuple[str, ...], int]]) -> list[str]:
-        texts = [""] * len(asked)
-        for sampler in dict.fromkeys(item[1] for item in asked):
-            index = [i for i, item in enumerate(asked) if item[1] == sampler]
-            rows = [{"prompt": asked[i][0]} for i in index]
+    def _generate(self, generations: Sequence[tuple[str, SamplerConfig, tuple[str, ...], int]]) -> list[str]:
+        texts = [""] * len(generations)
+        for sampler in dict.fromkeys(item[1] for item in generations):
+            index = [i for i, item in enumerate(generations) if item[1] == sampler]
+            rows = [{"prompt": generations[i][0]} for i in index]
             prompts = encode_rows(rows, self.tokenizer, self.model, sampler.gen_length or 0)
-            trajectory = self.engine.sample(Request(prompts, [asked[i][3] for i in index], sampler))
-            found = decode_completions(self.tokenizer, trajectory.tokens, self.model.eos_id)
-            for i, text in zip(index, found, strict=True):
-                for stop in asked[i][2]:
+            trajectory = self.engine.sample(Request(prompts, [generations[i][3] for i in index], sampler))
+            completions = decode_completions(self.tokenizer, trajectory.tokens, self.model.eos_id)
+            for i, text in zip(index, completions, strict=True):
+                for stop in generations[i][2]:
                     text = text.split(stop, 1)[0] if stop else text
                 texts[i] = text
         return texts
 
     def _logp(self, pairs: Sequence[Pair]) -> list[float]:
-        how: dict[str, Any] = {"mc_num": self.mc_num, "cfg_scale": self.cfg_scale, "tokens": self.rollout_tokens}
-        return likelihood_bounds(self.model, pairs, forwarded=self.forwarded, **how)
+        options: dict[str, Any] = {"mc_num": self.mc_num, "cfg_scale": self.cfg_scale, "tokens": self.rollout_tokens}
+        return likelihood_bounds(self.model, pairs, forwarded=self.forwarded, **options)
 
     def _bounds(self, pairs: Sequence[Pair]) -> list[tuple[float, bool]]:
         greedy = self._greedy(pairs) if self.check_greedy else [False] * len(pairs)
@@ -191,8 +191,8 @@ class LfpoLM(LM):
             index = [i for i, pair in enumerate(pairs) if len(pair.answer) == length]
             sampler = SamplerConfig(gen_length=length, cfg_scale=self.cfg_scale)
             trajectory = self.engine.sample(Request([pairs[i].prompt for i in index], [0] * len(index), sampler))
-            for i, found in zip(index, trajectory.tokens.tolist(), strict=True):
-                equal[i] = found[:length] == pairs[i].answer
+            for i, tokens in zip(index, trajectory.tokens.tolist(), strict=True):
+                equal[i] = tokens[:length] == pairs[i].answer
         return equal
 
 

@@ -94,10 +94,10 @@ def block_maskings(pair: Pair, mc_num: int, structure: Structure) -> tuple[torch
     copies."""
     length, block = len(pair.answer), structure.block_length or len(pair.answer)
     ends = [*range(block - structure.shared(len(pair.prompt)), length, block), length]
-    found = [maskings(b - a, pair.seed, mc_num, a) for a, b in itertools.pairwise([0, *ends])]
-    copies = max(len(weights) for _, weights in found)
-    padded = [F.pad(masked, (0, 0, 0, copies - len(masked))) for masked, _ in found]
-    weights = [F.pad(each, (0, copies - len(each)))[:, None].expand(-1, masked.shape[1]) for masked, each in found]
+    of_blocks = [maskings(b - a, pair.seed, mc_num, a) for a, b in itertools.pairwise([0, *ends])]
+    copies = max(len(weights) for _, weights in of_blocks)
+    padded = [F.pad(masked, (0, 0, 0, copies - len(masked))) for masked, _ in of_blocks]
+    weights = [F.pad(each, (0, copies - len(each)))[:, None].expand(-1, masked.shape[1]) for masked, each in of_blocks]
     return torch.cat(padded, dim=1), torch.cat(weights, dim=1)
 
 
@@ -171,8 +171,8 @@ def _weighted_logp(
     def hidden_of(hidden_tokens_BL: torch.Tensor) -> torch.Tensor:
         """States of the targets, where the tokens `hidden_tokens_BL` of both halves are masked."""
         shown, before = (x.masked_fill(hidden_tokens_BL, model.mask_id) for x in (noised, clean))
-        found, _ = model.noised_hidden(shown, before, attention, prompt.sum(-1), structure=model.training_structure)
-        return found[target[:, -found.shape[1] :]]
+        states, _ = model.noised_hidden(shown, before, attention, prompt.sum(-1), structure=model.training_structure)
+        return states[target[:, -states.shape[1] :]]
 
     hidden = [hidden_of(torch.zeros_like(prompt)), clean[target]]
     if cfg_scale:

@@ -34,9 +34,9 @@ class Journal:
 
     def load(self) -> list[Record]:
         """The records of a stopped evaluation that any rank finds, each once. Collective."""
-        found = [read_partial(file)[1] for file in partial_files(self.result)]
-        spent = max((sum(r.pop("seconds") for r in records) for records in found), default=0.0)
-        parts = collectives.gather((found, spent))
+        partials = [read_partial(file)[1] for file in partial_files(self.result)]
+        spent = max((sum(r.pop("seconds") for r in records) for records in partials), default=0.0)
+        parts = collectives.gather((partials, spent))
         self._last = time.perf_counter()
         self._started = self._last - max(seconds for _, seconds in parts)
         unique = {pair_of(r): r for files, _ in parts for records in files for r in records}
@@ -93,18 +93,18 @@ def find(path: Path | None, settings: Settings, overwrite: bool) -> dict[str, An
         for file in (path, *partial_files(path)):
             file.unlink(missing_ok=True)
         return None
-    found = read_json(path) if path.exists() else None
-    if found is not None:
-        there = [(path, "an evaluation", {k: found.get(k) for k in settings})]
+    result = read_json(path) if path.exists() else None
+    if result is not None:
+        stored = [(path, "an evaluation", {k: result.get(k) for k in settings})]
     else:
-        there = [(file, "a stopped evaluation", read_partial(file)[0]) for file in partial_files(path)]
-    for file, what, theirs in there:
-        if other := differences(theirs, settings):
+        stored = [(file, "a stopped evaluation", read_partial(file)[0]) for file in partial_files(path)]
+    for file, what, other_settings in stored:
+        if other := differences(other_settings, settings):
             raise UserError(
                 f"{file}: holds {what} with other settings ({other}); give another output, or --overwrite true to "
                 "start anew"
             )
-    return found
+    return result
 
 
 def differences(there: Settings, here: Settings) -> str:

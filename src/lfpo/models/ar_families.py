@@ -34,9 +34,9 @@ def own_config(class_name: str, config: dict[str, Any]) -> transformers.Pretrain
         raise UserError("config.json: use_sliding_window and layer_types other than 'full_attention' are not supported")
     for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
         config[name]  # a class has a default for each, of another model: KeyError
-    kept = {name: value for name, value in config.items() if name not in _OWN}
+    fields = {name: value for name, value in config.items() if name not in _OWN}
     # torch never trains an embedding's padding row, and the padding is EOS in many models.
-    return getattr(transformers, class_name)(**{**kept, "pad_token_id": None})
+    return getattr(transformers, class_name)(**{**fields, "pad_token_id": None})
 
 
 def _family(name: str, model_type: str, class_name: str) -> Family:

@@ -127,12 +127,12 @@ def gguf_source(path: Path, dtype: str | None) -> Source:
         raise UserError(f"{path}: reading a .gguf file needs the package gguf: pip install gguf")
     place = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
     try:
-        theirs = transformers.AutoConfig.from_pretrained(**place)
-        config = {**theirs.to_dict(), "architectures": None}
+        hf_config = transformers.AutoConfig.from_pretrained(**place)
+        config = {**hf_config.to_dict(), "architectures": None}
         check_kind(config, path)
         tokenizer = transformers.AutoTokenizer.from_pretrained(**place)
-        kept = getattr(torch, dtype or "float32")
-        model = transformers.AutoModelForCausalLM.from_pretrained(**place, dtype=kept)
+        weights_dtype = getattr(torch, dtype or "float32")
+        model = transformers.AutoModelForCausalLM.from_pretrained(**place, dtype=weights_dtype)
     except (OSError, ValueError, LookupError, NotImplementedError, RuntimeError, struct.error) as error:
         raise UserError(f"{path}: not readable as a model in GGUF ({' '.join(str(error).split())})") from error
     config = {k: v for k, v in model.config.to_dict().items() if k not in DROPPED}

@@ -62,15 +62,15 @@ def export_transformers(source: Path, folder: Path, *, consume: bool = False) ->
     if (source / INDEX).exists():
         index = {**read_json(source / INDEX), "weight_map": {k: path.name for k, path in sorted(names.items())}}
         write_json(folder / INDEX, index)
-    theirs = family.hf_config(config)
-    ids, blocks = token_ids(config, theirs.vocab_size, source), family.block_length(config)
+    hf_config = family.hf_config(config)
+    ids, blocks = token_ids(config, hf_config.vocab_size, source), family.block_length(config)
     settings = {
-        **theirs.to_diff_dict(),
+        **hf_config.to_diff_dict(),
         "architectures": [family.architecture],
         "is_causal": family.causal_context,
         "logit_shift": int(family.shift),
         **({"block_length": blocks} if blocks else {}),
-        "rope_theta": theirs.rope_parameters["rope_theta"],  # other tools read it here
+        "rope_theta": hf_config.rope_parameters["rope_theta"],  # other tools read it here
         "dtype": dtype,
         "bos_token_id": config.get("bos_token_id"),
         # pad_token_id stays null: with it torch would never train the embedding of EOS, which is also the padding.

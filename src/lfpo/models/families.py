@@ -20,10 +20,10 @@ SHARED = ["hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_va
 SHARED += ["max_position_embeddings", "rope_theta", "rms_norm_eps"]
 
 
-def shared_fields(config: dict[str, Any], *more: str) -> dict[str, Any]:
-    """The fields of SHARED, and of `more`, as config.json has them."""
+def shared_fields(config: dict[str, Any], *extra: str) -> dict[str, Any]:
+    """The fields of SHARED, and of `extra`, as config.json has them."""
     return {
-        **{name: config[name] for name in (*SHARED, *more)},
+        **{name: config[name] for name in (*SHARED, *extra)},
         "tie_word_embeddings": bool(config.get("tie_word_embeddings")),
         "pad_token_id": None,  # torch never trains an embedding's padding row, and pad is EOS here
     }
@@ -308,14 +308,14 @@ def family_of(config: dict[str, Any], where: object) -> Family:
     """The family that a config.json's `model_type` selects; of two families with one model_type that with experts, if
     there are any. Its `shift` is what config.json says. Raises UserError, beginning with `where`, for another."""
     model_type = config.get("model_type")
-    found = [family for family in FAMILIES.values() if model_type in family.model_types]
-    if len(found) > 1:
+    families = [family for family in FAMILIES.values() if model_type in family.model_types]
+    if len(families) > 1:
         experts = config.get("num_experts") is not None or "moe" in str(config.get("architectures")).lower()
-        found = [family for family in found if bool(family.stacked) == experts]
-    if not found:
+        families = [family for family in families if bool(family.stacked) == experts]
+    if not families:
         known = sorted({t for family in FAMILIES.values() for t in family.model_types})
         raise UserError(f"{where}: model_type {model_type!r} is not a known family; known: {', '.join(known)}")
-    (family,) = found
+    (family,) = families
     if missing := [name for name in family.marker if name not in config]:
         can = "make one of it: lfpo convert SOURCE FOLDER" if model_type in CONVERTIBLE else "it cannot be converted"
         raise UserError(

@@ -70,17 +70,17 @@ class Family:
         UserError for a block length that is not a positive whole number."""
         if self.block_key is None:
             return None
-        found = config.get(self.block_key)
-        if found is None:
+        length = config.get(self.block_key)
+        if length is None:
             return self.block_default
-        if not isinstance(found, int) or isinstance(found, bool) or found < 1:
-            raise UserError(f"config.json: {self.block_key} {found!r} must be a whole number of at least 1")
-        return found
+        if not isinstance(length, int) or isinstance(length, bool) or length < 1:
+            raise UserError(f"config.json: {self.block_key} {length!r} must be a whole number of at least 1")
+        return length
 
     def to_checkpoint(self, key: str) -> str:
         """The family's own name of a transformers parameter, or of the tensor that holds its rows among others'. The
         parameters of `stacked` have no such name."""
-        fused = [(part, whole) for whole, parts in self.fused for part in parts]
+        fused = [(part, joined) for joined, parts in self.fused for part in parts]
         return replace_prefix(key, [*fused, *((new, old) for old, new in self.rename)])
 
 

@@ -85,8 +85,8 @@ def look_up(embeddings: nn.Embedding, input_ids: torch.Tensor) -> torch.Tensor:
 
     def change(x: torch.Tensor, old: Placement, new: Placement) -> torch.Tensor:
         """`x` as each rank of the shards has it under another placement."""
-        found = DTensor.from_local(x, mesh, [*replicated, old], run_check=False).redistribute(mesh, [*replicated, new])
-        return found.to_local()
+        moved = DTensor.from_local(x, mesh, [*replicated, old], run_check=False).redistribute(mesh, [*replicated, new])
+        return moved.to_local()
 
     most = torch.tensor(len(ids), device=ids.device)
     dist.all_reduce(most, dist.ReduceOp.MAX, group=shards)

@@ -58,9 +58,9 @@ class KeyValueCache:
             if needed > self._memory[i][0].numel():
                 self._memory[i] = key.new_zeros(needed), key.new_zeros(needed)
             self.layers[i] = self._views(i, key)
-            for mine, held in zip(self.layers[i], old, strict=True):
+            for new, held in zip(self.layers[i], old, strict=True):
                 size, width = min(len(held), rows), min(held.shape[2], length + 1)
-                mine[:size, :, length + 1 - width :] = held[:size, :, held.shape[2] - width :]
+                new[:size, :, length + 1 - width :] = held[:size, :, held.shape[2] - width :]
 
     def _views(self, layer: int, like: torch.Tensor) -> Pair:
         """This layer's memory as [B, H_kv, L + 1, D]. like: [_, H_kv, _, D]."""
@@ -80,9 +80,9 @@ class KeyValueCache:
         `fit` must have been called."""
         for i, pair in layers.items():
             self._allocate(i, pair[0])
-            for mine, new in zip(self.layers[i], pair, strict=True):
-                end = mine.shape[2] - 1 - after
-                place = mine[:, :, end - new.shape[2] : end]
+            for stored, new in zip(self.layers[i], pair, strict=True):
+                end = stored.shape[2] - 1 - after
+                place = stored[:, :, end - new.shape[2] : end]
                 place.index_copy_(0, rows, new.expand(len(rows), -1, -1, -1))
 
     def store(self) -> None:
@@ -114,8 +114,8 @@ class KeyValueCache:
             self.fit(size, width)
         self._allocate(layer_idx, key)
         width = min(width, self._size[1] - 1)  # a padded forward may have more columns, of padding
-        for mine, new in zip(self.layers[layer_idx], (key, value), strict=True):
-            new, place = new[:, :, key.shape[2] - width :], mine[:, :, -1 - width : -1]
+        for stored, new in zip(self.layers[layer_idx], (key, value), strict=True):
+            new, place = new[:, :, key.shape[2] - width :], stored[:, :, -1 - width : -1]
             if self._filling is None:
                 place.copy_(new)
             else:

@@ -180,9 +180,9 @@ def token_ids(config: dict[str, Any], vocab_size: int, source: Path | None, toke
     turn_end = None if source is None else family_of(config, where).turn_end
     if source is not None and turn_end is not None and (source / "generation_config.json").exists():
         listed = read_json(source / "generation_config.json").get("eos_token_id")
-        found = (tokenizer or load_tokenizer(source)).convert_tokens_to_ids(turn_end)
-        if found is not None and found in (listed if isinstance(listed, list) else [listed]):
-            ids["eos"] = found
+        turn_end_id = (tokenizer or load_tokenizer(source)).convert_tokens_to_ids(turn_end)
+        if turn_end_id is not None and turn_end_id in (listed if isinstance(listed, list) else [listed]):
+            ids["eos"] = turn_end_id
     if ids["pad"] is None:
         ids["pad"] = ids["eos"]
     for name, value in ids.items():
@@ -236,7 +236,7 @@ def save_model(model: MaskedDiffusionLM, folder: str | Path, tokenizer: Any = No
     tied = model.backbone.config.tie_word_embeddings
     weights = {name: p for name, p in model.weights().items() if not (tied and name == "lm_head.weight")}
     shapes = {name: p.shape for name, p in weights.items()}
-    found = pieces_of_each("key", model.family, shapes)
+    pieces_of_key = pieces_of_each("key", model.family, shapes)
     # The experts' tensors of one parameter follow each other, so each parameter is gathered once.
     value_of = functools.lru_cache(maxsize=1)(
         lambda name, writer: merged(model, name, lambda weight: whole_on(weight, writer))
@@ -244,7 +244,7 @@ def save_model(model: MaskedDiffusionLM, folder: str | Path, tokenizer: Any = No
 
     def value(key: str, writer: int) -> torch.Tensor | None:
         parts = []
-        for piece in found[key]:
+        for piece in pieces_of_key[key]:
             matrix = value_of(piece.name, writer)
             if matrix is not None:
                 matrix = matrix if piece.expert is None else matrix[piece.expert]
@@ -252,7 +252,7 @@ def save_model(model: MaskedDiffusionLM, folder: str | Path, tokenizer: Any = No
         return torch.cat(parts) if len(parts) > 1 else parts[0] if parts else None
 
     empty = {
-        key: torch.empty(shape, dtype=weights[found[key][0].name].dtype, device="meta")
+        key: torch.empty(shape, dtype=weights[pieces_of_key[key][0].name].dtype, device="meta")
         for key, shape in checkpoint_shapes(model.family, shapes).items()
     }
     distributed.by_first(lambda: folder.mkdir(parents=True, exist_ok=True))

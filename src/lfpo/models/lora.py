@@ -68,11 +68,11 @@ def attach(model: MaskedDiffusionLM, settings: LoraSettings, *, seed: int = 0) -
     A is uniform within 1 / sqrt(inputs), as in peft, drawn from `seed`; B is zero, so outputs do not change.
     """
     reference = inject(model, settings)
-    for (name, mine), (_, theirs) in zip(model.factors(), reference.factors(), strict=True):
+    for (name, factor), (_, old_factor) in zip(model.factors(), reference.factors(), strict=True):
         if "lora_A" in name:
-            uniform = torch.rand(mine.shape, generator=generator(seed, "lora", name))
-            mine.data.copy_((2 * uniform - 1) / mine.shape[1] ** 0.5)
-        theirs.data.copy_(mine.data)
+            uniform = torch.rand(factor.shape, generator=generator(seed, "lora", name))
+            factor.data.copy_((2 * uniform - 1) / factor.shape[1] ** 0.5)
+        old_factor.data.copy_(factor.data)
     return reference
 
 
@@ -191,8 +191,8 @@ def save_adapter(policy: MaskedDiffusionLM, folder: Path) -> None:
 def load_adapter(policy: MaskedDiffusionLM, folder: Path) -> None:
     """Copy saved factors into a policy's, in place. Raises UserError if layers or shapes differ."""
     saved = load_file(folder / "adapter_model.safetensors")
-    mine = {f"base_model.model.{n}": p for n, p in policy.factors()}
-    if saved.keys() != mine.keys() or any(saved[n].shape != p.shape for n, p in mine.items()):
+    factors = {f"base_model.model.{n}": p for n, p in policy.factors()}
+    if saved.keys() != factors.keys() or any(saved[n].shape != p.shape for n, p in factors.items()):
         raise UserError(f"{folder}: the saved adapter has other layers or rank than 'lora' in the configuration")
-    for name, parameter in mine.items():
+    for name, parameter in factors.items():
         parameter.data.copy_(saved[name])

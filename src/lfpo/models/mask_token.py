@@ -74,12 +74,12 @@ def renamed(tokenizer: Any, old: str, new: str) -> Any:
         state["model"]["vocab"] = {new if word == old else word: number for word, number in words.items()}
     else:  # Unigram's: pairs of text and score
         state["model"]["vocab"] = [[new if word == old else word, score] for word, score in words]
-    kept = {role: getattr(tokenizer, role) for role in ROLES if getattr(tokenizer, role) is not None}
+    roles = {role: getattr(tokenizer, role) for role in ROLES if getattr(tokenizer, role) is not None}
     return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(json.dumps(state)),
         chat_template=tokenizer.chat_template,
         model_max_length=tokenizer.model_max_length,
         clean_up_tokenization_spaces=tokenizer.clean_up_tokenization_spaces,
         mask_token=new,
-        **kept,
+        **roles,
     )

@@ -88,8 +88,8 @@ def merged_adapter(policy: MaskedDiffusionLM, target: MaskedDiffusionLM, *, cast
 
     adapter, replaced = target.adapter, list[tuple[dict[str, Any], str, nn.Module]]()
     try:
-        found = [(path, m) for path, m in target.backbone.named_modules() if isinstance(m, LoraLayer)]
-        for path, layer in found:
+        layers = [(path, m) for path, m in target.backbone.named_modules() if isinstance(m, LoraLayer)]
+        for path, layer in layers:
             parent, _, name = path.rpartition(".")
             if name == "base_layer":  # a wrapper inside another one
                 continue

@@ -36,13 +36,13 @@ def write_shards(
     tensors: Mapping[str, torch.Tensor],
     folder: Path,
     stem: str,
-    whole: Callable[[str, int], torch.Tensor | None] | None = None,
+    whole_tensor: Callable[[str, int], torch.Tensor | None] | None = None,
 ) -> None:
     """Write `stem`.safetensors, or `stem`-00001-of-0000N.safetensors with an index, into an existing folder that all
     ranks see. A collective; where a rank cannot write its file, all ranks stop (see distributed.each_writes).
 
-    tensors: what to write, split or not; with `whole` their names, shapes and dtypes.
-    whole(name, writer): the whole tensor on the rank `writer`, on any device; on other ranks it is not read. A
+    tensors: what to write, split or not; with `whole_tensor` their names, shapes and dtypes.
+    whole_tensor(name, writer): the whole tensor on the rank `writer`, on any device; on other ranks it is not read. A
         collective. None: `whole_on`.
     """
     rank, world = collectives.rank(), collectives.world()
@@ -55,17 +55,17 @@ def write_shards(
     )
     files = list(split.filename_to_tensors.items()) or [(f"{stem}.safetensors", [])]
     for first in range(0, len(files), world):
-        mine: dict[str, torch.Tensor] = {}
+        own_tensors: dict[str, torch.Tensor] = {}
         for writer, (_, names) in enumerate(files[first : first + world]):
             for name in names:
-                tensor = whole(name, writer) if whole else whole_on(tensors[name], writer)
+                tensor = whole_tensor(name, writer) if whole_tensor else whole_on(tensors[name], writer)
                 if writer == rank and tensor is not None:
                     tensor = tensor.detach().contiguous().cpu()
                     # A view of a larger tensor would keep all of it in memory, and safetensors refuses to save it.
-                    mine[name] = tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+                    own_tensors[name] = tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
                 tensor = None  # or it would be held while the next file's are made
         path = folder / files[first + rank][0] if first + rank < len(files) else None
-        distributed.each_writes(functools.partial(save_tensors, mine, path) if path else list)
+        distributed.each_writes(functools.partial(save_tensors, own_tensors, path) if path else list)
     if len(files) > 1:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         text = json.dumps(index, indent=2, sort_keys=True) + "\n"
@@ -86,19 +86,19 @@ def whole_on(tensor: torch.Tensor, writer: int) -> torch.Tensor | None:
     rows = math.ceil(len(tensor) / len(ranks))  # of each rank; the last ranks may have fewer
     # From the whole tensor: all ranks need the same step, and some may hold no rows.
     step = max(1, PIECE_BYTES // len(ranks) // (tensor.element_size() * math.prod(tensor.shape[1:])))
-    found = torch.empty(tensor.shape, dtype=tensor.dtype) if here else None
+    collected = torch.empty(tensor.shape, dtype=tensor.dtype) if here else None
     for first in range(0, rows, step):
         part = own.new_zeros(min(step, rows - first), *own.shape[1:])
-        mine = own[first : first + step]
-        part[: len(mine)] = mine
+        own_part = own[first : first + step]
+        part[: len(own_part)] = own_part
         parts = [torch.empty_like(part) for _ in ranks] if here else None
         dist.gather(part, parts, dst=writer, group=group)
         for place, other in enumerate(parts or []):
             begin = place * rows + first
             end = min(begin + len(other), len(tensor))
-            if found is not None and begin < end:
-                found[begin:end] = other[: end - begin]
-    return found
+            if collected is not None and begin < end:
+                collected[begin:end] = other[: end - begin]
+    return collected
 
 
 def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
@@ -113,21 +113,21 @@ def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
 
 def tensor_paths(folder: Path) -> dict[str, Path]:
     """The file that holds each tensor of a folder's safetensors files, by tensor name."""
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
-            found |= dict.fromkeys(file.keys(), path)
-    return found
+            paths |= dict.fromkeys(file.keys(), path)
+    return paths
 
 
 def read_like(path: Path, name: str, parameter: nn.Parameter) -> torch.Tensor:
     """Read a tensor from a file. If it belongs to a split parameter (same shape, a DTensor), read only this rank's rows
     and return them as a DTensor split like `parameter`; otherwise return the whole tensor on the CPU."""
     with safe_open(path, framework="pt") as file:
-        found = file.get_slice(name)
-        if not isinstance(parameter, DTensor) or found.get_shape() != list(parameter.shape):
+        stored = file.get_slice(name)
+        if not isinstance(parameter, DTensor) or stored.get_shape() != list(parameter.shape):
             return file.get_tensor(name)
-        rows = found[own_rows(parameter)]
+        rows = stored[own_rows(parameter)]
     return split_like(parameter, rows)
 
 

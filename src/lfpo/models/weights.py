@@ -43,7 +43,7 @@ def pieces(family: Family, shapes: Mapping[str, Sequence[int]]) -> list[Piece]:
 
     shapes: of the parameters and buffers, by their transformers names.
     """
-    found: list[Piece] = []
+    listed: list[Piece] = []
     for name, shape in shapes.items():
         before: list[str] = []  # parameters whose rows precede this one's in its tensor
         for _, parts in family.fused:
@@ -51,19 +51,19 @@ def pieces(family: Family, shapes: Mapping[str, Sequence[int]]) -> list[Piece]:
                 if replace_prefix(name, [(part, "")]) != name:
                     before = [replace_prefix(name, [(part, other)]) for other in parts[:i]]
         start = sum(shapes[other][0] for other in before)
-        whole = Piece(family.to_checkpoint(name), start, shape[0], name)
-        found += _expert_pieces(family, name, shape) or [whole]
-    return found
+        piece = Piece(family.to_checkpoint(name), start, shape[0], name)
+        listed += _expert_pieces(family, name, shape) or [piece]
+    return listed
 
 
 def pieces_of_each(
     kind: Literal["key", "name"], family: Family, shapes: Mapping[str, Sequence[int]]
 ) -> dict[str, list[Piece]]:
     """The pieces of each tensor of a checkpoint ("key"), or of each parameter ("name"). shapes: see `pieces`."""
-    found: dict[str, list[Piece]] = {}
+    by_tensor: dict[str, list[Piece]] = {}
     for piece in pieces(family, shapes):
-        found.setdefault(getattr(piece, kind), []).append(piece)
-    return found
+        by_tensor.setdefault(getattr(piece, kind), []).append(piece)
+    return by_tensor
 
 
 def _expert_pieces(family: Family, name: str, shape: Sequence[int]) -> list[Piece]:
@@ -166,8 +166,8 @@ def tensor_files(backbone: Any, family: Family, source: Path) -> dict[str, Path]
                     continue  # old checkpoints hold it; it follows from config.json
                 files[key], shapes[key] = file, opened.get_slice(key).get_shape()
     if backbone.config.tie_word_embeddings:
-        for found in (files, shapes):
-            found.pop(family.to_checkpoint("lm_head.weight"), None)
+        for held in (files, shapes):
+            held.pop(family.to_checkpoint("lm_head.weight"), None)
     expected = checkpoint_shapes(family, state_shapes(backbone))
     if missing := sorted(expected.keys() - shapes.keys()):
         raise UserError(f"{source}: {len(missing)} tensors are missing, first {missing[0]!r}")
@@ -220,9 +220,9 @@ def _value(like: torch.Tensor, parts: list[Piece], read: Read, dtype: torch.dtyp
     piece in bfloat16 and stays so, else in new memory."""
     (first, *others), held = parts, own_rows(like)
     if not others and first.expert is None and held == slice(None) and torch.device(device).type == "cpu":
-        found = read(first.key, slice(first.start, first.start + first.rows))
-        if found.dtype == dtype == torch.bfloat16:
-            return found
+        mapped = read(first.key, slice(first.start, first.start + first.rows))
+        if mapped.dtype == dtype == torch.bfloat16:
+            return mapped
     target = torch.empty(local(like).shape, dtype=dtype, device=device)
     _fill(target, held, parts, read)
     return target

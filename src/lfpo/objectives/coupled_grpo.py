@@ -37,9 +37,9 @@ class CoupledGRPO(settings.CoupledGRPO, Objective):
     def masked_views(self, trajectory: Trajectory, masked_BC: torch.Tensor, ratio_B: torch.Tensor) -> Views:
         """Three views a rollout: all masked, a mask, its complement. The weights are those of the token's estimate."""
         rows = torch.arange(len(trajectory), device=masked_BC.device)
-        whole = torch.ones_like(masked_BC)
+        all_masked = torch.ones_like(masked_BC)
         weights = [torch.full_like(ratio_B, 0.5), 0.5 / ratio_B, 0.5 / (1 - ratio_B)]
-        masks = torch.cat([whole, masked_BC, ~masked_BC])
+        masks = torch.cat([all_masked, masked_BC, ~masked_BC])
         return noised(
             trajectory,
             rows.repeat(3),

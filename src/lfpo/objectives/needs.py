@@ -34,18 +34,18 @@ def check_rollouts(
     sampler: with its lengths filled in. gives: what the engine's trajectories hold (None: not checked). trained_block:
     the block length of a model that attends block by block.
     """
-    given = {"reveal_step", "confidence", "entropy", "edits" if sampler.edits else "unedited"}
-    given |= {"drawn"} if sampler.temperature else set()
-    given |= {"unguided"} if not sampler.cfg_scale else set()
+    available = {"reveal_step", "confidence", "entropy", "edits" if sampler.edits else "unedited"}
+    available |= {"drawn"} if sampler.temperature else set()
+    available |= {"unguided"} if not sampler.cfg_scale else set()
     one_at_a_time = sampler.rule_name == "sequential" and sampler.steps == sampler.gen_length
-    given |= {"left_to_right"} if one_at_a_time or sampler.block_length == 1 else set()
+    available |= {"left_to_right"} if one_at_a_time or sampler.block_length == 1 else set()
     if trained_block is None:
-        given |= {"full_attention", "masked_prompt"}
-        given |= {"predictions"} if sampler.steps and sampler.cache == "none" else set()
+        available |= {"full_attention", "masked_prompt"}
+        available |= {"predictions"} if sampler.steps and sampler.cache == "none" else set()
     needs, called, name = objective.needs, GIVES | NEEDS, type(objective).__name__
     if sampler.edits and "reveal_step" in needs:
         needs |= {"edits"}
-    for need in sorted((needs & called.keys()) - given):
+    for need in sorted((needs & called.keys()) - available):
         cause = "which rollouts of this sampler do not give"
         if trained_block is not None and need not in ("unedited", "drawn", "unguided"):
             cause = f"and this model attends in blocks of {trained_block} tokens"

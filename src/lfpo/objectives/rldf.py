@@ -65,12 +65,12 @@ class RLDF(settings.RLDF, Objective):
     def prepare(self, views: Views, logp: Callable[[Views, str], torch.Tensor]) -> Views:
         """Only the kept targets, weighted for the mean that `aggregation` names. A collective."""
         sure_T = logp(views, OLD if self.reads_old else CURRENT).exp() >= self.threshold
-        kept = views.target.clone()
-        kept[views.target] = sure_T | (views.weight[views.target] == 1)
-        views = dataclasses.replace(views, target=kept)
+        target = views.target.clone()
+        target[views.target] = sure_T | (views.weight[views.target] == 1)
+        views = dataclasses.replace(views, target=target)
         if self.aggregation == "token":
             return shared_by_state(views)
-        return dataclasses.replace(views, weight=kept / kept.sum(-1, keepdim=True).clamp(min=1))
+        return dataclasses.replace(views, weight=target / target.sum(-1, keepdim=True).clamp(min=1))
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
         logp, advantage_T = predictions.logp(), predictions.at_targets(signal_B)

@@ -59,11 +59,11 @@ IN_4BIT: Changes = {"load_in_4bit": True, "fsdp": False, "fsdp_size": 0, "rollou
 
 @dataclass(frozen=True)
 class Way:
-    """A way to run a recipe. changes: keys of the recipe with their new values. found: the estimate with these."""
+    """A way to run a recipe. changes: keys of the recipe with their new values. estimate: with these."""
 
     label: str
     changes: Changes
-    found: Estimate
+    estimate: Estimate
 
 
 def ways(plan: Plan, args: LFPOConfig, gpus: int, memory: float) -> list[Way]:
@@ -71,56 +71,56 @@ def ways(plan: Plan, args: LFPOConfig, gpus: int, memory: float) -> list[Way]:
 
     gpus: the stated number of GPUs. If it is 1, ways on more GPUs are included.
     """
-    more = [n for n in MORE if gpus == 1 and n <= args.prompts_per_iteration]
-    one_or_eight = [gpus, *(n for n in more if n == 8)]
+    more_gpus = [n for n in MORE if gpus == 1 and n <= args.prompts_per_iteration]
+    one_or_eight = [gpus, *(n for n in more_gpus if n == 8)]
     unchanged = [Way("as it stands", {}, plan(args, gpus=n)) for n in one_or_eight]
-    if unchanged[0].found.peak <= memory:
-        return [way for way in unchanged if way.found.peak <= memory]
+    if unchanged[0].estimate.peak <= memory:
+        return [way for way in unchanged if way.estimate.peak <= memory]
     # A compiled forward needs its weights to stay where they are.
     lighter = [changes for changes in LIGHTER if not (args.rollout_compile and changes.get("offload_reference"))]
-    all_weights, experts = args.lora is None, unchanged[0].found.sizes.experts  # experts are not quantised
+    all_weights, experts = args.lora is None, unchanged[0].estimate.sizes.experts  # experts are not quantised
     adapter = ADAPTER if all_weights else {}
-    found: list[Way] = []
+    fitting: list[Way] = []
     for label, possible, numbers, choices in (
         ("all weights", all_weights and not args.fsdp, [gpus], lighter),
-        ("all weights, FSDP", all_weights, [n for n in (gpus, *more) if n > 1], SPLIT),
+        ("all weights, FSDP", all_weights, [n for n in (gpus, *more_gpus) if n > 1], SPLIT),
         ("LoRA", not args.load_in_4bit, one_or_eight, [adapter]),
         ("LoRA, 4-bit base", not experts, one_or_eight, [adapter | IN_4BIT]),
     ):
         for changes in choices if possible else ():  # those that fit with the first changes with which any does
             each = [_fitting(plan, args, label, CHECKPOINTED | changes, n, memory) for n in numbers]
             if fits := [way for way in each if way is not None]:
-                found += fits
+                fitting += fits
                 break
-    return found
+    return fitting
 
 
 def _fitting(plan: Plan, args: LFPOConfig, label: str, changes: Changes, gpus: int, memory: float) -> Way | None:
     """The way with these changes and, where that is not enough, fewer tokens at once; None if it never fits."""
     changes = {key: value for key, value in changes.items() if value != getattr(args, key)}
     args = replace(args, **changes)
-    found = plan(args, gpus=gpus)
-    if found.totals[0] > memory:  # more than fits before the first token
+    estimate = plan(args, gpus=gpus)
+    if estimate.totals[0] > memory:  # more than fits before the first token
         return None
-    best = Way(label, changes, found) if found.peak <= memory else None
+    best = Way(label, changes, estimate) if estimate.peak <= memory else None
     tokens = min(args.update_tokens, args.rollout_tokens)
-    while found.peak > (SPARE * memory if tokens > ENOUGH else memory) and tokens // 2 >= found.length:
+    while estimate.peak > (SPARE * memory if tokens > ENOUGH else memory) and tokens // 2 >= estimate.length:
         tokens //= 2
         fewer = {name: min(getattr(args, name), tokens) for name in ("update_tokens", "rollout_tokens")}
-        found = plan(replace(args, **fewer), gpus=gpus)
-        if found.peak <= memory:
-            best = Way(label, changes | fewer, found)
+        estimate = plan(replace(args, **fewer), gpus=gpus)
+        if estimate.peak <= memory:
+            best = Way(label, changes | fewer, estimate)
     return best
 
 
-def seconds(found: Estimate, flop_rate: float) -> tuple[float, float, float]:
+def seconds(estimate: Estimate, flop_rate: float) -> tuple[float, float, float]:
     """Of an iteration: its rollouts, its update, and the whole of it, on GPUs of `flop_rate` FLOP/s each. An optimiser
     step takes as long as on its fullest rank. Ray workers sample on GPUs like these beside them, with max_staleness
     while the trainer updates."""
-    workers = _worker_gpus(found.args)
-    rollout = found.rollout_flops / flop_rate / (workers or found.gpus)
-    update = found.update_flops / flop_rate / found.gpus * found.fullest
-    beside = bool(workers and found.args.engine.max_staleness)
+    workers = _worker_gpus(estimate.args)
+    rollout = estimate.rollout_flops / flop_rate / (workers or estimate.gpus)
+    update = estimate.update_flops / flop_rate / estimate.gpus * estimate.fullest
+    beside = bool(workers and estimate.args.engine.max_staleness)
     return rollout, update, max(rollout, update) if beside else rollout + update
 
 
@@ -139,15 +139,15 @@ class WholeRun:
     cost: float | None
 
 
-def whole_run(found: Estimate, flop_rate: float, price_per_hour: float | None) -> WholeRun:
+def whole_run(estimate: Estimate, flop_rate: float, price_per_hour: float | None) -> WholeRun:
     """A run from its first to its last iteration, at `flop_rate` FLOP/s of one GPU and a price of one GPU's hour. All
     forwards that the schedules allow are counted; loading, rewards, checkpoints and traffic between GPUs are not."""
-    args = found.args
-    training = args.max_steps * seconds(found, flop_rate)[2] / 3600
-    evaluation = found.evaluation_flops / (3600 * flop_rate * found.gpus)
-    gpus = found.gpus + _worker_gpus(args)
+    args = estimate.args
+    training = args.max_steps * seconds(estimate, flop_rate)[2] / 3600
+    evaluation = estimate.evaluation_flops / (3600 * flop_rate * estimate.gpus)
+    gpus = estimate.gpus + _worker_gpus(args)
     cost = None if price_per_hour is None else (training + evaluation) * gpus * price_per_hour
-    return WholeRun(training, evaluation, args.max_steps * found.rollouts * found.completion, cost)
+    return WholeRun(training, evaluation, args.max_steps * estimate.rollouts * estimate.completion, cost)
 
 
 def duration(seconds: float) -> str:
@@ -157,17 +157,17 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 3570 else f"{seconds / 3600:.1f} h"
 
 
-def command(recipe: str | None, given: dict[str, Any], changes: Changes, gpus: int, per_machine: int) -> str:
+def command(recipe: str | None, overrides: dict[str, Any], changes: Changes, gpus: int, per_machine: int) -> str:
     """The command line that trains with these changes; on several machines, to be typed on each of them.
 
-    recipe: a file or a recipe's name. given: keys that were given beside it. per_machine: GPUs of one machine.
+    recipe: a file or a recipe's name. overrides: keys that were given beside it. per_machine: GPUs of one machine.
     """
-    keys = merge(given, changes)
+    keys = merge(overrides, changes)
     if recipe is None:
         prompts = {} if keys.keys() & {"task", "data_file", "dataset_name"} else {"task": "TASK"}
         keys = {"output_dir": "runs/mine"} | prompts | keys
     words = ["lfpo", "train", *([recipe] if recipe else [])]
-    for key, value in flattened(keys, whole=["lora"]).items():
+    for key, value in flattened(keys, unsplit=["lora"]).items():
         words += [f"--{key}", value if isinstance(value, str) else flow_text(value)]
     machines = -(-gpus // per_machine)
     meeting = ["--nnodes", str(machines), "--rdzv_backend", "c10d", "--rdzv_endpoint", "FIRST_MACHINE:29500"]
@@ -175,40 +175,47 @@ def command(recipe: str | None, given: dict[str, Any], changes: Changes, gpus: i
     return shlex.join((starter if gpus > 1 else []) + words)
 
 
-def run_plan(config: PlanConfig, args: LFPOConfig, *, recipe: str | None, given: dict[str, Any]) -> None:
+def run_plan(config: PlanConfig, args: LFPOConfig, *, recipe: str | None, overrides: dict[str, Any]) -> None:
     """Print the plan and the ways that fit, each with its command; write them to `config.output`.
 
-    recipe, given: the recipe's name and the keys given beside it, for the commands. Raises UserError if nothing fits.
+    recipe, overrides: the recipe's name and the keys given beside it, for the commands. Raises UserError if nothing
+        fits.
     """
     console, plan = Console(), _planner(config, args)
-    found = plan(args, gpus=config.gpus)
+    estimate = plan(args, gpus=config.gpus)
     (memory, source), (rates, assumption) = _memory(config), _rates(config)
 
-    def rate(found: Estimate) -> float:
-        return rates["bfloat16" if found.autocast else found.args.dtype]
+    def rate(estimate: Estimate) -> float:
+        return rates["bfloat16" if estimate.autocast else estimate.args.dtype]
 
-    taken = seconds(found, rate(found))
-    _print_memory(found, plan, memory, source, console)
-    _print_time(found, taken, assumption, console)
-    console.print(f"A run: {described(found.run_length, args)}.", soft_wrap=True)
+    taken = seconds(estimate, rate(estimate))
+    _print_memory(estimate, plan, memory, source, console)
+    _print_time(estimate, taken, assumption, console)
+    console.print(f"A run: {described(estimate.run_length, args)}.", soft_wrap=True)
     rows = []
     for way in ways(plan, args, config.gpus, memory):
-        line = command(recipe, given, way.changes, way.found.gpus, config.gpus_per_machine)
-        rows.append((way, whole_run(way.found, rate(way.found), config.price_per_hour), line))
+        line = command(recipe, overrides, way.changes, way.estimate.gpus, config.gpus_per_machine)
+        rows.append((way, whole_run(way.estimate, rate(way.estimate), config.price_per_hour), line))
     if config.output:
-        sizes = found.sizes
+        sizes = estimate.sizes
         result = {
-            "parameters": {"total": sizes.total, "active": sizes.active + sizes.outside, "trained": found.trained},
+            "parameters": {"total": sizes.total, "active": sizes.active + sizes.outside, "trained": estimate.trained},
             "phases": PHASES,
-            "bytes": found.parts,
-            "total": found.totals,
-            "host": found.host,
+            "bytes": estimate.parts,
+            "total": estimate.totals,
+            "host": estimate.host,
             "gpu_memory": memory,
-            "fits": found.peak <= memory,
+            "fits": estimate.peak <= memory,
             "seconds": dict(zip(("rollout", "update", "iteration"), taken, strict=True)),
             "assumption": assumption,
             "ways": [
-                {"way": way.label, "gpus": way.found.gpus, "command": line, "bytes": way.found.peak, **asdict(run)}
+                {
+                    "way": way.label,
+                    "gpus": way.estimate.gpus,
+                    "command": line,
+                    "bytes": way.estimate.peak,
+                    **asdict(run),
+                }
                 for way, run, line in rows
             ],
         }
@@ -236,12 +243,12 @@ def out_of_memory(error: BaseException, args: Any, gpus: int) -> UserError | Non
         lower += f" or rollout_tokens (now {args.rollout_tokens})"
         with contextlib.suppress(UserError):  # a model object without a config.json that can be found
             config = PlanConfig(gpus=gpus, device="cuda" if torch.cuda.is_available() else "cpu")
-            found = _planner(config, args)(args, gpus=gpus)
-            phase = found.totals.index(found.peak)
-            largest = sorted(found.parts, key=lambda name: -found.parts[name][phase])[:3]
-            listed = ", ".join(f"{name} {found.parts[name][phase] / GIB:.2f}" for name in largest)
+            estimate = _planner(config, args)(args, gpus=gpus)
+            phase = estimate.totals.index(estimate.peak)
+            largest = sorted(estimate.parts, key=lambda name: -estimate.parts[name][phase])[:3]
+            listed = ", ".join(f"{name} {estimate.parts[name][phase] / GIB:.2f}" for name in largest)
             counted = (
-                f"`lfpo plan` counts {found.peak / GIB:.2f} GiB in the {PHASES[phase]} phase, most of it {listed}; "
+                f"`lfpo plan` counts {estimate.peak / GIB:.2f} GiB in the {PHASES[phase]} phase, most of it {listed}; "
             )
     return UserError(
         f"out of memory ({reason}); {counted}{lower}, set gradient_checkpointing or lora, or take more GPUs with fsdp, "
@@ -325,53 +332,57 @@ def _colour(size: float, memory: float) -> str:
     return "red" if size > memory else "yellow" if size > 0.9 * memory else "green"
 
 
-def _print_memory(found: Estimate, plan: Plan, memory: float, source: str, console: Console) -> None:
+def _print_memory(estimate: Estimate, plan: Plan, memory: float, source: str, console: Console) -> None:
     """memory: bytes of one GPU. source: where that number is from."""
-    args, sizes = found.args, found.sizes
+    args, sizes = estimate.args, estimate.sizes
     active = f", {readable(sizes.active + sizes.outside)} active" if sizes.experts else ""
     console.print(
-        f"{args.model}: {readable(sizes.total)} parameters{active}, {readable(found.trained)} trained "
-        f"({'LoRA' if args.lora else 'all weights'}), {found.gpus} GPU{'s' if found.gpus > 1 else ''}"
+        f"{args.model}: {readable(sizes.total)} parameters{active}, {readable(estimate.trained)} trained "
+        f"({'LoRA' if args.lora else 'all weights'}), {estimate.gpus} GPU{'s' if estimate.gpus > 1 else ''}"
         f"{', split by FSDP2' if args.fsdp else ''}",
         soft_wrap=True,
     )
     table = Table("GiB on each GPU", *(Column(phase, justify="right") for phase in PHASES), box=box.SIMPLE)
     table.columns[0].no_wrap = True
-    for name, values in found.parts.items():
+    for name, values in estimate.parts.items():
         table.add_row(name, *(f"{v / GIB:.2f}" if v else "" for v in values))
         if name == "activations of a pass":
-            opposite = plan(replace(args, gradient_checkpointing=not args.gradient_checkpointing), gpus=found.gpus)
+            opposite = plan(replace(args, gradient_checkpointing=not args.gradient_checkpointing), gpus=estimate.gpus)
             other = "without" if args.gradient_checkpointing else "with"
             table.add_row(f"[dim]  {other} checkpointing[/]", "", "", f"[dim]({opposite.parts[name][2] / GIB:.2f})[/]")
     table.add_section()
-    table.add_row("[bold]total[/]", *(f"[{_colour(v, memory)}]{v / GIB:.2f}[/]" for v in found.totals))
-    table.add_row(f"of {memory / GIB:.3g} GiB ({source})", *(f"{v / memory:.0%}" for v in found.totals))
+    table.add_row("[bold]total[/]", *(f"[{_colour(v, memory)}]{v / GIB:.2f}[/]" for v in estimate.totals))
+    table.add_row(f"of {memory / GIB:.3g} GiB ({source})", *(f"{v / memory:.0%}" for v in estimate.totals))
     console.print(table)
-    if found.host:
-        held = ", ".join(f"{name} {size / GIB:.1f}" for name, size in found.host.items())
-        copied = f"; the reference's layers are copied {found.transfers} times an iteration" if found.transfers else ""
+    if estimate.host:
+        held = ", ".join(f"{name} {size / GIB:.1f}" for name, size in estimate.host.items())
+        copied = ""
+        if estimate.transfers:
+            copied = f"; the reference's layers are copied {estimate.transfers} times an iteration"
         console.print(f"GiB in CPU memory, for each rank: {held}{copied}.", soft_wrap=True)
-    more = f", each run with clean copies, {found.view_tokens} tokens" if found.view_tokens > found.length else ""
+    clean_copies = ""
+    if estimate.view_tokens > estimate.length:
+        clean_copies = f", each run with clean copies, {estimate.view_tokens} tokens"
     console.print(
-        f"A pass of the update: {found.rows} views of {found.length} tokens (prompt {found.prompt_length})"
-        f"{more}. " + ("It fits." if found.peak <= memory else "[bold red]It does not fit.[/]"),
+        f"A pass of the update: {estimate.rows} views of {estimate.length} tokens (prompt {estimate.prompt_length})"
+        f"{clean_copies}. " + ("It fits." if estimate.peak <= memory else "[bold red]It does not fit.[/]"),
         soft_wrap=True,
     )
 
 
-def _print_time(found: Estimate, taken: tuple[float, float, float], assumption: str, console: Console) -> None:
-    """taken: seconds of an iteration's rollouts, of its update, and of the whole of it. assumption: the rates that they
-    rest on."""
-    engine, where = found.args.engine, ""
-    fullest = f"; the fullest rank computes {found.fullest:.2f} times the mean" if found.gpus > 1 else ""
-    rollouts, update, whole = map(duration, taken)
+def _print_time(estimate: Estimate, taken: tuple[float, float, float], assumption: str, console: Console) -> None:
+    """taken: seconds of an iteration's rollouts, of its update, and of the iteration. assumption: the rates that these
+    numbers rest on."""
+    engine, where = estimate.args.engine, ""
+    fullest = f"; the fullest rank computes {estimate.fullest:.2f} times the mean" if estimate.gpus > 1 else ""
+    rollouts, update, iteration = map(duration, taken)
     if engine.name == "ray":
         where = f"\nRollouts run on {engine.workers} Ray workers, each on a GPU like these, "
-        where += f"{'beside' if engine.max_staleness else 'before'} the update: {whole} an iteration."
+        where += f"{'beside' if engine.max_staleness else 'before'} the update: {iteration} an iteration."
     console.print(
-        f"An iteration: rollouts {found.rollout_flops / 1e15:.3g} PFLOP, {rollouts} (at most {found.forwards} forwards "
-        f"a rollout; early stopping takes fewer); update {found.update_flops / 1e15:.3g} PFLOP, {update} "
-        f"({found.work.views:g} views a rollout{fullest}).{where}\nAt {assumption}.",
+        f"An iteration: rollouts {estimate.rollout_flops / 1e15:.3g} PFLOP, {rollouts} (at most {estimate.forwards} "
+        f"forwards a rollout; early stopping takes fewer); update {estimate.update_flops / 1e15:.3g} PFLOP, {update} "
+        f"({estimate.work.views:g} views a rollout{fullest}).{where}\nAt {assumption}.",
         soft_wrap=True,
     )
 
@@ -386,8 +397,8 @@ def _print_ways(rows: list[tuple[Way, WholeRun, str]], memory: float, console: C
         hours = (duration(3600 * run.training_hours), duration(3600 * run.evaluation_hours))
         tokens = f"{run.tokens / 1e6:.1f} M" if run.tokens >= 1e5 else f"{run.tokens:,}"
         cost = [] if run.cost is None else [f"{run.cost:.{0 if run.cost >= 10 else 2}f}"]
-        peak = f"[{_colour(way.found.peak, memory)}]{way.found.peak / GIB:.1f}[/]"
-        table.add_row(str(number), way.label, str(way.found.gpus), peak, *hours, tokens, *cost)
+        peak = f"[{_colour(way.estimate.peak, memory)}]{way.estimate.peak / GIB:.1f}[/]"
+        table.add_row(str(number), way.label, str(way.estimate.gpus), peak, *hours, tokens, *cost)
     console.print(table)
     console.print(
         "Estimates. tokens: sampled in training, at most. Loading, rewards, checkpoints and traffic between GPUs are "
@@ -395,6 +406,6 @@ def _print_ways(rows: list[tuple[Way, WholeRun, str]], memory: float, console: C
         soft_wrap=True,
     )
     for number, (way, _, line) in enumerate(rows, 1):
-        gpus = f"{way.found.gpus} GPU{'s' if way.found.gpus > 1 else ''}"
+        gpus = f"{way.estimate.gpus} GPU{'s' if way.estimate.gpus > 1 else ''}"
         console.print(f"\n{number}  {way.label}, {gpus}", style="dim", highlight=False)
         console.print(line, soft_wrap=True, markup=False, highlight=False)

@@ -197,12 +197,12 @@ class Estimate:
         if not self.args.fsdp:
             return (0, 0, 0, 0)
         sizes, per_weight, lora = self.sizes, self.per_weight, self.args.lora is not None
-        whole = self.per_product * sizes.matrices + per_weight * (sizes.total - sizes.matrices)
+        all_weights = self.per_product * sizes.matrices + per_weight * (sizes.total - sizes.matrices)
         merged = self.args.merges_lora(self.device)  # a sum is made in float32, one matrix at a time
         adapters = 2 * 4 * self.adapted if merged else 2 * 2 * self.adapter * self.autocast
         heads = per_weight * self.head * (1 if lora else 1 + self.work.others)
         per_gathered = per_weight if sizes.experts else self.per_product
-        rollouts = whole + adapters
+        rollouts = all_weights + adapters
         if self.args.rollout_gather == "layer":
             rollouts = per_weight * self.head + 3 * per_gathered * sizes.layer
         return (0, rollouts, heads + sizes.layer * (3 * per_gathered + (0 if lora else 4)), 0)

@@ -93,10 +93,10 @@ def _predicted(t: Trajectory) -> int:
     step_BC.scatter_(1, column_BC, t.reveal_step.masked_fill(t.reveal_step < 0, NEVER))
     own = step_BC.view(size, -1, block).sort(-1).values
     new = (own.diff(dim=-1, prepend=own[..., :1] - 1) > 0) & (own < NEVER)
-    found = (new.cumsum(-1) * (own < NO_PLACE)).sum()
+    positions = (new.cumsum(-1) * (own < NO_PLACE)).sum()
     if t.from_context is not None:  # at the step that reveals a block's first token the others are not predicted
-        found -= ((t.reveal_step >= 0) & ~t.from_context).sum()
-    return int(found)
+        positions -= ((t.reveal_step >= 0) & ~t.from_context).sum()
+    return int(positions)
 
 
 def _predicted_with_edits(t: Trajectory) -> int:

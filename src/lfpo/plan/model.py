@@ -122,9 +122,9 @@ def model_shape(config: dict[str, Any]) -> tuple[Sizes, MaskedDiffusionLM]:
 @by_value
 def adapter_size(config: dict[str, Any], settings: LoraSettings) -> int:
     """The number of weights of one adapter. It grows linearly in the layers, unless only some of them have experts."""
-    whole, sizes = model_shape(config)[1], []
-    layers = whole.backbone.config.num_hidden_layers
-    for count in (layers,) if whole.family.stacked else (2, 3):
+    full, sizes = model_shape(config)[1], []
+    layers = full.backbone.config.num_hidden_layers
+    for count in (layers,) if full.family.stacked else (2, 3):
         model = skeleton(config, layers=count)
         inject(model, settings)
         sizes.append(sum(p.numel() for _, p in model.factors()))
@@ -166,7 +166,7 @@ def _of_small_runs(
     model.train()
     body = model.backbone.model
     body.embed_tokens.requires_grad_(False)
-    found, all_layers = torch.zeros(2, 2, 2, dtype=torch.float64), body.layers
+    measured, all_layers = torch.zeros(2, 2, 2, dtype=torch.float64), body.layers
     for rows in (1, 2):
         for layers in (2, 3):  # not one: the input of the first is kept in any case
             body.layers = all_layers[:layers]
@@ -177,8 +177,8 @@ def _of_small_runs(
                     held = live.now
                     if hidden.requires_grad:
                         hidden.backward(torch.empty_like(hidden))
-            found[rows - 1, layers - 2] = torch.tensor([held, live.peak])
-    return found
+            measured[rows - 1, layers - 2] = torch.tensor([held, live.peak])
+    return measured
 
 
 def _drop_gradient(parameter: torch.Tensor) -> None:

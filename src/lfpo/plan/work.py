@@ -108,14 +108,14 @@ def sampling_work(
         stores = blocks - 1 if sampler.first_token == "masked" else -1
         return forwards, prompt_length / group + (forwards + stores) * size
     # Every forward runs the whole row, or with a cache those that renew it; the others run the window.
-    whole, tokens = prompt_length + sampler.gen_length, 0
+    row, tokens = prompt_length + sampler.gen_length, 0
     starts = range(0, sampler.gen_length, sampler.block_length)
     for start in starts:
         renewals = steps
         if sampler.cache != "none":
             renewals = 1 if sampler.cache_refresh is None else -(-steps // sampler.cache_refresh)
         window = sampler.block_length if sampler.cache == "dual" else sampler.gen_length - start
-        tokens += renewals * whole + (steps - renewals) * (window + int(shift))
+        tokens += renewals * row + (steps - renewals) * (window + int(shift))
     passes = 2 if sampler.cfg_scale else 1
     return passes * steps * len(starts), passes * tokens
 
@@ -138,8 +138,8 @@ def _toy(objective: Objective, sampler: SamplerConfig, structure: Structure, siz
     steps = torch.arange(len(counts) * blocks).repeat_interleave(counts.repeat(blocks))
     prompt = torch.ones(size, structure.block_length or 1, dtype=torch.long)
     tokens = torch.ones(size, sampler.gen_length, dtype=torch.long)
-    kept_at = torch.tensor(kept_steps(objective, sampler), dtype=torch.long).expand(size, -1)
-    kept = tokens[:, None].expand(-1, kept_at.shape[1], -1)
+    predicted_at = torch.tensor(kept_steps(objective, sampler), dtype=torch.long).expand(size, -1)
+    predictions = tokens[:, None].expand(-1, predicted_at.shape[1], -1)
     return of_completions(
         prompt,
         prompt,
@@ -150,7 +150,7 @@ def _toy(objective: Objective, sampler: SamplerConfig, structure: Structure, siz
         eos_id=TOY["eos_token_id"],
         structure=structure,
         scheduled_steps=torch.full((size,), len(counts) * blocks),
-        predicted_at=kept_at,
-        predicted_tokens=kept,
-        predicted_confidence=kept.float(),
+        predicted_at=predicted_at,
+        predicted_tokens=predictions,
+        predicted_confidence=predictions.float(),
     )

@@ -65,12 +65,12 @@ def connect(settings: EngineSettings, address: str | None = None, auth: str | No
                     "have the cluster's token in ~/.ray/auth_token or RAY_AUTH_TOKEN"
                 ) from error
             raise UserError(f"engine ray: no cluster at {address!r} ({first_line(error)})") from error
-    found = ray.cluster_resources()
+    resources = ray.cluster_resources()
     for kind, askers in needed.items():
-        if (count := sum(askers.values())) > found.get(kind, 0):
+        if (count := sum(askers.values())) > resources.get(kind, 0):
             raise UserError(
-                f"engine ray: {' and '.join(askers)} need {count:g}, and the cluster has {found.get(kind, 0):g}; lower "
-                "engine.workers or engine.reward_workers, or add machines"
+                f"engine ray: {' and '.join(askers)} need {count:g}, and the cluster has {resources.get(kind, 0):g}; "
+                "lower engine.workers or engine.reward_workers, or add machines"
             )
     return began
 
@@ -85,10 +85,12 @@ def wait_for_start(tasks: Sequence[Any]) -> None:
         raise cause(error) from error
     except ray.exceptions.RayError as error:
         raise UserError(f"engine ray: a worker did not start ({first_line(error)})") from error
-    ours = versions()
-    for theirs in started:
-        if theirs != ours:
-            raise UserError(f"engine ray: a worker has {theirs}, the trainer has {ours}; install the same")
+    own_versions = versions()
+    for worker_versions in started:
+        if worker_versions != own_versions:
+            raise UserError(
+                f"engine ray: a worker has {worker_versions}, the trainer has {own_versions}; install the same"
+            )
 
 
 def check_head() -> None:

@@ -90,24 +90,24 @@ class Dispatcher:
 
     def results(self, job: Job) -> Iterator[tuple[int, Trajectory]]:
         """(number, trajectory) of each unit of a job, as they are finished. Raises what ended a thread."""
-        told: set[int] = set()
-        while len(told) < len(job.units):
+        yielded: set[int] = set()
+        while len(yielded) < len(job.units):
             with self.changed:
-                new = [number for number in job.done if number not in told]
+                new = [number for number in job.done if number not in yielded]
                 if not new:
                     for thread in self.serving.values():
                         if thread.done():
                             thread.result()
                     self.changed.wait(1.0)
             for number in new:
-                told.add(number)
+                yielded.add(number)
                 yield number, job.done[number]
 
     def metrics(self) -> dict[str, float]:
         """What was measured since the last call, and the units that are not sampled yet."""
         with self.changed:
-            found, self.measured = dict(self.measured), defaultdict(float)
-            return found | {"engine/units_open": float(len(self.waiting) + self.running)}
+            metrics, self.measured = dict(self.measured), defaultdict(float)
+            return metrics | {"engine/units_open": float(len(self.waiting) + self.running)}
 
     def close(self) -> None:
         """Drop all units, and wait for the threads."""
@@ -239,7 +239,7 @@ class RayEngine:
         requests, job = distributed.gather_to_first(request), None
         if collectives.rank() == 0:
             size = (self.settings.prompts_per_unit or 1) * self.args.num_generations
-            cut = [(r, unit) for r, asked in enumerate(requests) if asked for unit in units_of(asked, size)]
+            cut = [(r, unit) for r, own in enumerate(requests) if own for unit in units_of(own, size)]
             units, ranks = [unit for _, unit in cut], [r for r, _ in cut]
             job = self.dispatcher.submit(Job(self.version, self.weights, units, ranks))
         return Ticket(self.version, job)
@@ -275,10 +275,10 @@ class RayEngine:
         return [join(parts, self.pad_id) if parts else None for parts in of_ranks]
 
     def metrics(self) -> dict[str, float]:
-        found, self.measured = self.measured | self.dispatcher.metrics(), {}
+        metrics, self.measured = self.measured | self.dispatcher.metrics(), {}
         if not self.settings.max_staleness or collectives.rank():
-            del found["engine/units_open"]
-        return found
+            del metrics["engine/units_open"]
+        return metrics
 
     def close(self) -> None:
         self.dispatcher.close()
@@ -342,15 +342,15 @@ def _parameters(policy: MaskedDiffusionLM) -> list[tuple[str, torch.nn.Parameter
 def weights_of(policy: MaskedDiffusionLM) -> Weights:
     """What training changes in a policy, on the CPU; the layers' matrices in bfloat16 where their products are. A
     collective where weights are split."""
-    found: Weights = {}
+    weights: Weights = {}
     narrow = {n for n, _ in narrow_matrices(policy.backbone)} if policy.autocast and not policy.adapter else set()
     for name, parameter in _parameters(policy):
         tensor = collectives.whole(parameter.detach())
         if name in narrow:
             tensor = tensor.to(torch.bfloat16)
         if collectives.rank() == 0:
-            found[name] = (tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy(), tensor.dtype)
-    return found
+            weights[name] = (tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy(), tensor.dtype)
+    return weights
 
 
 @torch.no_grad()

@@ -35,31 +35,31 @@ def evaluation_samples(folder: Path, config: dict[str, Any], last: int) -> tuple
     files = numbered(folder, "eval", last)
     if not files:
         return {"problems": {}, "maps": []}, "this run kept no completions of its evaluations"
-    found: dict[str, dict[int, list[Record]]] = {}
+    by_problem: dict[str, dict[int, list[Record]]] = {}
     by_sampler: dict[str, dict[int, list[Record]]] = {}
     for step, path in dict.fromkeys([files[0], files[-1]]):
         for record in read_records(path):
             if "completion" in record:  # of other problems it holds verdicts only
-                entries = found.setdefault(record["sampler"], {}).setdefault(record["problem"], [])
+                entries = by_problem.setdefault(record["sampler"], {}).setdefault(record["problem"], [])
                 entries.append({"step": step, **playable(record, config)})
                 by_sampler.setdefault(record["sampler"], {}).setdefault(step, []).append(record)
-    pairs = {s: [entries for _, entries in sorted(p.items())] for s, p in found.items()}
-    kept = {s: _within(p, BUDGET // len(pairs)) for s, p in pairs.items()}
+    pairs = {s: [entries for _, entries in sorted(p.items())] for s, p in by_problem.items()}
+    shown = {s: _within(p, BUDGET // len(pairs)) for s, p in pairs.items()}
     total = sum(map(len, pairs.values()))
-    left_out = total - sum(map(len, kept.values()))
+    left_out = total - sum(map(len, shown.values()))
     note = f"{left_out} of {total} kept problems are left out to keep this page small" if left_out else ""
     maps = [{"sampler": s, "panels": reveal_maps(list(m.items()))} for s, m in by_sampler.items()]
-    return {"problems": kept, "maps": maps}, note
+    return {"problems": shown, "maps": maps}, note
 
 
 def verdicts(folder: Path, step: int) -> dict[str, list[float]]:
     """The verdicts of the evaluation after `step` iterations, 1.0 or 0.0 by problem, for each sampler."""
     path = folder / f"eval/step-{step}.jsonl"
-    found: dict[str, list[float]] = {}
+    by_sampler: dict[str, list[float]] = {}
     for record in read_records(path) if path.exists() else []:
         if record.get("correct") is not None:  # None: not judged on this machine
-            found.setdefault(record["sampler"], []).append(float(record["correct"]))
-    return found
+            by_sampler.setdefault(record["sampler"], []).append(float(record["correct"]))
+    return by_sampler
 
 
 def rollout_sample(folder: Path, config: dict[str, Any], last: int) -> dict[str, Any]:
@@ -78,13 +78,13 @@ def rollout_sample(folder: Path, config: dict[str, Any], last: int) -> dict[str,
         if number in (0, len(chosen) - 1):
             maps.append((step, records))
             share = ROWS // 4
-        whole = [records[i : i + size] for i in range(0, len(records), size)]
+        all_groups = [records[i : i + size] for i in range(0, len(records), size)]
         groups += [
             {"step": step, "rows": [table_row(r, config) for r in group]}
-            for group in evenly_spaced(whole, max(1, share // size))
+            for group in evenly_spaced(all_groups, max(1, share // size))
         ]
-    kept = _within(groups, BUDGET)
-    shown, every = sum(len(group["rows"]) for group in kept), config["prompts_per_iteration"] * size * len(files)
+    fitting = _within(groups, BUDGET)
+    shown, every = sum(len(group["rows"]) for group in fitting), config["prompts_per_iteration"] * size * len(files)
     if not files:
         note = "this run kept no rollouts (log_completions: false)"
     elif shown == read and len(chosen) == len(files):
@@ -93,7 +93,7 @@ def rollout_sample(folder: Path, config: dict[str, Any], last: int) -> dict[str,
         iterations = f"{len(chosen)} of {len(files):,} iterations"
         note = f"{shown:,} of {every:,} rollouts: groups from {iterations}; the run's rollouts/ folder holds all"
     return {
-        "groups": kept,
+        "groups": fitting,
         "rollouts_note": note,
         "histograms": histograms,
         "rollout_maps": {"sampler": "rollouts", "panels": reveal_maps(maps)} if maps else None,
@@ -122,8 +122,8 @@ def rollouts_to_play(groups: list[dict[str, Any]]) -> dict[str, Any]:
 
 def numbered(folder: Path, name: str, last: int) -> list[tuple[int, Path]]:
     """(N, path) of each `name/step-N.jsonl` with N <= last, ascending."""
-    found = [(path.stem.removeprefix("step-"), path) for path in folder.glob(f"{name}/step-*.jsonl")]
-    return sorted((int(number), path) for number, path in found if number.isdecimal() and int(number) <= last)
+    steps = [(path.stem.removeprefix("step-"), path) for path in folder.glob(f"{name}/step-*.jsonl")]
+    return sorted((int(number), path) for number, path in steps if number.isdecimal() and int(number) <= last)
 
 
 def read_records(path: Path) -> list[Record]:
@@ -171,8 +171,8 @@ def playable(record: Record, config: dict[str, Any]) -> dict[str, Any]:
 
 def table_row(record: Record, config: dict[str, Any]) -> dict[str, Any]:
     """A rollout in the table of completions."""
-    more = {name: record[name] for name in ("completion", "rewards", "reward")}
-    return {**playable(record, config), **more, "r": round(record["r"], 4)}
+    fields = {name: record[name] for name in ("completion", "rewards", "reward")}
+    return {**playable(record, config), **fields, "r": round(record["r"], 4)}
 
 
 def sudoku_grid(prompt: str, completion: str) -> dict[str, Any] | None:
@@ -261,13 +261,13 @@ def reward_histograms(records: list[Record], config: dict[str, Any]) -> dict[str
     groups = [scored for group in cut if (scored := [reward for reward in group if reward is not None])]
     advantages = [reward - sum(group) / len(group) for group in groups for reward in group]
     ends = (0.0, 1.0) if config["objective"]["name"] == "lfpo" else None  # LFPO's r lies in [0, 1]
-    found: dict[str, Any] = {"r": histogram([r["r"] for r in records], ends), "advantage": histogram(advantages)}
+    histograms: dict[str, Any] = {"r": histogram([r["r"] for r in records], ends), "advantage": histogram(advantages)}
     if groups and {reward for group in groups for reward in group} <= {0.0, 1.0}:
         right = [sum(group) / len(group) for group in groups]
         shares = {"all right": right.count(1.0), "all wrong": right.count(0.0)}
         shares["mixed"] = len(right) - sum(shares.values())
-        found["agreement"] = {name: n / len(right) for name, n in shares.items()}
-    return found
+        histograms["agreement"] = {name: n / len(right) for name, n in shares.items()}
+    return histograms
 
 
 def histogram(values: Sequence[float], ends: tuple[float, float] | None = None) -> dict[str, Any]:

@@ -85,11 +85,11 @@ def run_data(run: Run) -> dict[str, Any]:
 
 def evaluation_pairs(metrics: list[Metrics]) -> list[dict[str, Any]]:
     """name, first and last evaluation of each eval sampler of a run."""
-    found: dict[str, list[Metrics]] = {}
+    by_sampler: dict[str, list[Metrics]] = {}
     for line in metrics:
         for name, values in evaluations(line).items():
-            found.setdefault(name, []).append({"step": line["step"], **values})
-    return [{"name": name, "first": rows[0], "last": rows[-1]} for name, rows in sorted(found.items())]
+            by_sampler.setdefault(name, []).append({"step": line["step"], **values})
+    return [{"name": name, "first": rows[0], "last": rows[-1]} for name, rows in sorted(by_sampler.items())]
 
 
 def paired_change(folder: Path, name: str, first: Metrics, last: Metrics) -> Metrics | None:
@@ -104,9 +104,9 @@ def paired_change(folder: Path, name: str, first: Metrics, last: Metrics) -> Met
 
 def times(metrics: list[Metrics]) -> dict[str, float]:
     """Seconds of each part of the run. `rest` is what training took besides (saving, loading, the display)."""
-    found = {name: sum(m.get(f"time/{name}") or 0.0 for m in metrics) for name in TIMES}
-    training = found["rollout"] + found["reward"] + found["update"]
-    return {**found, "rest": max(0.0, _latest(metrics, "time/total") - training)}
+    seconds = {name: sum(m.get(f"time/{name}") or 0.0 for m in metrics) for name in TIMES}
+    training = seconds["rollout"] + seconds["reward"] + seconds["update"]
+    return {**seconds, "rest": max(0.0, _latest(metrics, "time/total") - training)}
 
 
 def percents(seconds: dict[str, float]) -> dict[str, int]:
@@ -115,9 +115,9 @@ def percents(seconds: dict[str, float]) -> dict[str, int]:
     if not total:
         return {}
     exact = {name: 100 * s / total for name, s in seconds.items()}
-    found = {name: int(x) for name, x in exact.items()}
-    by_remainder = sorted(exact, key=lambda name: found[name] - exact[name])
-    return found | {name: found[name] + 1 for name in by_remainder[: 100 - sum(found.values())]}
+    floors = {name: int(x) for name, x in exact.items()}
+    by_remainder = sorted(exact, key=lambda name: floors[name] - exact[name])
+    return floors | {name: floors[name] + 1 for name in by_remainder[: 100 - sum(floors.values())]}
 
 
 def columns(metrics: list[Metrics]) -> dict[str, list[float | None]]:

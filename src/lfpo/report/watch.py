@@ -53,8 +53,8 @@ class Server(ThreadingHTTPServer):
                 "give another --host or --port (0: a free one)"
             ) from error
         self.token = None if is_loopback(config.host) else secrets.token_urlsafe(24)
-        asked = f"?token={self.token}" if self.token else ""
-        self.address = f"http://{config.host}:{self.server_address[1]}/{asked}"
+        query = f"?token={self.token}" if self.token else ""
+        self.address = f"http://{config.host}:{self.server_address[1]}/{query}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Print nothing for a browser that has closed its connection."""
@@ -112,11 +112,11 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.FORBIDDEN, "text/plain", reason)
         return allowed
 
-    def _answer(self, status: HTTPStatus, kind: str, text: str, **more: str) -> None:
-        """more: headers beside HEADERS."""
+    def _answer(self, status: HTTPStatus, kind: str, text: str, **headers: str) -> None:
+        """headers: beside HEADERS."""
         body = text.encode()
         self.send_response(status)
-        for name, value in {**HEADERS, "Content-Type": kind, "Content-Length": str(len(body)), **more}.items():
+        for name, value in {**HEADERS, "Content-Type": kind, "Content-Length": str(len(body)), **headers}.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
@@ -129,4 +129,4 @@ def version(folder: Path) -> str:
     """ETag of a run's folder: changes whenever the run has written something that the page shows."""
     files = [folder / name for name in ("metrics.jsonl", "config.yaml", "notes.jsonl", "eval", "rollouts")]
     state = [file.stat() for file in files if file.exists()]
-    return f'"{"-".join(f"{found.st_mtime_ns:x}-{found.st_size:x}" for found in state)}"'
+    return f'"{"-".join(f"{stat.st_mtime_ns:x}-{stat.st_size:x}" for stat in state)}"'

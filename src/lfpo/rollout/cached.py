@@ -37,8 +37,8 @@ def cache_capacity(lengths: Sequence[int], sampler: SamplerConfig, rollout_token
 class CachedForward(Forward):
     """Runs windows of the rows in flight against a cache of their keys and values. How it is filled is its own."""
 
-    def __init__(self, *what: Any, rollout_tokens: int, **how: Any):
-        super().__init__(*what, rollout_tokens=rollout_tokens, **how)
+    def __init__(self, *arguments: Any, rollout_tokens: int, **options: Any):
+        super().__init__(*arguments, rollout_tokens=rollout_tokens, **options)
         totals = [len(p) + completion_columns(self.sampler, self.model) for p in self.prompts]
         stores = bool(self.model.block_length)
         self.cache = KeyValueCache(cache_capacity(totals, self.sampler, rollout_tokens, stores))
@@ -60,15 +60,15 @@ class CachedForward(Forward):
         start: torch.Tensor,
         width: int,
         computed: Sequence[int],
-        found: torch.Tensor | None,
+        computed_states: torch.Tensor | None,
         causal: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Hidden states [A, block_length, D]: `found` for the rows at the places `computed`, and for the others the
-        first of a window of `width` tokens that begins at column `start` [A], against the cache. causal [A]: see
-        `window_hidden`."""
+        """Hidden states [A, block_length, D]: `computed_states` for the rows at the places `computed`, and for
+        the others the first of a window of `width` tokens that begins at column `start` [A], against the cache.
+        causal [A]: see `window_hidden`."""
         size, length = ids.shape
-        if found is not None and len(computed) == size:
-            return found
+        if computed_states is not None and len(computed) == size:
+            return computed_states
         # All rows take part, so that the cache is read and written in place. Rows that were just computed read and
         # write its scratch column only.
         index = device_index(computed, self.model.device)
@@ -82,14 +82,14 @@ class CachedForward(Forward):
         kind: dict[str, Any] = {"causal_B": causal, "compiled": self.compiled}
         states = window_hidden(self.model, ids, mask, start, width, self.cache, **kind)
         states = states[:size, : self.block_length]
-        return states if found is None else states.index_copy(0, index, found)
+        return states if computed_states is None else states.index_copy(0, index, computed_states)
 
 
 class ApproximateCache(CachedForward):
     """SamplerConfig.cache: keys and values are computed from whole rows when a block starts, and read until it ends."""
 
-    def __init__(self, *what: Any, **how: Any):
-        super().__init__(*what, **how)
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
         self.held: dict[int, tuple[int, int]] = {}  # row -> block of its last renewal, forwards since then
 
     def hidden(self, active: ActiveRows, row_ids: Sequence[int]) -> list[torch.Tensor]:
@@ -100,18 +100,18 @@ class ApproximateCache(CachedForward):
         last = active.blocks - 1
         blocks = self.pace.active(row_ids) if self.pace.known else torch.minimum(active.block, last).tolist()
         renewed = [self._due(row, block) for row, block in zip(row_ids, blocks, strict=True)]
-        whole = [i for i, due in enumerate(renewed) if due]
+        due_places = [i for i, due in enumerate(renewed) if due]
         start, window = self._block_start(active), self.block_length
         shift = int(self.model.family.shift)
         seen = window + shift if self.sampler.cache == "dual" else mask.shape[1] - start + shift
         due_A = device_index(renewed, start.device).bool()
         active.queries += torch.where(active.done, 0, torch.where(due_A, mask.sum(-1), seen))
         self.cache.fit(*self._shape(*ids.shape))
-        found = self._whole_rows(whole, start, row_ids, fresh, ids, mask, self.cache) if whole else None
+        states = self._whole_rows(due_places, start, row_ids, fresh, ids, mask, self.cache) if due_places else None
         if self.sampler.cache == "prefix" and not all(renewed):
             first = min(block for block, due in zip(blocks, renewed, strict=True) if not due)
             window = active.tokens.shape[1] - first * self.block_length
-        return [self._windows(ids, mask, start, window, whole, found)]
+        return [self._windows(ids, mask, start, window, due_places, states)]
 
     def _due(self, row: int, block: int) -> bool:
         """Whether a row's keys and values are computed anew in its next forward, which runs this block."""
@@ -137,8 +137,8 @@ class StoredBlocks(CachedForward):
     The first forward of a prompt is run once for all its rollouts, whenever they enter, and is never compiled.
     """
 
-    def __init__(self, *what: Any, **how: Any):
-        super().__init__(*what, **how)
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
         self.to_start = Counter(self.prompts)  # rollouts of each prompt that have not entered yet
         self.starts: dict[tuple[int, ...], Start] = {}  # of prompts that have such rollouts
 
@@ -148,20 +148,20 @@ class StoredBlocks(CachedForward):
         ids, mask, fresh = self._inputs(active, row_ids)
         entering = [i for i, new in enumerate(fresh) if new]
         self.cache.fit(*self._shape(*ids.shape))
-        start, found = self._block_start(active), None
+        start, entering_states = self._block_start(active), None
         shift = int(self.model.family.shift)  # the token before the block is run, too
         ran = torch.full_like(start, self.block_length + shift)
         if entering:
-            found = self._enter(entering, row_ids, ids, mask)
+            entering_states = self._enter(entering, row_ids, ids, mask)
             index = device_index(entering, self.model.device)
-            more = mask[index, : self.width].sum(-1) - active.offset[index] - shift
-            ran.index_add_(0, index, more - self.block_length * self.structure.causal)
+            prompt_tokens = mask[index, : self.width].sum(-1) - active.offset[index] - shift
+            ran.index_add_(0, index, prompt_tokens - self.block_length * self.structure.causal)
         active.queries += torch.where(active.done, 0, ran)
         end = start + self.block_length
         seen = mask * (torch.arange(ids.shape[1], device=end.device) < end[:, None])
         if not self.structure.causal:
-            return [self._windows(ids, seen, start, self.block_length, entering, found)]
-        states = self._windows(ids, seen, start, self.block_length, entering, found, active.storing)
+            return [self._windows(ids, seen, start, self.block_length, entering, entering_states)]
+        states = self._windows(ids, seen, start, self.block_length, entering, entering_states, active.storing)
         states[:, 0] = torch.where(active.storing[:, None], states[:, -1], states[:, 0])
         return [states]
 
@@ -189,7 +189,7 @@ class StoredBlocks(CachedForward):
         self, places: Sequence[int], row_ids: Sequence[int], ids: torch.Tensor, mask: torch.Tensor
     ) -> list[Start]:
         """The first forwards of the rows at these places, in pieces of rows of similar length."""
-        size, found = 0 if self.structure.causal else self.block_length, []
+        size, starts = 0 if self.structure.causal else self.block_length, []
         prompts = [self.prompts[row_ids[i]] for i in places]
         offsets = [first_offset(len(p), self.sampler, self.model) for p in prompts]
         for piece in pieces(tuple(len(p) + size for p in prompts), self.piece_tokens):
@@ -206,8 +206,8 @@ class StoredBlocks(CachedForward):
                 }
                 # Over a causal context all states of the first block are that of the prompt's last token.
                 states = hidden[i, stored.stop : stored.stop + size] if size else hidden[i, -1:]
-                found.append((layers, states.expand(self.block_length, -1).clone()))
-        return found
+                starts.append((layers, states.expand(self.block_length, -1).clone()))
+        return starts
 
 
 class DoubledForward(Forward):

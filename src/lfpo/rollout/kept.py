@@ -73,13 +73,13 @@ def score_predictions(
     """Rewards of the predictions kept at M steps [B, M], and how many completions were scored for them: the distinct
     ones of each row. score: (data rows, texts, token ids) -> rewards. Functions that fail are added to `failed`."""
     assert t.predicted_tokens is not None
-    found: dict[tuple[int, ...], int] = {}
+    distinct: dict[tuple[int, ...], int] = {}
     which = [
-        [found.setdefault((b, *ids), len(found)) for ids in steps]
+        [distinct.setdefault((b, *ids), len(distinct)) for ids in steps]
         for b, steps in enumerate(t.predicted_tokens.tolist())
     ]
-    own = [rows[b] for b, *_ in found]
-    tokens = [list(ids) for _, *ids in found]
+    own = [rows[b] for b, *_ in distinct]
+    tokens = [list(ids) for _, *ids in distinct]
     cut = [ids[: ids.index(t.eos_id) + 1] if t.eos_id in ids else ids for ids in tokens]
     rewards = score(own, decode_completions(tokenizer, torch.tensor(tokens), t.eos_id), cut)
     failed.update(rewards.failed)

@@ -76,10 +76,10 @@ def rollout(
 
 
 def run_unit(
-    model: MaskedDiffusionLM, unit: Request, *, hook: Hook | None = None, store_blocks: bool = True, **more: Any
+    model: MaskedDiffusionLM, unit: Request, *, hook: Hook | None = None, store_blocks: bool = True, **options: Any
 ) -> Trajectory:
-    """The trajectories of a request whose rows are sampled together and fit the model. more: further arguments of
-    `rollout`."""
+    """The trajectories of a request whose rows are sampled together and fit the model. options: further arguments
+    of `rollout`."""
     sampler, rule = unit.sampler, find_rule(unit.sampler.rule_name)
     if not (sampler.gen_length and sampler.block_length and (sampler.steps or rule.schedule is None)):
         sampler = sampler.fitted("sampler", DEFAULT_LENGTH, model.block_length)
@@ -98,8 +98,10 @@ def run_unit(
         like = torch.empty(shape, dtype=torch.long, device=model.device)
         hooks += [KeptPredictions(unit.keep_steps, like, sampler, model)] if unit.keep_steps else []
         hooks += [EditRecord(like)] if sampler.edits else []
-    run = partial(denoise, make_forward=make_forward, hooks=hooks, whole=bool(unit.keep_steps), stores=stores)
-    return run(model, unit.prompts, sampler, unit.seeds, rule, **more)
+    run = partial(
+        denoise, make_forward=make_forward, hooks=hooks, whole_completion=bool(unit.keep_steps), stores=stores
+    )
+    return run(model, unit.prompts, sampler, unit.seeds, rule, **options)
 
 
 def check_context(sampler: SamplerConfig, model: MaskedDiffusionLM) -> None:

@@ -113,11 +113,13 @@ def check_folder(path: Path, config: Any, *, resume: bool, kind: str) -> None:
             return
         if not resume:
             raise UserError(f"{path}: holds another run; give another output_dir, or --resume to continue it")
-        found = read_json(path / "run.json").get("kind")
-        if found != kind:
-            raise UserError(f"{path}: holds a run of `lfpo {found}`, not of `lfpo {kind}`; give another output_dir")
-    whole = ("tasks", "objective")
-    before, now = (flattened(values, whole) for values in (load_yaml(marker), to_dict(config)))
+        other_kind = read_json(path / "run.json").get("kind")
+        if other_kind != kind:
+            raise UserError(
+                f"{path}: holds a run of `lfpo {other_kind}`, not of `lfpo {kind}`; give another output_dir"
+            )
+    unsplit = ("tasks", "objective")
+    before, now = (flattened(values, unsplit) for values in (load_yaml(marker), to_dict(config)))
     for key in KEPT:
         old, new = before.get(key), now.get(key)
         if key in ("data_file", "model"):

@@ -122,8 +122,8 @@ class Display:
             return None
         recent = self.seconds[-10:]
         evaluations = sum(self.evaluates_after(step) for step in range(self.step + 1, self.total + 1))
-        whole = sum(recent) / len(recent) * (self.total - self.step) + self.evaluation * evaluations
-        return max(0.0, whole - (time.monotonic() - self.updated))
+        expected = sum(recent) / len(recent) * (self.total - self.step) + self.evaluation * evaluations
+        return max(0.0, expected - (time.monotonic() - self.updated))
 
     def phase_line(self) -> str:
         parts = [f"iteration {min(self.step + 1, self.total)}/{self.total}", self.phase.phase, self.phase.count()]
@@ -184,11 +184,11 @@ def _iterations(rows: list[dict[str, Any]], width: int) -> Table:
 
 def evaluations(metrics: dict[str, Any]) -> dict[str, dict[str, float]]:
     """The values of the keys eval/SAMPLER/NAME as SAMPLER -> NAME -> value."""
-    found: dict[str, dict[str, float]] = {}
+    by_sampler: dict[str, dict[str, float]] = {}
     for key in sorted(metrics):
         if key.startswith("eval/"):
-            found.setdefault(key.split("/")[1], {})[key.split("/")[2]] = metrics[key]
-    return found
+            by_sampler.setdefault(key.split("/")[1], {})[key.split("/")[2]] = metrics[key]
+    return by_sampler
 
 
 def _score(values: dict[str, float]) -> str:

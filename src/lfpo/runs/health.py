@@ -28,17 +28,17 @@ class Health:
 
     def __init__(self, history: Sequence[Metrics] = ()):
         self.history = list(history)
-        self.holding = set(self._found()) - {"no_reward"}
+        self.holding = set(self._rules_met()) - {"no_reward"}
 
     def update(self, metrics: Metrics) -> dict[str, str]:
         """Take one more line of metrics; returns the rules that begin to hold, with what to say."""
         self.history.append(metrics)
-        found = self._found()
-        began = {name: text for name, text in found.items() if name not in self.holding}
-        self.holding = set(found)
+        holding = self._rules_met()
+        began = {name: text for name, text in holding.items() if name not in self.holding}
+        self.holding = set(holding)
         return began
 
-    def _found(self) -> dict[str, str]:
+    def _rules_met(self) -> dict[str, str]:
         return {name: text for name, rule in RULES.items() if (text := rule(self.history))}
 
 

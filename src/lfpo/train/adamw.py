@@ -31,11 +31,11 @@ def build_adamw(model: nn.Module, args: Any) -> torch.optim.Optimizer:
         for matrix in (True, False)
     ]
     groups = [g for g in groups if g["params"]]
-    optim, given = args.optim, {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2)}
+    optim, options = args.optim, {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2)}
     if optim == "adamw_torch":
-        return torch.optim.AdamW(groups, **given, fused=True)
+        return torch.optim.AdamW(groups, **options, fused=True)
     paged = optim.startswith("paged")
     if paged and trainable[0][1].device.type != "cuda":
         raise UserError(f"optim {optim!r} needs a GPU, whose memory it pages; without a GPU take adamw_8bit")
     library = bitsandbytes(f"optim {optim!r}").optim
-    return library.AdamW(groups, **given, optim_bits=8 if "8bit" in optim else 32, is_paged=paged)
+    return library.AdamW(groups, **options, optim_bits=8 if "8bit" in optim else 32, is_paged=paged)

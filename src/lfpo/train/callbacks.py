@@ -150,7 +150,7 @@ class Callbacks:
             is_world_process_zero=first,
         )
         trainer.model.config = ModelConfig(trainer.model.config)
-        self.given = {
+        self.event_arguments = {
             "model": trainer.model,
             "processing_class": trainer.tokenizer,
             "optimizer": trainer.optimizer,
@@ -186,7 +186,7 @@ class Callbacks:
             try:
                 changed = None
                 if method := getattr(callback, event, None):
-                    changed = method(self.args, self.state, self.control, **self.given, **kwargs)
+                    changed = method(self.args, self.state, self.control, **self.event_arguments, **kwargs)
             except Exception as error:  # user code may raise anything
                 self.error = UserError(f"{name} failed after iteration {done}: {last_line(error)}")
                 return
@@ -293,15 +293,18 @@ class Callbacks:
         """Whether a callback of any rank has set this flag of `control`. A collective where there are callbacks."""
         return bool(self.callbacks) and any(collectives.gather(getattr(self.control, what)))
 
-    def kept(self) -> dict[str, Any]:
+    def saved_state(self) -> dict[str, Any]:
         """JSON data for a checkpoint: the best metric, and the state of callbacks that export theirs."""
         if not self.callbacks:
             return {}
         best = {name: getattr(self.state, name) for name in ("best_metric", "best_global_step")}
         return best | {"states": [[type(c).__name__, _state(c)] for c in self.callbacks if _state(c) is not None]}
 
-    def restore(self, step: int, history: Sequence[dict[str, Any]], kept: Mapping[str, Any] | None = None) -> None:
-        """Begin after `step` iterations. history: the metrics that were logged. kept: of the checkpoint."""
+    def restore(
+        self, step: int, history: Sequence[dict[str, Any]], saved_state: Mapping[str, Any] | None = None
+    ) -> None:
+        """Begin after `step` iterations. history: the metrics that were logged. saved_state: of the
+        checkpoint."""
         if not self.callbacks:
             return
         for row in history:
@@ -313,8 +316,8 @@ class Callbacks:
                     named = _with_transformers_names(self.trainer, part)
                     self.state.log_history.append({**named, "epoch": self.state.epoch, "step": row["step"]})
         for name in ("best_metric", "best_global_step"):
-            setattr(self.state, name, (kept or {}).get(name))
-        states = [*(kept or {}).get("states", [])]
+            setattr(self.state, name, (saved_state or {}).get(name))
+        states = [*(saved_state or {}).get("states", [])]
         for callback in self.callbacks:
             own = next((pair for pair in states if pair[0] == type(callback).__name__), None)
             if own is not None and _state(callback) is not None:

@@ -135,8 +135,8 @@ def export_model(run_dir: Path, model: MaskedDiffusionLM, tokenizer: Any, *, car
         distributed.by_first(publish)
     except (OSError, SafetensorError) as error:
         good = latest_checkpoint(run_dir)
-        kept = f"{good / 'model'} holds the last saved weights" if good else "no checkpoint was saved"
-        raise UserError(f"{final}: the trained model could not be written ({error}); {kept}") from error
+        fallback = f"{good / 'model'} holds the last saved weights" if good else "no checkpoint was saved"
+        raise UserError(f"{final}: the trained model could not be written ({error}); {fallback}") from error
     return final
 
 
@@ -179,10 +179,10 @@ def load_weights(model: MaskedDiffusionLM, folder: Path) -> None:
     """Copy a saved policy's weights, or its adapter, into `model`, in place: parameters stay the same objects. Raises
     UserError where the folder holds an adapter and the model has none, the reverse, or other shapes."""
     if (folder / "adapter_config.json").exists() != (model.adapter is not None):
-        found, has = ("all weights", "has") if model.adapter else ("an adapter", "has no")
+        saved_kind, has = ("all weights", "has") if model.adapter else ("an adapter", "has no")
         raise UserError(
-            f"{folder}: holds {found}, and the configuration {has} 'lora'; resume with the configuration it was saved "
-            "under"
+            f"{folder}: holds {saved_kind}, and the configuration {has} 'lora'; resume with the configuration it "
+            "was saved under"
         )
     if model.adapter is not None:
         load_adapter(model, folder)
@@ -227,28 +227,28 @@ def load_optimizer(optimizer: torch.optim.Optimizer, checkpoint: Path) -> None:
     for index, fields in state.items():
         g, i, p = places[index]
         optimizer.init_state(groups[g], p, g, i)  # type: ignore[attr-defined]
-        mine = optimizer.state[p]
-        if fields.keys() != mine.keys() - set(TABLES):
+        buffers = optimizer.state[p]
+        if fields.keys() != buffers.keys() - set(TABLES):
             raise another
         for name, value in fields.items():
             if name == "step":
-                mine[name] = int(value)
+                buffers[name] = int(value)
             else:
-                mine[name].copy_(value)
+                buffers[name].copy_(value)
 
 
 def _numbered(root: Path) -> list[Path]:
     """The checkpoints of a folder, oldest first."""
-    found = {int(n): p for p in root.glob("step-*") if (n := p.name.removeprefix("step-")).isdigit()}
-    return [found[number] for number in sorted(found)]
+    folders = {int(n): p for p in root.glob("step-*") if (n := p.name.removeprefix("step-")).isdigit()}
+    return [folders[number] for number in sorted(folders)]
 
 
 def _sync_and_hash(folder: Path) -> dict[str, str]:
     """Flush this rank's share of a folder's files to disk, and return name -> SHA-256."""
-    mine = sorted(p for p in folder.rglob("*") if p.is_file())[collectives.rank() :: collectives.world()]
-    for path in mine:
+    own_files = sorted(p for p in folder.rglob("*") if p.is_file())[collectives.rank() :: collectives.world()]
+    for path in own_files:
         _sync(path)
-    return {str(p.relative_to(folder)): _sha256(p) for p in mine}
+    return {str(p.relative_to(folder)): _sha256(p) for p in own_files}
 
 
 def _sha256(path: Path) -> str:

@@ -48,14 +48,14 @@ class Versions:
 
     def __init__(self, parameters: list[torch.nn.Parameter]):
         self.parameters = parameters
-        self.kept: dict[int, list[torch.Tensor]] = {}  # version -> this rank's weights
+        self.weights: dict[int, list[torch.Tensor]] = {}  # version -> this rank's weights
 
     @contextlib.contextmanager
     def in_place(self, version: int, newest: int) -> Iterator[None]:
         """Within this context theta_old's weights are those of `version`; now, and again at the end, of `newest`. A
         copy of the newest ones is kept. Raises UserError where there is none of `version`."""
-        self.kept[newest] = [local(p).to("cpu", copy=True) for p in self.parameters]
-        if version not in self.kept:
+        self.weights[newest] = [local(p).to("cpu", copy=True) for p in self.parameters]
+        if version not in self.weights:
             raise UserError(
                 f"the checkpoint holds rollouts of the policy after {version} iterations, and not its weights; resume "
                 "with old_policy reference"
@@ -68,20 +68,20 @@ class Versions:
 
     @torch.no_grad()
     def _set(self, version: int) -> None:
-        for p, value in zip(self.parameters, self.kept[version], strict=True):
+        for p, value in zip(self.parameters, self.weights[version], strict=True):
             local(p).copy_(value)
 
     def keep_only(self, versions: Collection[int]) -> None:
         """Drop all others."""
-        self.kept = {version: values for version, values in self.kept.items() if version in versions}
+        self.weights = {version: values for version, values in self.weights.items() if version in versions}
 
     def save(self, folder: Path) -> None:
-        like = {f"{version}.{i}": p for version in self.kept for i, p in enumerate(self.parameters)}
-        own = {f"{version}.{i}": value for version, kept in self.kept.items() for i, value in enumerate(kept)}
+        like = {f"{version}.{i}": p for version in self.weights for i, p in enumerate(self.parameters)}
+        own = {f"{version}.{i}": value for version, values in self.weights.items() for i, value in enumerate(values)}
         write_shards(like, folder, "versions", lambda n, writer: whole_on(split_like(like[n], own[n]), writer))
 
     def load(self, folder: Path) -> None:
         files = tensor_paths(folder)  # none where there is no such folder
         for version in sorted({int(name.partition(".")[0]) for name in files}):
             named = {f"{version}.{i}": p for i, p in enumerate(self.parameters)}
-            self.kept[version] = [local(read_like(files[name], name, p)).to("cpu") for name, p in named.items()]
+            self.weights[version] = [local(read_like(files[name], name, p)).to("cpu") for name, p in named.items()]

@@ -41,9 +41,9 @@ from lfpo.train.trainer import Trainer
 Pair = tuple[list[int], list[int], list[int]]
 
 
-def train_dpo(config: DPOConfig, **how: Any) -> Path:
-    """Train; returns the final model's folder. how: resume and report, as of lfpo.train.run.train_on_examples."""
-    return train_on_examples(DPOTrainer, config, **how)
+def train_dpo(config: DPOConfig, **options: Any) -> Path:
+    """Train; returns the final model's folder. options: resume and report, as of lfpo.train.run.train_on_examples."""
+    return train_on_examples(DPOTrainer, config, **options)
 
 
 class DPOTrainer(Trainer):
@@ -59,7 +59,7 @@ class DPOTrainer(Trainer):
         self.draw, self.held_out, rows = _pairs(config, self.tokenizer, self.model)
         self.length = examples_length(config, config.max_steps, rows)
         self.total_steps = self.length.iterations
-        self.given, self.args = config, replace(config, max_steps=self.total_steps)
+        self.user_args, self.args = config, replace(config, max_steps=self.total_steps)
         self.state: dict[str, Any] = {"skipped": 0, "seconds": 0.0, "flops": 0.0}
         self.optimizer, self.about = build_adamw(self.model, config), about(config, self.model)
 
@@ -69,11 +69,13 @@ class DPOTrainer(Trainer):
         observer.passes = passes
         lr = set_lr(self.optimizer, config, step, self.total_steps)
         # Each rank takes every world-th pair; the sum of the ranks' gradients is that of the whole batch.
-        mine = range(collectives.rank(), config.batch_size, collectives.world())
-        pairs = {(config.seed, "pair", n): self.draw(n) for n in (step * config.batch_size + i for i in mine)}
-        views, how = self._views(self.objective, pairs)
+        own_indices = range(collectives.rank(), config.batch_size, collectives.world())
+        pairs = {(config.seed, "pair", n): self.draw(n) for n in (step * config.batch_size + i for i in own_indices)}
+        views, options = self._views(self.objective, pairs)
         signal = torch.zeros(2 * len(pairs), dtype=torch.float64, device=self.model.device)
-        loss, measures = accumulate_gradients(self.objective, self.policies, views, signal, observer=observer, **how)
+        loss, measures = accumulate_gradients(
+            self.objective, self.policies, views, signal, observer=observer, **options
+        )
         loss, norm, stepped = step_if_finite(self.optimizer, self.model, loss, config.max_grad_norm)
         if not stepped:
             self.state["skipped"] += 1
@@ -96,15 +98,15 @@ class DPOTrainer(Trainer):
         """On held-out pairs, with the same masks each time: eval/preference_accuracy, the share of pairs whose chosen
         completion the policy gives the larger ELBO; eval/rewards/accuracies and eval/rewards/margins of the rewards
         beta (e - e_base), as TRL names them (0 before training); eval/loss."""
-        config, found, world = self.args, dict[str, float](), collectives.world()
-        mine = list(range(collectives.rank(), len(self.held_out), world))
+        config, totals, world = self.args, dict[str, float](), collectives.world()
+        own_indices = list(range(collectives.rank(), len(self.held_out), world))
         many = replace(self.objective, mc_samples=config.eval_masks)
         # With split weights forwards are collectives: a rank without pairs of its own runs some that do not count.
-        for start in range(0, -(-len(self.held_out) // world) if config.fsdp else len(mine), config.batch_size):
-            own = mine[start : start + config.batch_size]
-            views, how = self._views(many, {("held-out pair", i): self.held_out[i] for i in own or [0]})
+        for start in range(0, -(-len(self.held_out) // world) if config.fsdp else len(own_indices), config.batch_size):
+            batch = own_indices[start : start + config.batch_size]
+            views, options = self._views(many, {("held-out pair", i): self.held_out[i] for i in batch or [0]})
             now, base = (
-                elbos(views, logp_at_targets(self.policies, views, policy, observer=Observer(), **how))
+                elbos(views, logp_at_targets(self.policies, views, policy, observer=Observer(), **options))
                 for policy in (CURRENT, BASE)
             )
             reward = config.beta * (now.double() - base.double())
@@ -115,8 +117,8 @@ class DPOTrainer(Trainer):
                 "rewards/margins": difference,
                 "loss": -F.logsigmoid(difference),
             }.items():
-                found[name] = found.get(name, 0.0) + float(value.sum()) * bool(own)
-        sums = collectives.gather(found)
+                totals[name] = totals.get(name, 0.0) + float(value.sum()) * bool(batch)
+        sums = collectives.gather(totals)
         return {f"eval/{name}": sum(part[name] for part in sums if part) / len(self.held_out) for name in sums[0]}
 
     def _views(self, objective: VRPO, pairs: Mapping[Any, Pair]) -> tuple[Views, dict[str, Any]]:

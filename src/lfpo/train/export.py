@@ -197,7 +197,7 @@ def run_push(config: PushConfig, api: HfApi | None = None) -> None:
             print("nothing was uploaded (--dry_run)")
             return
         api = api or HfApi()
-        with told(config.repo):
+        with hub_errors(config.repo):
             url = api.create_repo(config.repo, private=config.private, exist_ok=True)
             api.upload_folder(repo_id=config.repo, folder_path=folder, commit_message="Upload by lfpo push")
     print(url)
@@ -205,12 +205,12 @@ def run_push(config: PushConfig, api: HfApi | None = None) -> None:
 
 def make_repository(name: str, *, private: bool) -> None:
     """Make the repository, if there is none, before hours of training. Raises UserError where the hub refuses."""
-    with told(name):
+    with hub_errors(name):
         HfApi().create_repo(name, private=private, exist_ok=True)
 
 
 @contextmanager
-def told(repo: str) -> Iterator[None]:
+def hub_errors(repo: str) -> Iterator[None]:
     """Turn an error of the hub in the block into a UserError."""
     try:
         yield

@@ -64,39 +64,39 @@ def check_source(args: LFPOConfig, functions: Sequence[Any], train_dataset: Any 
     """Raise UserError unless the configuration or a trainer's `train_dataset` gives one source of prompts, and reward
     functions or an environment with a data set."""
     sources = {name: getattr(args, name) for name in ("task", "data_file", "dataset_name")}
-    given = [name for name, value in {**sources, "train_dataset": train_dataset}.items() if value is not None]
-    if not given:
+    names = [name for name, value in {**sources, "train_dataset": train_dataset}.items() if value is not None]
+    if not names:
         raise UserError("nothing to train on: give 'task', or 'data_file' or 'dataset_name' with 'reward_funcs'")
-    if len(given) > 1:
-        raise UserError(f"more than one source of prompts: {', '.join(given)}; give one")
-    if given != ["task"] and not functions and args.environment is None:
+    if len(names) > 1:
+        raise UserError(f"more than one source of prompts: {', '.join(names)}; give one")
+    if names != ["task"] and not functions and args.environment is None:
         raise UserError(
-            f"{given[0]!r} needs 'reward_funcs': functions f(prompts, completions, **columns) -> list of numbers, or "
+            f"{names[0]!r} needs 'reward_funcs': functions f(prompts, completions, **columns) -> list of numbers, or "
             "their dotted paths, such as my_rewards.length; or an 'environment'"
         )
 
 
-def reward_function(given: Any) -> RewardFunction:
+def reward_function(entry: Any) -> RewardFunction:
     """A reward function, or the one at a dotted path. Raises UserError for anything that cannot be called."""
-    function = resolve(given, {}, kind="reward function") if isinstance(given, str) else given
+    function = resolve(entry, {}, kind="reward function") if isinstance(entry, str) else entry
     if not callable(function):
         raise UserError(
-            f"reward_funcs: expected functions f(prompts, completions, **columns) -> list of numbers, found {given!r}"
-            + (f", which is {function!r}" if isinstance(given, str) else "")
+            f"reward_funcs: expected functions f(prompts, completions, **columns) -> list of numbers, found {entry!r}"
+            + (f", which is {function!r}" if isinstance(entry, str) else "")
         )
     if inspect.iscoroutinefunction(function):
-        raise UserError(f"reward function {given!r}: is asynchronous; give a plain function, or run it by asyncio.run")
+        raise UserError(f"reward function {entry!r}: is asynchronous; give a plain function, or run it by asyncio.run")
     return function
 
 
 def environment_class(path: str | None) -> Any:
     """The class of environments at a dotted path, or what else makes them. Raises UserError for what cannot, and for a
     class without `reset` or `step`."""
-    found = None if path is None else resolve(path, {}, kind="environment")
-    methods = ("reset", "step") if isinstance(found, type) else ("__call__",)
-    if path is not None and not all(hasattr(found, name) for name in methods):
+    environment = None if path is None else resolve(path, {}, kind="environment")
+    methods = ("reset", "step") if isinstance(environment, type) else ("__call__",)
+    if path is not None and not all(hasattr(environment, name) for name in methods):
         raise UserError(
             f"environment {path!r}: expected a class with reset(row, seed) and step(text) -> (reply, reward, done), "
-            f"found {found!r}"
+            f"found {environment!r}"
         )
-    return found
+    return environment

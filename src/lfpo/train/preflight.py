@@ -135,13 +135,13 @@ def without(source: PromptSource, indices: Sequence[int]) -> PromptSource:
     n, dropped = len(source.rows), {id(source.rows[i]) for i in indices}
 
     @functools.lru_cache(maxsize=1)
-    def kept(epoch: int) -> list[Row]:
+    def remaining(epoch: int) -> list[Row]:
         stream = (source.train_row(epoch * n + position) for position in range(n))
         return [row for row in stream if id(row) not in dropped]
 
     def train_row(index: int) -> Row:
         epoch, position = divmod(index, n - len(dropped))
-        return kept(epoch)[position]
+        return remaining(epoch)[position]
 
     left = [row for row in source.rows if id(row) not in dropped]
     return dataclasses.replace(source, train_row=train_row, rows=left)

@@ -121,21 +121,21 @@ class RolloutQueue:
         """Read this rank's part of what `save` wrote; nothing where there is no such folder."""
         if not folder.exists():
             return
-        for number, found in read_json(folder / INDEX).items():
+        for number, entry in read_json(folder / INDEX).items():
             tensors = load_file(_file(folder, int(number)))
             kind = EditedTrajectory if "edit_step" in tensors else Trajectory
-            whole = kind(
+            joined = kind(
                 **tensors,
-                sampler=build(SamplerConfig, found["sampler"], str(folder / INDEX)),
-                mask_id=found["mask_id"],
-                eos_id=found["eos_id"],
-                structure=Structure(found["block_length"], causal=found.get("causal", False)),
+                sampler=build(SamplerConfig, entry["sampler"], str(folder / INDEX)),
+                mask_id=entry["mask_id"],
+                eos_id=entry["eos_id"],
+                structure=Structure(entry["block_length"], causal=entry.get("causal", False)),
             )
-            mine = collectives.share(len(whole) // self.generations)
-            if not mine:
+            prompts = collectives.share(len(joined) // self.generations)
+            if not prompts:
                 raise _other_prompts(int(number))
-            own = part(whole, mine[0] * self.generations, len(mine) * self.generations)
-            self.tickets[int(number)] = Ticket(found["version"], work=None)
+            own = part(joined, prompts[0] * self.generations, len(prompts) * self.generations)
+            self.tickets[int(number)] = Ticket(entry["version"], work=None)
             self.sampled[int(number)] = own.to(collectives.device())
 
 
@@ -189,9 +189,9 @@ def _other_prompts(batch: int) -> UserError:
     )
 
 
-def part(whole: Trajectory, first: int, count: int) -> Trajectory:
+def part(joined: Trajectory, first: int, count: int) -> Trajectory:
     """Rows first .. first + count - 1 of trajectories that `join` made one, as they were before."""
-    own = whole.rows(torch.arange(first, first + count, device=whole.tokens.device))
+    own = joined.rows(torch.arange(first, first + count, device=joined.tokens.device))
     width = int(own.prompt_mask.sum(-1).max())
     start = own.prompt_ids.shape[1] - width
     fields: dict[str, Any] = {"prompt_ids": own.prompt_ids[:, start:], "prompt_mask": own.prompt_mask[:, start:]}

@@ -107,7 +107,7 @@ class LFPOTrainer(Trainer):
         make = environment_class(args.environment)
         self.environment = Environment(make, args.max_turns, args.reward_timeout) if make else None
         self.source = make_source(args, reward_funcs, train_dataset, eval_dataset)
-        self.given, self.length = args, args.length(len(self.source.rows))
+        self.user_args, self.length = args, args.length(len(self.source.rows))
         self.args = args = replace(args, max_steps=self.length.iterations)
         block_length = trained_block_length(model or args.model)
         self.sampler, self.eval_samplers = samplers(args, self.source.gen_length, self.objective, block_length)
@@ -128,9 +128,9 @@ class LFPOTrainer(Trainer):
             self.run.dir,
         )
         self.source, self.about = preflight(planned)
-        self.length = self.given.length(len(self.source.rows))  # again, now without prompts that are left out
+        self.length = self.user_args.length(len(self.source.rows))  # again, now without prompts that are left out
         self.args = args = replace(args, max_steps=self.length.iterations)
-        self.about += f"\n{'length':<8} {described(self.length, self.given)}"
+        self.about += f"\n{'length':<8} {described(self.length, self.user_args)}"
         self.total_steps, self.epoch_steps = self.length.iterations, self.length.per_epoch
         self.closing = contextlib.ExitStack()  # what is given back when training ends
         self.engine = make_engine(args)
@@ -143,8 +143,8 @@ class LFPOTrainer(Trainer):
         check_rollouts(self.objective, self.sampler, self.engine.gives, trained_block=self.model.block_length)
         ahead = args.engine.max_staleness > 0
         self.queue = RolloutQueue(self.engine, args, self.model.pad_id) if ahead else None
-        kept = ahead and args.old_policy == "sampler"  # else theta_old is the reference
-        self.versions = Versions(self.reference.own_parameters()) if kept else None
+        keeps_versions = ahead and args.old_policy == "sampler"  # else theta_old is the reference
+        self.versions = Versions(self.reference.own_parameters()) if keeps_versions else None
         average = AverageFiles(self.average) if self.average is not None else None
         parts = {"average": average, "queue": self.queue, "versions": self.versions}
         self.parts = {name: part for name, part in parts.items() if part is not None}

@@ -68,7 +68,7 @@ class TrainingRun:
         self.folder = Run(path, silent=True)
         self.display: Display | Lines = Lines(total, lambda text: None)
         if collectives.rank() == 0:
-            self.folder = open_run(path, trainer.given, resume=self.resume, kind=trainer.kind)
+            self.folder = open_run(path, trainer.user_args, resume=self.resume, kind=trainer.kind)
             self.display = display or Display(total, progress=observer, evaluates_after=trainer.evaluates_after)
         distributed.barrier()
         self.note = self.display.note
@@ -89,7 +89,7 @@ class TrainingRun:
         trainer = self.trainer
         with removed_if_unused(self.folder):
             self.restore()
-            self.folder.write_config(trainer.given, trainer.total_steps)
+            self.folder.write_config(trainer.user_args, trainer.total_steps)
             distributed.begin_work()
             tracked = reporting(self.args.report_to, self.folder, to_dict(self.args), done=self.done)
             with self.display, tracked, self.context.stop:
@@ -201,7 +201,7 @@ class TrainingRun:
             self.folder.dir,
             self.done,
             trainer,
-            state={**trainer.state, "unlogged": self.unlogged, "callbacks": self.callbacks.kept()},
+            state={**trainer.state, "unlogged": self.unlogged, "callbacks": self.callbacks.saved_state()},
             card=model_card(self.folder, to_dict(self.args), trainer.kind),
             keep=self.args.save_total_limit,
         )
@@ -231,18 +231,18 @@ class TrainingRun:
         shared = isinstance(error, CannotGoOn) or collectives.world() == 1
         if self.saving or not (shared or isinstance(error, UserError | OSError)):
             raise error
-        kept = self.keep() if shared else f"--resume goes on from iteration {self.saved}, the last one that was saved"
+        remedy = self.keep() if shared else f"--resume goes on from iteration {self.saved}, the last one that was saved"
         if isinstance(error, UserError | OSError):  # OSError: a full disk, a lost connection
             text = str(error) if isinstance(error, UserError) else last_line(error)
-            raise UserError(f"{text}; {kept}") from (None if isinstance(error, UserError) else error)
-        self.note(kept)
+            raise UserError(f"{text}; {remedy}") from (None if isinstance(error, UserError) else error)
+        self.note(remedy)
         raise error
 
     def restore(self) -> None:
         """On a resume, load the newest intact checkpoint and drop what was logged after it."""
         if not self.resume:
             return
-        kept = None
+        callback_state = None
         trainer, first = self.trainer, collectives.rank() == 0
         checkpoint = collectives.gather(latest_checkpoint(self.folder.dir, self.note) if first else None)[0]
         if checkpoint is None:
@@ -257,12 +257,12 @@ class TrainingRun:
             state = read_json(checkpoint / "state.json")
             trainer.state.update({name: state.get(name, value) for name, value in trainer.state.items()})
             self.done = self.saved = self.context.observer.resumed_at = state["step"]
-            self.unlogged, kept = state.get("unlogged"), state.get("callbacks")
+            self.unlogged, callback_state = state.get("unlogged"), state.get("callbacks")
             self.note(f"resumed from {checkpoint}")
         self.folder.truncate_metrics(self.done if checkpoint is not None else -1)
         before = collectives.gather(self.folder.read_metrics() if first else [])[0]
         self.health = Health(before)
-        self.callbacks.restore(self.done, before, kept)
+        self.callbacks.restore(self.done, before, callback_state)
 
 
 def run_trainer(trainer: Trainer, *, resume: Any = False, display: Display | Lines | None = None) -> Path:

@@ -68,17 +68,17 @@ def make_source(
         elif functions:
             source = replace(source, reward_functions=functions)
     else:
-        found = {"train": read_rows(args, "train", train_dataset, rows_of_stream(args, train_dataset))}
-        if not found["train"]:
+        records = {"train": read_rows(args, "train", train_dataset, rows_of_stream(args, train_dataset))}
+        if not records["train"]:
             raise UserError("train_dataset: no rows")
-        found["eval"] = read_rows(args, "eval", eval_dataset, n_eval) if n_eval else []
-        rows = [record.values for record in found["train"]]
+        records["eval"] = read_rows(args, "eval", eval_dataset, n_eval) if n_eval else []
+        rows = [record.values for record in records["train"]]
         source = PromptSource(
             name="dataset",
             # A stream keeps its order, so that a longer run, which reads more of it, begins with the same rows.
             train_row=(lambda i: rows[i % len(rows)]) if is_stream(train_dataset) else in_epochs(rows, args.seed),
-            eval_rows=[record.values for record in found["eval"][:n_eval]],
-            place=lambda split, i: found[split][i].where,
+            eval_rows=[record.values for record in records["eval"][:n_eval]],
+            place=lambda split, i: records[split][i].where,
             reward_functions=functions,
             rows=rows,
         )
@@ -101,14 +101,14 @@ def _functions(
     args: LFPOConfig, reward_funcs: RewardFunction | Sequence[RewardFunction] | None
 ) -> list[RewardFunction]:
     """The reward functions of the arguments, or of the configuration; in child processes if reward_memory is set."""
-    given: list[RewardFunction | str] = [*args.reward_funcs]
+    functions: list[RewardFunction | str] = [*args.reward_funcs]
     if reward_funcs is not None:
-        given = [*reward_funcs] if isinstance(reward_funcs, list | tuple) else [reward_funcs]  # type: ignore[list-item]
+        functions = [*reward_funcs] if isinstance(reward_funcs, list | tuple) else [reward_funcs]  # type: ignore[list-item]
     if args.reward_memory:
-        if not given:
+        if not functions:
             raise UserError("reward_memory limits the functions of reward_funcs, and none is given; leave it out")
-        return [in_child(f, memory=args.reward_memory, seconds=args.reward_timeout) for f in given]
-    return [reward_function(f) for f in given]
+        return [in_child(f, memory=args.reward_memory, seconds=args.reward_timeout) for f in functions]
+    return [reward_function(f) for f in functions]
 
 
 def check_ranks(args: TrainingConfig, command: str, shared: str = "") -> None:

@@ -48,9 +48,9 @@ MIN_T = 1e-3  # keeps 1/t finite; LLaDA uses the same bound
 Example = tuple[list[int], list[int]]
 
 
-def train_sft(config: SFTConfig, **how: Any) -> Path:
-    """Train; returns the final model's folder. how: resume and report, as of lfpo.train.run.train_on_examples."""
-    return train_on_examples(SFTTrainer, config, **how)
+def train_sft(config: SFTConfig, **options: Any) -> Path:
+    """Train; returns the final model's folder. options: resume and report, as of lfpo.train.run.train_on_examples."""
+    return train_on_examples(SFTTrainer, config, **options)
 
 
 class SFTTrainer(Trainer):
@@ -72,7 +72,7 @@ class SFTTrainer(Trainer):
         self.draw, rows = _example_source(config, self.tokenizer, self.model)
         self.length = examples_length(config, config.steps, rows)
         self.total_steps = self.length.iterations
-        self.given, self.args = config, replace(config, steps=self.total_steps)
+        self.user_args, self.args = config, replace(config, steps=self.total_steps)
         self.state: dict[str, Any] = {"losses": []}  # since the last logged line
         self.optimizer, self.about = build_adamw(self.model, config), about(config, self.model)
 
@@ -81,8 +81,8 @@ class SFTTrainer(Trainer):
         config, losses = self.args, self.state["losses"]
         lr = set_lr(self.optimizer, config, step, self.total_steps)
         # Each rank takes every world-th example; the sum of the ranks' gradients is that of the whole batch.
-        mine = range(collectives.rank(), config.batch_size, collectives.world())
-        batch = {i: self.draw(step * config.batch_size + i) for i in mine}
+        own_indices = range(collectives.rank(), config.batch_size, collectives.world())
+        batch = {i: self.draw(step * config.batch_size + i) for i in own_indices}
         filler = self.draw(step * config.batch_size) if config.fsdp else None
         loss = accumulate_sft_gradients(self.model, config, batch, generator(config.seed, step, "t"), filler)
         loss, norm, stepped = step_if_finite(self.optimizer, self.model, loss, config.max_grad_norm)
@@ -97,9 +97,9 @@ class SFTTrainer(Trainer):
         return {"step": done, "loss": mean, "grad_norm": norm, "learning_rate": lr}
 
     def export(self) -> MaskedDiffusionLM:
-        kept = [(p, p.detach().clone()) for _, p in self.model.factors()]
+        factors = [(p, p.detach().clone()) for _, p in self.model.factors()]
         model = self.model.to(getattr(torch, self.args.export_dtype))
-        for parameter, value in kept:  # the adapter is added in float32 when the model is saved
+        for parameter, value in factors:  # the adapter is added in float32 when the model is saved
             parameter.data = value
         return model
 

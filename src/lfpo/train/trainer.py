@@ -17,7 +17,7 @@ class Trainer(Protocol):
     """What a run runs: `lfpo train`, `sft` and `dpo` each have one.
 
     args: its configuration; output_dir, save_steps, save_total_limit, report_to, rank_timeout and progress_timeout are
-        read here. given: the same, as it was before the length was counted; config.yaml keeps it. kind: "train", "sft"
+        read here. user_args: the same, before the length was counted; config.yaml holds it. kind: "train", "sft"
         or "dpo". total_steps: iterations, those of `length`.
     model, reference, tokenizer, optimizer: what checkpoints hold; reference is None where there is none.
     parts: what else checkpoints hold, by the name of its folder.
@@ -28,7 +28,7 @@ class Trainer(Protocol):
     """
 
     args: Any
-    given: Any
+    user_args: Any
     kind: str
     total_steps: int
     length: Length
