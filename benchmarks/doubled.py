@@ -2,13 +2,14 @@
 
     python -m benchmarks.doubled --prompt 512 --completion 512
 
-Forward and backward pass of one batch of views of a random model with blocks of 32, over its own blocks and over a causal
-context: tokens of a row, and seconds, the median of several passes in turn. Both layouts give the same logits.
+Forward and backward pass of one batch of views of a random model with blocks of 32, over its own blocks and over a
+causal context: tokens of a row, and seconds, the median of several passes in turn. Both layouts give the same logits.
 """
 
 import argparse
 import statistics
 from collections.abc import Callable
+from typing import Any
 from unittest import mock
 
 import torch
@@ -19,7 +20,7 @@ from lfpo.core.model import MaskedDiffusionLM
 from lfpo.models import init_model
 from lfpo.models.layouts import LAYOUTS
 
-SIZE = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8}
+SIZE: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8}
 SIZE |= {"num_key_value_heads": 4, "head_dim": 64, "vocab_size": 4096, "init_std": 0.05}
 IDS = {"mask_token_id": 100, "eos_token_id": 2, "pad_token_id": 2}
 
@@ -40,7 +41,8 @@ def main(arguments: list[str] | None = None) -> None:
         once, twice = measured(model, args.prompt, args.completion, args.rows, args.repeats)
         tokens, seconds = zip(once, twice, strict=True)
         print(
-            f"| {name} | {tokens[0]} | {tokens[1]} | {seconds[0]:.2f} | {seconds[1]:.2f} | {seconds[0] / seconds[1]:.2f} |"
+            f"| {name} | {tokens[0]} | {tokens[1]} | {seconds[0]:.2f} | {seconds[1]:.2f} "
+            f"| {seconds[0] / seconds[1]:.2f} |"
         )
 
 

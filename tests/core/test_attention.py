@@ -63,9 +63,9 @@ def test_grouped_queries_may_each_see_other_keys(window: int):
     seen[0] = torch.arange(11) <= torch.arange(11 - window, 11)[:, None]
     expected = bidirectional_attention(torch.nn.Identity(), query, key, value, seen, scaling=0.3)[0]
     with cuda_stand_in() as gpu:
-        inputs = [x.to("cuda") for x in (query, key, value)]
+        query, key, value = query.to("cuda"), key.to("cuda"), value.to("cuda")
         mask = attention.mask_bias(seen.to("cuda"), torch.float32)
-        found = bidirectional_attention(torch.nn.Identity(), *inputs, mask, scaling=0.3)[0].cpu()
+        found = bidirectional_attention(torch.nn.Identity(), query, key, value, mask, scaling=0.3)[0].cpu()
     assert gpu.backends == [SDPBackend.EFFICIENT_ATTENTION]
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 

@@ -93,8 +93,8 @@ def _attend(
     grouped = query.shape[1] != key.shape[1]
     shape = query.shape
     if grouped and chosen is SDPBackend.EFFICIENT_ATTENTION:
-        # This kernel wants as many heads in keys as in queries. Where the queries of a row see the same keys, or are few
-        # beside them, the heads that share keys become more queries of one head, and no key is copied.
+        # This kernel wants as many heads in keys as in queries. Where the queries of a row see the same keys, or are
+        # few beside them, the heads that share keys become more queries of one head, and no key is copied.
         if mask is None or mask.shape[2] == 1 or shape[2] < key.shape[2]:
             query = query.reshape(shape[0], key.shape[1], -1, shape[-1])
             if mask is not None and mask.shape[2] > 1:
