@@ -111,7 +111,6 @@ def run_cell(cell: dict[str, Any], study: dict[str, Any]) -> dict[str, Any]:
             trainer = LFPOTrainer(args=config)
             trainer.train()
             model, tokenizer, metrics = trainer.model, trainer.tokenizer, Run(Path(folder)).read_metrics()
-    trained = time.process_time() - started
     curve = [
         {"step": m["step"], "flops": m["flops"], "accuracy": m["eval/threshold/accuracy"]}
         for m in metrics
@@ -122,9 +121,6 @@ def run_cell(cell: dict[str, Any], study: dict[str, Any]) -> dict[str, Any]:
         **frontier_of(model, tokenizer, config, study, cell["tuning"]),
         "curve": curve,
         "flops": last.get("flops", 0.0),
-        "reward": last.get("reward", 0.0),
-        "kl_old": [round(m["kl/old"], 5) for m in metrics if "kl/old" in m],
-        "training_seconds": round(trained, 1),
         "seconds": round(time.process_time() - started, 1),
     }
 
@@ -168,21 +164,20 @@ def fingerprint(cell: dict[str, Any], study: dict[str, Any]) -> str:
 
 
 class Store:
-    """Finished cells, one JSON object a line, keyed by cell. Several grids may append to one file."""
+    """Finished cells, one JSON object a line, keyed by cell: those on tuning seeds in STUDY.tuning.jsonl, the others in
+    STUDY.jsonl. Several grids may append to one file."""
 
     def __init__(self, path: Path):
-        self.path = path
+        self.paths = {False: path, True: path.with_suffix(".tuning.jsonl")}
 
     def read(self) -> dict[str, dict[str, Any]]:
-        if not self.path.exists():
-            return {}
-        rows = (json.loads(line) for line in self.path.read_text().splitlines())
-        return {row["key"]: row for row in rows}
+        files = [path.read_text().splitlines() for path in self.paths.values() if path.exists()]
+        return {row["key"]: row for lines in files for row in map(json.loads, lines)}
 
     def add(self, row: dict[str, Any]) -> None:
-        with self.path.open("a") as file:
+        with self.paths[row["tuning"]].open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            file.write(json.dumps(row) + "\n")
+            file.write(json.dumps(row, separators=(",", ":")) + "\n")
 
 
 def work(job: tuple[dict[str, Any], dict[str, Any], str, str]) -> tuple[dict[str, Any] | None, str]:

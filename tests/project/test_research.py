@@ -47,11 +47,12 @@ def tiny(objectives: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.long
 def test_cells_run_once_and_fill_the_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     study, path = tiny({"lfpo": {"objective": {"name": "lfpo", "timesteps": 1}}}), tmp_path / "study.jsonl"
+    store = path.with_suffix(".tuning.jsonl")
     assert run(study, path, ["one"], workers=1, check=False) == 0
     assert "8 cells to run" in capsys.readouterr().out
-    lines = path.read_text()
+    lines = store.read_text()
     assert run(study, path, ["one"], workers=1, check=False) == 0
-    assert "0 cells to run" in capsys.readouterr().out and path.read_text() == lines
+    assert "0 cells to run" in capsys.readouterr().out and store.read_text() == lines
     rows = finished(study, path, "one")
     table = settings_table(study, rows, "choice")
     assert len(table) == 2 + 4 and "lfpo, states noised, learning_rate 0.0001" in "".join(table)
