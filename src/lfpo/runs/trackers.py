@@ -3,12 +3,13 @@
 import importlib
 import importlib.util
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lfpo.config.errors import UserError
+from lfpo.config.errors import UserError, last_line
 from lfpo.config.files import read_json
 from lfpo.rewards.answers import prompt_text
 from lfpo.runs.directory import Run
@@ -28,30 +29,47 @@ def check_installed(names: list[str]) -> None:
 
 
 @contextmanager
-def reporting(names: list[str], run: Run, config: Mapping[str, Any], *, done: int) -> Iterator[None]:
+def reporting(
+    names: list[str], run: Run, config: Mapping[str, Any], *, done: int, note: Callable[[str], None] = print
+) -> Iterator[None]:
     """While open, send every number that `run` logs, under its step, and its rollouts as tables, to trackers.
 
     names: of the trackers. The project is WANDB_PROJECT or TRACKIO_PROJECT ("lfpo" if unset), and the run has its
     folder's name. TensorBoard writes to `tensorboard/` in that folder. Trackers read their other environment variables
     (WANDB_MODE, ...).
     config: shown beside the curves. done: number of finished steps; TensorBoard and W&B drop what a crashed run logged
-        after them.
-    Raises UserError where a tracker is not installed.
+        after them. note: shows a line to the user: a tracker that fails later is left out from then on.
+    Raises UserError where a tracker is not installed, or cannot start.
     """
-    trackers: list[Any] = []
+    trackers: dict[str, Any] = {}
+
+    def attempt(name: str, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except Exception as error:  # another library's, most often the network's
+            trackers.pop(name, None)
+            note(f"report_to: {name} failed, so it gets nothing more: {last_line(error)}; {run.metrics_file} goes on")
 
     def send(file: str, rows: list[dict[str, Any]]) -> None:
-        for tracker in trackers:
+        for name, tracker in list(trackers.items()):
             if file == run.metrics_file.name:
                 numbers = {k: v for k, v in rows[0].items() if isinstance(v, int | float) and k != "step"}
-                tracker.log(numbers, step=rows[0]["step"])
+                attempt(name, partial(tracker.log, numbers, step=rows[0]["step"]))
             elif file.startswith("rollouts/"):
-                _log_table(tracker, rows, int(Path(file).stem.removeprefix("step-")))
+                attempt(name, partial(_log_table, tracker, rows, int(Path(file).stem.removeprefix("step-"))))
 
     with ExitStack() as stack:
         for name in [] if run.silent else names:
-            trackers.append(_start(name, run, config, done))
-            stack.callback(trackers[-1].finish)
+            try:
+                tracker = _start(name, run, config, done)
+            except UserError:
+                raise
+            except Exception as error:  # another library's: no key, no network
+                raise UserError(
+                    f"report_to: {name} could not start ({last_line(error)}); log in, or leave it out of report_to"
+                ) from error
+            trackers[name] = tracker
+            stack.callback(attempt, name, tracker.finish)
         run.listeners.append(send)
         stack.callback(run.listeners.remove, send)
         yield

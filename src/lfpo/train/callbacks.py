@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.utils.data import DataLoader
-
-from lfpo.config.build import to_dict
 from lfpo.config.errors import CannotGoOn, UserError, last_line
 from lfpo.core import collectives
+from lfpo.train.callback_arguments import Arguments, ModelConfig, Schedule, loaders, metric_name, values_of
 from lfpo.train.trainer import Trainer
 
 # Every event of transformers' TrainerCallback. Of these `on_predict` is fired by nothing that a run does.
@@ -36,68 +31,6 @@ REFUSED = {
 }
 
 
-class Arguments:
-    """The run's configuration as callbacks read it: its own keys, then what follows from them for transformers'
-    TrainingArguments, then these arguments' defaults. A value that is set is set in the configuration."""
-
-    def __init__(self, config: Any, values: dict[str, Any]):
-        self.__dict__.update(_config=config, _values=values)
-
-    def __getattr__(self, name: str) -> Any:
-        from transformers import TrainingArguments
-
-        if name in self._values:
-            return self._values[name]
-        if hasattr(self._config, name):
-            return getattr(self._config, name)
-        for field in dataclasses.fields(TrainingArguments):
-            if field.name == name:
-                made = field.default_factory
-                return field.default if made is dataclasses.MISSING else made()
-        if not name.startswith("_") and (attribute := getattr(TrainingArguments, name, None)) is not None:
-            return attribute.__get__(self) if hasattr(attribute, "__get__") else attribute  # a property or a method
-        raise AttributeError(f"neither the run's configuration nor transformers.TrainingArguments has {name!r}")
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in self._values:
-            self._values[name] = value
-        else:
-            setattr(self._config, name, value)
-
-    def to_dict(self) -> dict[str, Any]:
-        plain = {name: value for name, value in self._values.items() if isinstance(value, str | int | float | None)}
-        return {**to_dict(self._config), **plain}
-
-    def to_sanitized_dict(self) -> dict[str, Any]:
-        return {k: v if isinstance(v, bool | int | float | str) else str(v) for k, v in self.to_dict().items()}
-
-    def to_json_string(self) -> str:
-        return json.dumps(self.to_dict(), indent=2, default=str)
-
-
-class ModelConfig(dict[str, Any]):
-    """A model's config.json with the methods that transformers' integrations call."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return dict(self)
-
-    def to_json_string(self) -> str:
-        return json.dumps(self, indent=2, default=str)
-
-
-class Schedule:
-    """The `lr_scheduler` of callbacks, to read: the run sets the rate itself, before each optimiser step."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer):
-        self.optimizer = optimizer
-
-    def get_last_lr(self) -> list[float]:
-        return [group["lr"] for group in self.optimizer.param_groups]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-
 class Callbacks:
     """Calls the trainer's callbacks, in their order, on every rank: objects or classes with methods of transformers'
     TrainerCallback.
@@ -115,13 +48,24 @@ class Callbacks:
         self.failed = False  # on any rank
         self.epoch: int | None = None  # the epoch that has begun
         self.step = 0  # iterations that were done at the last event
-        for callback in trainer.callbacks:
+        self.in_use = False  # whether any rank has callbacks: some give them to the first rank only
+        collectives.together(self._add_all)
+        self.meet()
+
+    def _add_all(self) -> None:
+        for callback in self.trainer.callbacks:
             self.add(callback)
+
+    def meet(self) -> None:
+        """Learn whether any rank has callbacks, before what they are called for begins. A collective."""
+        self.in_use = any(collectives.gather(bool(self.callbacks)))
+        if self.in_use and not hasattr(self, "args"):
+            self._prepare()
 
     def add(self, callback: Any) -> None:
         """Call this one too, after the others. Raises UserError for a callback that cannot work."""
         callback = _made(callback)
-        if not self.callbacks:
+        if not hasattr(self, "args"):
             self._prepare()
         _check_early_stopping(callback, self.args)
         self.callbacks.append(callback)
@@ -136,8 +80,8 @@ class Callbacks:
 
         trainer = self.trainer
         first, config, length = collectives.rank() == 0, trainer.args, trainer.length
-        self.metric = _metric(config)
-        self.args = Arguments(config, _arguments(trainer, self.metric))
+        self.metric = metric_name(config)
+        self.args = Arguments(config, values_of(trainer, self.metric))
         self.control = TrainerControl()
         self.state = TrainerState(
             max_steps=trainer.total_steps,
@@ -155,14 +99,14 @@ class Callbacks:
             "processing_class": trainer.tokenizer,
             "optimizer": trainer.optimizer,
             "lr_scheduler": Schedule(trainer.optimizer),
-            **_loaders(trainer),
+            **loaders(trainer),
         }
 
     def call(self, event: str, step: int, **kwargs: Any) -> None:
         """Call the event's methods after `step` iterations. A collective. Raises CannotGoOn where one raises, or has
         raised in `within`."""
         self.step = step
-        if not self.callbacks or self.failed:
+        if not self.in_use or self.failed:
             return
         self._at(step)
 
@@ -196,13 +140,13 @@ class Callbacks:
             self.control = self.control if changed is None else changed
 
     def begin_training(self, step: int) -> None:
-        if self.callbacks:
+        if self.in_use:
             self.control.should_training_stop = False
         self.call("on_train_begin", step)
 
     def begin_iteration(self, step: int) -> None:
         """Before the iteration after `step` ones: on_epoch_begin where an epoch begins, and on_step_begin."""
-        if not self.callbacks:
+        if not self.in_use:
             return
         if self.epoch is None:
             self.epoch, self.control.should_epoch_stop = math.floor(self._passed(step)), False
@@ -213,7 +157,7 @@ class Callbacks:
     def end_iteration(self, step: int, *, log: bool, evaluate: bool, save: bool) -> tuple[bool, bool, bool]:
         """on_step_end after the iteration. log, evaluate, save: whether they are due by the run's own keys, which
         callbacks may change; returns what is to be done."""
-        if not self.callbacks:
+        if not self.in_use:
             return log, evaluate, save
         self.control.should_log, self.control.should_evaluate, self.control.should_save = log, evaluate, save
         self.call("on_step_end", step)
@@ -227,7 +171,7 @@ class Callbacks:
         """Whether on_epoch_end is due after `step` iterations, and then calls it: "whole" after the epoch's last row
         and where the training ends, "early" where a callback leaves out the epoch's other rows; else "". A
         collective."""
-        if not self.callbacks or self.epoch is None:
+        if not self.in_use or self.epoch is None:
             return ""
         early, over = self.asks("should_epoch_stop"), math.floor(self._passed(step)) != self.epoch
         if not (early or over or self.asks("should_training_stop") or step >= self.state.max_steps):
@@ -239,7 +183,7 @@ class Callbacks:
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """on_log with a copy of some metrics, under their names here and those of held-out data under transformers'."""
-        if self.callbacks:
+        if self.in_use:
             self._at(step)
             self.control.should_log = False
             logs = {**_with_transformers_names(self.trainer, metrics), "epoch": self.state.epoch, "step": step}
@@ -251,7 +195,7 @@ class Callbacks:
     def evaluated(self, step: int, metrics: Mapping[str, Any]) -> None:
         """on_log and on_evaluate after an evaluation; then the best metric, as transformers does: not of the evaluation
         before training. Raises UserError where the metric of `metric_for_best_model` was not measured."""
-        if not self.callbacks:
+        if not self.in_use:
             return
         self.log(step, metrics)
         values = {**_with_transformers_names(self.trainer, metrics), "epoch": self.state.epoch}
@@ -274,7 +218,7 @@ class Callbacks:
 
     def saved(self, step: int, folder: Path) -> None:
         """on_save after a checkpoint. folder: of the run's checkpoints."""
-        if self.callbacks:
+        if self.in_use:
             self.control.should_save = False
             best = folder / f"step-{self.state.best_global_step}"
             self.state.best_model_checkpoint = str(best) if best.is_dir() else None
@@ -282,7 +226,7 @@ class Callbacks:
 
     def end_training(self, step: int, *, began_at: int, seconds: float) -> None:
         """on_log with a summary of the training, and on_train_end."""
-        if self.callbacks:
+        if self.in_use:
             losses = [row["loss"] for row in self.state.log_history if row.get("loss") is not None]
             summary = {"train_runtime": seconds, "train_steps_per_second": (step - began_at) / max(seconds, 1e-9)}
             summary |= {"train_loss": sum(losses) / len(losses) if losses else math.nan}
@@ -291,11 +235,11 @@ class Callbacks:
 
     def asks(self, what: str) -> bool:
         """Whether a callback of any rank has set this flag of `control`. A collective where there are callbacks."""
-        return bool(self.callbacks) and any(collectives.gather(getattr(self.control, what)))
+        return self.in_use and any(collectives.gather(getattr(self.control, what)))
 
     def saved_state(self) -> dict[str, Any]:
         """JSON data for a checkpoint: the best metric, and the state of callbacks that export theirs."""
-        if not self.callbacks:
+        if not self.in_use:
             return {}
         best = {name: getattr(self.state, name) for name in ("best_metric", "best_global_step")}
         return best | {"states": [[type(c).__name__, _state(c)] for c in self.callbacks if _state(c) is not None]}
@@ -305,7 +249,7 @@ class Callbacks:
     ) -> None:
         """Begin after `step` iterations. history: the metrics that were logged. saved_state: of the
         checkpoint."""
-        if not self.callbacks:
+        if not self.in_use:
             return
         for row in history:
             held_out = _held_out(row)
@@ -353,12 +297,6 @@ def _made(callback: Any) -> Any:
     return callback
 
 
-def _metric(config: Any) -> str | None:
-    """The name of metric_for_best_model as transformers' callbacks look it up: `eval_NAME`."""
-    name = getattr(config, "metric_for_best_model", None)
-    return None if name is None else f"eval_{name.removeprefix('eval_').removeprefix('eval/')}"
-
-
 def _check_early_stopping(callback: Any, args: Arguments) -> None:
     """Raise UserError where transformers' EarlyStoppingCallback would fail an assertion once training begins."""
     if not any(base.__name__ == "EarlyStoppingCallback" for base in type(callback).__mro__):
@@ -370,52 +308,6 @@ def _check_early_stopping(callback: Any, args: Arguments) -> None:
         )
     if args.eval_strategy == "no":
         raise UserError("callbacks: EarlyStoppingCallback needs evaluations: set eval_steps, and give held-out rows")
-
-
-def _arguments(trainer: Trainer, metric: str | None) -> dict[str, Any]:
-    """Values of transformers' TrainingArguments that follow from a run's configuration."""
-    from transformers.trainer_utils import IntervalStrategy, SaveStrategy
-
-    config, greater = trainer.args, getattr(trainer.args, "greater_is_better", None)
-    first, world = collectives.rank() == 0, collectives.world()
-    source = getattr(trainer, "source", None)
-    evaluates = trainer.evaluates_after(trainer.total_steps) and (source is None or len(source.eval_rows) > 0)
-    return {
-        "logging_strategy": IntervalStrategy.STEPS,
-        "logging_steps": getattr(config, "logging_steps", 1),
-        "logging_first_step": True,
-        "eval_strategy": IntervalStrategy.STEPS if evaluates else IntervalStrategy.NO,
-        "eval_on_start": trainer.evaluates_after(0),
-        "eval_delay": 0,
-        "save_strategy": SaveStrategy.STEPS,
-        "metric_for_best_model": metric,
-        "greater_is_better": not (metric or "").endswith("loss") if greater is None else greater,
-        "load_best_model_at_end": False,
-        "run_name": Path(config.output_dir).name,
-        "per_device_train_batch_size": -(-trainer.length.batch * getattr(config, "num_generations", 1) // world),
-        "world_size": world,
-        "process_index": collectives.rank(),
-        "local_process_index": collectives.rank(),
-        "n_gpu": min(1, torch.cuda.device_count()),
-        "device": collectives.device(),
-        "should_log": first,
-        "should_save": first,
-    }
-
-
-def _loaders(trainer: Trainer) -> dict[str, Any]:
-    """The data loaders that callbacks are given, to look at: of the training rows, None where prompts are made without
-    end, and of this rank's held-out rows, one for each eval sampler and row."""
-    source = getattr(trainer, "source", None)
-    if source is None:
-        return {"train_dataloader": None, "eval_dataloader": None}
-    samplers = getattr(trainer, "eval_samplers", ())
-    held_out: Any = [source.eval_rows[i] for i in collectives.share(len(source.eval_rows))] * len(samplers)
-    training = DataLoader(source.rows, trainer.length.batch, collate_fn=list) if source.rows else None
-    return {
-        "train_dataloader": training,
-        "eval_dataloader": DataLoader(held_out, 1, collate_fn=list) if held_out else None,
-    }
 
 
 def _held_out(metrics: Mapping[str, Any]) -> dict[str, Any]:

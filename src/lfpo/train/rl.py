@@ -189,10 +189,14 @@ class LFPOTrainer(Trainer):
             make_repository(str(args.hub_model_id), private=args.hub_private_repo)
         with self.closing:
             folder = run_trainer(self, resume=resume, display=display)
-        if args.push_to_hub and (events := self.events) is not None:
-            events.call("on_push_begin", events.step)
-        if args.push_to_hub and collectives.rank() == 0:
-            run_push(PushConfig(str(self.run.dir), str(args.hub_model_id), private=args.hub_private_repo))
+        if args.push_to_hub:
+            try:
+                self.events.call("on_push_begin", self.events.step)
+                if collectives.rank() == 0:
+                    run_push(PushConfig(str(self.run.dir), str(args.hub_model_id), private=args.hub_private_repo))
+            except (UserError, OSError) as error:
+                text, again = str(error), f"lfpo push {self.run.dir} {args.hub_model_id}"
+                raise UserError(f"{text}; the model is trained and saved in {folder}: `{again}` uploads it") from error
         return folder
 
     if not TYPE_CHECKING:  # a type checker would believe that every attribute exists

@@ -73,6 +73,7 @@ class TrainingRun:
         distributed.barrier()
         self.note = self.display.note
         self.callbacks = trainer.events or Callbacks(trainer)
+        self.callbacks.meet()
         self.context = Context(self.folder, StopRequests(observer), observer)
         observer.note = self.note
         if self.callbacks.callbacks:
@@ -91,7 +92,8 @@ class TrainingRun:
             self.restore()
             self.folder.write_config(trainer.user_args, trainer.total_steps)
             distributed.begin_work()
-            tracked = reporting(self.args.report_to, self.folder, to_dict(self.args), done=self.done)
+            shown = to_dict(self.args)
+            tracked = reporting(self.args.report_to, self.folder, shown, done=self.done, note=self.note)
             with self.display, tracked, self.context.stop:
                 try:
                     began, began_at = time.monotonic(), self.done
@@ -121,11 +123,14 @@ class TrainingRun:
                     self.callbacks.end_training(self.done, began_at=began_at, seconds=time.monotonic() - began)
                 except Stopped as stopped:
                     raise Stopped(stopped.number, f"{stopped}: {self.keep()}") from None
-                except (Exception, SystemExit) as error:
+                except BaseException as error:  # also a KeyboardInterrupt or SystemExit of the user's code
                     self.end_with(error)
             self.context.observer.end()
-            card = model_card(self.folder, to_dict(self.args), trainer.kind)
-            return export_model(self.folder.dir, trainer.export(), trainer.tokenizer, card=card)
+            try:
+                card = model_card(self.folder, to_dict(self.args), trainer.kind)
+                return export_model(self.folder.dir, trainer.export(), trainer.tokenizer, card=card)
+            except BaseException as error:
+                self.end_with(error)
 
     def due(self) -> tuple[bool, bool, bool]:
         """Whether to call on_log, to evaluate and to save after the iteration, as the run's keys and callbacks say."""
@@ -216,12 +221,12 @@ class TrainingRun:
         if self.saved < self.done:
             try:
                 self.save()
-            except (UserError, RuntimeError) as error:  # a full disk; a GPU that no longer answers
+            except (UserError, RuntimeError, MemoryError) as error:  # a full disk; a GPU that no longer answers
                 if self.saved < self.done:  # else a callback failed when the checkpoint was complete
                     return f"what was learned since iteration {self.saved} could not be saved: {error}"
         return f"{self.folder.dir}/checkpoints/step-{self.done} holds everything learned; --resume continues"
 
-    def end_with(self, error: Exception | SystemExit) -> NoReturn:
+    def end_with(self, error: BaseException) -> NoReturn:
         """Save what was learned, whatever ends the run, and raise the error with how to go on.
 
         An error in the middle of an update leaves weights between two iterations. They are saved as those of the
