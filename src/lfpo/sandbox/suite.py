@@ -24,7 +24,7 @@ _RUNS_TEXT |= {"sympy", "jinja2", "numexpr", "yaml", "cloudpickle", "doctest", "
 _SHARED = {"open", "redirect_stdout", "redirect_stderr", "capsys", "tempfile", "tmp_path", "write_text", "write_bytes"}
 _SHARED |= {"read_text", "read_bytes", "listdir", "makedirs", "mkdir", "isfile", "isdir", "environ", "putenv", "chdir"}
 _SHARED |= {"warns", "assertWarns", "recwarn", "assertLogs", "caplog", "__cause__", "__context__", "__notes__"}
-"""Of these, test and program each have their own: files, output, environment, warnings, and exceptions' companions."""
+"""Test and program each have their own of these: files, output, environment, warnings, and exceptions' companions."""
 _OPERATORS = {"Eq": "eq", "NotEq": "ne", "Lt": "lt", "LtE": "le", "Gt": "gt", "GtE": "ge"}
 _OPERATORS |= {"Sub": "sub", "Add": "add", "Mult": "mul", "Div": "truediv"}
 _METHODS = {form.format(name) for name in _OPERATORS.values() for form in ("__{}__", "__i{}__")}
