@@ -127,7 +127,7 @@ def named(hint: Any, value: Any) -> bool:
         if isinstance(mark, OfObjective):
             name = value.get("name", "lfpo")
             knobs = {f.name for f in dataclasses.fields(KNOBS[name])} if name in KNOBS else set(value)
-            return set(value) <= {"name", *mark.more, *knobs}
+            return set(value) <= {"name", *mark.other_keys, *knobs}
     if typing.get_origin(hint) is dict:
         return all(named(typing.get_args(hint)[1], part) for part in value.values())
     return True

@@ -15,9 +15,9 @@ from lfpo.config.help import describe
 
 def _trained(cls: type, rest: list[str], command: str, *flags: str) -> tuple[Any, set[str]]:
     """The checked configuration of a training command, and the flags that were given of `flags` and --resume."""
-    config, given = configure(cls, rest, takes_file=True, command=command, flags=("resume", *flags))
-    _begin(config, command, resume="resume" in given)
-    return config, given
+    config, set_flags = configure(cls, rest, takes_file=True, command=command, flags=("resume", *flags))
+    _begin(config, command, resume="resume" in set_flags)
+    return config, set_flags
 
 
 def _begin(config: Any, command: str, *, resume: bool = False) -> None:
@@ -102,8 +102,8 @@ def eval_(rest: list[str]) -> None:
     from lfpo.config.eval import EvalConfig, configure_each
 
     about = describe(EvalConfig, "eval", takes_file=False)
-    _, given = read_arguments(rest, "eval", about, EvalConfig, takes_file=False)
-    configs = configure_each(given)
+    _, overrides = read_arguments(rest, "eval", about, EvalConfig, takes_file=False)
+    configs = configure_each(overrides)
     for config in configs:
         check_inputs("eval", config.model, config.task_names, config.sampler)
     from lfpo.base import distributed
@@ -201,12 +201,12 @@ def plan(rest: list[str]) -> None:
     from lfpo.config.train import LFPOConfig
 
     about = describe(PlanConfig, "plan", takes_file=True)
-    values, given = read_arguments(rest, "train", about, PlanConfig, LFPOConfig)
-    config, args = configure(values, given)
+    values, overrides = read_arguments(rest, "train", about, PlanConfig, LFPOConfig)
+    config, args = configure(values, overrides)
     from lfpo.plan.command import run_plan
 
     recipe = rest[0] if rest and not rest[0].startswith("--") else None
-    run_plan(config, args, recipe=recipe, overrides=given)
+    run_plan(config, args, recipe=recipe, overrides=overrides)
 
 
 def schema(rest: list[str]) -> None:

@@ -44,10 +44,10 @@ def run_doctor() -> None:
     if torch.backends.mps.is_available():
         table.add_row("Apple GPU (MPS)", "not used: sampling draws in float64, which MPS lacks; lfpo runs on the CPU")
     table.add_row("disk here", f"{shutil.disk_usage('.').free / 2**30:.0f} GiB free")
-    for found in available_rungs():
-        table.add_row(f"sandbox {found.name}", f"{'yes' if found.available else 'no'}: {found.reason}")
-        if found.not_stopped:
-            table.add_row("", f"does not stop: {found.not_stopped}")
+    for rung in available_rungs():
+        table.add_row(f"sandbox {rung.name}", f"{'yes' if rung.available else 'no'}: {rung.reason}")
+        if rung.not_stopped:
+            table.add_row("", f"does not stop: {rung.not_stopped}")
     table.add_row("model families", ", ".join(FAMILIES))
     table.add_row("embedded model", _try_embedded())
     Console().print(table)

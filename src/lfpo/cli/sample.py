@@ -72,8 +72,8 @@ def print_verdict(row: dict[str, Any], completion: str, correct: bool | None, co
         table = Table(box=None, padding=(0, 4, 0, 0), header_style="dim")
         for title in ("puzzle", "completion", "solution"):
             table.add_column(title)
-        given = "".join(c if c in "1234" else "·" for c in row["puzzle"])
-        table.add_row(_grid(given, given), _grid(filled, row["solution"]), _grid(row["solution"], row["solution"]))
+        clues = "".join(c if c in "1234" else "·" for c in row["puzzle"])
+        table.add_row(_grid(clues, clues), _grid(filled, row["solution"]), _grid(row["solution"], row["solution"]))
         console.print(table)
     text, style = ("right", "bold green") if correct else ("wrong", "bold red")
     if correct is None:

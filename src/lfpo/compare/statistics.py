@@ -124,8 +124,8 @@ def _against(finished: list[Result], first: list[Result]) -> list[str]:
 
 
 def curves(base: Result | None, results: dict[str, list[Result]]) -> list[dict[str, Any]]:
-    """Of the base and each objective with a finished cell: accuracy over training FLOPs (not for the base) and over
-    forwards, as means over seeds with the lowest and highest seed."""
+    """Accuracy over training FLOPs and over forwards, for each objective with a finished cell and (over forwards alone)
+    for the base: means over seeds, with the lowest and highest seed."""
     drawn = [] if base is None else [{"label": BASE, "frontier": _band([base["frontier"]], "nfe", 1.0)}]
     for label, group in results.items():
         if group:

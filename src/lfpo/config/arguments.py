@@ -14,14 +14,14 @@ from lfpo.config.help import describe
 
 def text_keys(cls: type, prefix: str = "") -> set[str]:
     """The keys of a configuration that hold text, those of nested dataclasses as `a.b`."""
-    found: set[str] = set()
+    keys: set[str] = set()
     for name, hint in typing.get_type_hints(cls).items():
         first = options(hint)[0]
         if dataclasses.is_dataclass(first):
-            found |= text_keys(typing.cast(type, first), f"{prefix}{name}.")
+            keys |= text_keys(typing.cast(type, first), f"{prefix}{name}.")
         elif first is str:
-            found.add(prefix + name)
-    return found
+            keys.add(prefix + name)
+    return keys
 
 
 def parse_overrides(arguments: list[str], texts: Collection[str] = ()) -> dict[str, Any]:
@@ -39,10 +39,10 @@ def parse_overrides(arguments: list[str], texts: Collection[str] = ()) -> dict[s
             raise UserError(f"argument {argument!r}: expected --key value")
         name, equals, text = argument[2:].partition("=")
         key = name.replace("-", "_")
-        given = bool(equals or (rest and not rest[0].startswith("--")))
+        has_value = bool(equals or (rest and not rest[0].startswith("--")))
         if not equals:
-            text = rest.pop(0) if given else "true"
-        as_typed = given and key in texts and text != "null"
+            text = rest.pop(0) if has_value else "true"
+        as_typed = has_value and key in texts and text != "null"
         node = result
         *parents, leaf = key.split(".")
         for parent in parents:
@@ -84,9 +84,9 @@ def configure(
     """
     about = describe(cls, command, takes_file, flags)
     values, overrides = read_arguments(rest, command, about, cls, takes_file=takes_file)
-    given = {name: overrides.pop(name) for name in flags if name in overrides}
-    for name, value in given.items():
+    switches = {name: overrides.pop(name) for name in flags if name in overrides}
+    for name, value in switches.items():
         if not isinstance(value, bool):
             newest = " and goes on from the newest checkpoint of output_dir" if name == "resume" else ""
             raise UserError(f"--{name} takes no value{newest}, found {value!r}")
-    return build(cls, merge(values, overrides), f"lfpo {command}"), {name for name, value in given.items() if value}
+    return build(cls, merge(values, overrides), f"lfpo {command}"), {name for name, value in switches.items() if value}

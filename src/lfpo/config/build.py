@@ -120,11 +120,11 @@ def merge(base: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
 
 def flattened(values: dict[str, Any], unsplit: Collection[str] = (), prefix: str = "") -> dict[str, Any]:
     """Nested mappings as one with dotted keys. Empty mappings, and those of the keys in `unsplit`, are values."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in values.items():
         nested = isinstance(value, dict) and value and key not in unsplit
-        found |= flattened(value, unsplit, f"{prefix}{key}.") if nested else {prefix + key: value}
-    return found
+        flat |= flattened(value, unsplit, f"{prefix}{key}.") if nested else {prefix + key: value}
+    return flat
 
 
 def build(cls: type[T], values: dict[str, Any], where: str = "config", defaults: T | None = None) -> T:
@@ -140,19 +140,19 @@ def build(cls: type[T], values: dict[str, Any], where: str = "config", defaults:
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
     hints = typing.get_type_hints(cls)
     arguments: dict[str, Any] = {}
-    for given, value in values.items():
-        name = aliases.get(given, given)
+    for written, value in values.items():
+        name = aliases.get(written, written)
         listed = f"; `{where} --help` lists the keys" if where.startswith("lfpo ") and ":" not in where else None
-        if problem := refusal(given, value, getattr(cls, "REFUSED", {}), [*fields, *aliases], listed):
+        if problem := refusal(written, value, getattr(cls, "REFUSED", {}), [*fields, *aliases], listed):
             raise UserError(f"{where}: {problem}")
         if name in arguments:
             both = " and ".join(repr(key) for key in values if aliases.get(key, key) == name)
             raise UserError(f"{where}: {both} mean the same; give one")
         nested = getattr(defaults, name) if defaults is not None else default_of(fields[name])
         if dataclasses.is_dataclass(nested) and not isinstance(nested, type) and isinstance(value, dict):
-            arguments[name] = build(type(nested), value, f"{where}: {given}", nested)
+            arguments[name] = build(type(nested), value, f"{where}: {written}", nested)
         else:
-            arguments[name] = read_value(value, hints[name], f"{where}: {given}")
+            arguments[name] = read_value(value, hints[name], f"{where}: {written}")
     for name, field in fields.items():
         if defaults is not None:
             arguments.setdefault(name, getattr(defaults, name))

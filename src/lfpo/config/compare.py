@@ -158,9 +158,9 @@ def cell_folder(config: CompareConfig, cell: Cell) -> Path:
     settings has another folder."""
     values = to_dict(cell_config(config, cell))
     if cell.objective == BASE:
-        asked = {name: values[name] for name in OF_BASE} | {"block_length": values["sampler"]["block_length"]}
+        deciding = {name: values[name] for name in OF_BASE} | {"block_length": values["sampler"]["block_length"]}
     else:
-        asked = {name: value for name, value in values.items() if name not in NO_EFFECT}
-    key = hashlib.sha256(json.dumps([asked, config.thresholds], sort_keys=True).encode()).hexdigest()[:8]
+        deciding = {name: value for name, value in values.items() if name not in NO_EFFECT}
+    key = hashlib.sha256(json.dumps([deciding, config.thresholds], sort_keys=True).encode()).hexdigest()[:8]
     name = cell.label.replace(", ", "-").replace(" ", "-")
     return Path(config.output_dir) / "cells" / f"{name}-{key}"

@@ -51,8 +51,8 @@ class EngineSettings:
         if self.name == "local":
             others = ["workers", "gpus_per_worker", "cpus_per_worker", "unit_timeout"]
             others += [] if self.reward_workers else ["address"]
-            given = [name for name in others if getattr(self, name) != getattr(type(self), name)]
-            if given:
+            set_keys = [name for name in others if getattr(self, name) != getattr(type(self), name)]
+            if set_keys:
                 raise ValueError(
-                    f"{given[0]!r} is for the engine 'ray', found 'local'; set 'name' to ray, or leave it out"
+                    f"{set_keys[0]!r} is for the engine 'ray', found 'local'; set 'name' to ray, or leave it out"
                 )

@@ -98,9 +98,9 @@ class EvalConfig:
 
 def configure_each(overrides: dict[str, Any]) -> list[EvalConfig]:
     """A configuration for each of the protocols. Raises UserError."""
-    asked = overrides.get("protocol")
-    names = [str(name).strip() for name in (asked if isinstance(asked, list) else str(asked).split(","))]
-    if asked is None or len(names) == 1:
+    protocol = overrides.get("protocol")
+    names = [str(name).strip() for name in (protocol if isinstance(protocol, list) else str(protocol).split(","))]
+    if protocol is None or len(names) == 1:
         return [configure(overrides)]
     output = overrides.get("output")
     if str(output).endswith(".json"):

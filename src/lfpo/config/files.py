@@ -62,8 +62,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, datetime.date | datetime.time):  # a datetime is a date
         return value.isoformat()
     if callable(listed := getattr(value, "tolist", None)):
-        found = listed()
-        return str(found) if type(found) is type(value) else plain(found)
+        items = listed()
+        return str(items) if type(items) is type(value) else plain(items)
     return str(value)
 
 

@@ -19,10 +19,10 @@ from lfpo.config.checks import limits, options
 def meanings(cls: type) -> dict[str, str]:
     """The string below each field of a dataclass, on one line, also of the fields that it inherits. A field that is
     declared again without a string keeps its meaning."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for base in reversed(cls.__mro__):
-        found |= _written(base.__module__).get(base.__qualname__, {})
-    return found
+        texts |= _written(base.__module__).get(base.__qualname__, {})
+    return texts
 
 
 @functools.cache

@@ -41,9 +41,10 @@ KNOBS: dict[str, type[lfpo.Knobs]] = {name: _CLASSES[path.partition(":")[2]] for
 
 @dataclass(frozen=True)
 class OfObjective:
-    """Marks key: value pairs that are an objective's name and knobs. more: further keys that they may hold."""
+    """Marks key: value pairs that are an objective's name and knobs. other_keys: keys that they may hold beside
+    these."""
 
-    more: tuple[str, ...] = ()
+    other_keys: tuple[str, ...] = ()
 
 
 ObjectiveSettings = Annotated[dict[str, Any], OfObjective()]

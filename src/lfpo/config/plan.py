@@ -53,11 +53,11 @@ def configure(values: dict[str, Any], overrides: dict[str, Any]) -> tuple[PlanCo
 
     values: a recipe file's. overrides: the command line's.
     """
-    mine = {name: overrides.pop(name) for name in list(overrides) if name in PlanConfig.__dataclass_fields__}
+    plan_values = {name: overrides.pop(name) for name in list(overrides) if name in PlanConfig.__dataclass_fields__}
     known = [f.name for f in (*fields(PlanConfig), *fields(LFPOConfig))] + [*LFPOConfig.ALIASES, *LFPOConfig.REFUSED]
     for name in overrides:
         if name not in known:
             listed = "; `lfpo plan --help` and `lfpo train --help` list the keys"
             raise UserError(f"lfpo plan: unknown key {name!r}{nearest(name, known, listed)}")
     recipe = merge({"output_dir": "runs/plan", **values}, overrides)
-    return build(PlanConfig, mine, "lfpo plan"), build(LFPOConfig, recipe, "lfpo plan")
+    return build(PlanConfig, plan_values, "lfpo plan"), build(LFPOConfig, recipe, "lfpo plan")

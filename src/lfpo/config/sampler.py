@@ -164,11 +164,11 @@ class SamplerConfig:
         """Check that every key goes with the selected rule, and let the rule check the keys of its own."""
         name, rule = self.rule_name, self.rule_keys
         at_eos, at_confidence = self.stops_at_eos, self.stops_at_confidence
-        given = [key for key in SELECTORS if getattr(self, key) is not None]
+        selectors = [key for key in SELECTORS if getattr(self, key) is not None]
         if self.remasking != "low_confidence":
-            given = [key for key in given if key not in rule.reads] + [f"remasking {self.remasking!r}"]
-        if self.rule is None and len(given) > 1:
-            raise ValueError(f"{' and '.join(given)} each select a reveal rule; give one of them")
+            selectors = [key for key in selectors if key not in rule.reads] + [f"remasking {self.remasking!r}"]
+        if self.rule is None and len(selectors) > 1:
+            raise ValueError(f"{' and '.join(selectors)} each select a reveal rule; give one of them")
         for field in fields(self):
             value = getattr(self, field.name)
             if value == field.default or field.name in rule.reads:
@@ -260,8 +260,8 @@ class SamplerConfig:
             return self.rule
         if self.remasking != "low_confidence":
             return self.remasking
-        given = next((key for key in SELECTORS if getattr(self, key) is not None), None)
-        return self.alg or given or self.remasking
+        selector = next((key for key in SELECTORS if getattr(self, key) is not None), None)
+        return self.alg or selector or self.remasking
 
     @property
     def rule_keys(self) -> RuleKeys:

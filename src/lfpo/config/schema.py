@@ -174,7 +174,7 @@ def _objective(mark: OfObjective, definitions: Schema) -> Schema:
     """{name: ..., knob: ...}: which knobs are taken depends on the name. One of your own takes its own."""
     cases = []
     for name, cls in KNOBS.items():
-        own = {"name": True, **dict.fromkeys(mark.more, True), **_properties(cls, definitions)}
+        own = {"name": True, **dict.fromkeys(mark.other_keys, True), **_properties(cls, definitions)}
         then = {"properties": own, "additionalProperties": False}
         is_named: Schema = {"properties": {"name": {"const": name}}}
         if name != "lfpo":

@@ -191,7 +191,7 @@ class LFPOConfig(PolicyConfig):
                 )
         if not self.sampler.is_random:
             raise ValueError("sampler temperature 0 makes all rollouts of a prompt the same; set it above 0")
-        if sum(given is not None for given in (self.task, self.data_file, self.dataset_name)) > 1:
+        if sum(source is not None for source in (self.task, self.data_file, self.dataset_name)) > 1:
             raise ValueError("give one of 'task', 'data_file' and 'dataset_name'")
         if self.task is not None and (self.columns or self.map_row):
             raise ValueError("'columns' and 'map_row' are for the rows of a data set; a task makes its own")
@@ -209,7 +209,7 @@ class LFPOConfig(PolicyConfig):
         if by_layer and not self.fsdp:
             raise ValueError("'rollout_gather' layer is for 'fsdp: true'")
         moved = "a compiled forward needs its weights to stay where they are"
-        for given, key, name, why in (
+        for is_set, key, name, why in (
             (self.merge_lora, "'merge_lora'", "rollout_compile", moved),
             (by_layer, "'rollout_gather' layer", "merge_lora", "it needs whole weights"),
             (by_layer, "'rollout_gather' layer", "rollout_compile", "it needs whole weights"),
@@ -217,7 +217,7 @@ class LFPOConfig(PolicyConfig):
             (self.offload_reference, "'offload_reference'", "fsdp", "the reference is split over ranks already"),
             (self.offload_reference, "'offload_reference'", "rollout_compile", moved),
         ):
-            if given and getattr(self, name):
+            if is_set and getattr(self, name):
                 raise ValueError(f"{key} does not work with '{name}': {why}")
         if bool(self.environment) != bool(self.max_turns):
             raise ValueError("'environment' and 'max_turns', the most turns of an episode, go together")
@@ -235,8 +235,8 @@ class LFPOConfig(PolicyConfig):
         """Whether rollouts run on copies with the adapter added. device: "cuda" or "cpu"."""
         if self.lora is None or self.merge_lora is not None:
             return bool(self.merge_lora)
-        whole = not self.load_in_4bit and not self.rollout_compile and self.rollout_gather == "model"
-        return device == "cuda" and whole
+        possible = not self.load_in_4bit and not self.rollout_compile and self.rollout_gather == "model"
+        return device == "cuda" and possible
 
     def length(self, rows: int) -> Length:
         """The length of a run on so many distinct training rows, 0 for prompts that are made without end."""

@@ -96,7 +96,7 @@ class Batch:
         return value_R[self.rollout_B].to(self.trajectory.tokens.device)
 
     def seeds(self, rows: torch.Tensor, iteration: int) -> list[int]:
-        """Of some of this rank's rows: keys of their random choices in an iteration."""
+        """The keys of the random choices of some of this rank's rows in an iteration."""
         return [key(self.turns[b].seed, iteration) for b in rows.tolist()]
 
     @property

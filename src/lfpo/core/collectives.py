@@ -161,7 +161,8 @@ def _replicas(tensor: DTensor) -> int:
 
 
 def _square_sum(tensor: torch.Tensor) -> torch.Tensor:
-    """In float64, 2**24 elements at a time: a float64 copy of the embeddings' gradient would be the largest tensor."""
+    """Sum of squares in float64, 2**24 elements at a time: a float64 copy of the embeddings' gradient would be the
+    largest tensor."""
     return torch.stack([part.double().square().sum() for part in tensor.flatten().split(2**24)]).sum()
 
 

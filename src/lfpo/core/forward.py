@@ -109,7 +109,7 @@ class ActiveRows:
 
 @dataclass(frozen=True)
 class Drawing:
-    """What a forward of the A rows in flight drew, and what is about to happen with it.
+    """The tokens that a forward of the A rows in flight drew, and the reveal that follows.
 
     alive [A] bool: rows for which the forward counts; the others are finished, or only store a block.
     masked [A, C] bool: the masked positions of alive rows.
@@ -202,7 +202,7 @@ class Forward:
     """Runs the model for the rows in flight.
 
     pace: what is known of the rows ahead. compiled: run forwards through torch.compile, padded to few shapes.
-    whole: give hidden states of the whole completion, as if it were the active block.
+    whole_completion: give hidden states of all its positions, as if they were the active block.
     Rows must enter in an order in which no new row is longer than the longest row in flight.
     """
 

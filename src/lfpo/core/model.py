@@ -77,7 +77,7 @@ class MaskedDiffusionLM(nn.Module):
 
     @property
     def body_dtype(self) -> torch.dtype:
-        """Of the products in the body, and so of the values in attention."""
+        """The dtype of the products in the body, and so of the values in attention."""
         return torch.bfloat16 if self.autocast else self.dtype
 
     def to(self, *args: Any, **kwargs: Any) -> Self:

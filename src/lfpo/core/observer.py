@@ -1,5 +1,4 @@
-"""Who watches an iteration: where it stands, what ran, and what there is to say. Nothing that it is told changes a
-result."""
+"""The observer of an iteration: its phase and progress, the passes that ran, notes. It never changes a result."""
 
 import time
 from collections.abc import Callable, Sequence

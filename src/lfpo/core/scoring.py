@@ -336,7 +336,7 @@ def _let_go() -> None:
 
 
 def _as_before() -> None:
-    """In a forked child."""
+    """Restore the signals' handlers and mask in a forked child."""
     for number, handler in _before.items():
         signal.signal(number, signal.SIG_DFL if handler is None else handler)
     _before.clear()

@@ -114,7 +114,7 @@ def _fitting(plan: Plan, args: LFPOConfig, label: str, changes: Changes, gpus: i
 
 
 def seconds(estimate: Estimate, flop_rate: float) -> tuple[float, float, float]:
-    """Of an iteration: its rollouts, its update, and the whole of it, on GPUs of `flop_rate` FLOP/s each. An optimiser
+    """Seconds of an iteration's rollouts, of its update, and of both, on GPUs of `flop_rate` FLOP/s each. An optimiser
     step takes as long as on its fullest rank. Ray workers sample on GPUs like these beside them, with max_staleness
     while the trainer updates."""
     workers = _worker_gpus(estimate.args)

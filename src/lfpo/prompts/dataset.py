@@ -25,16 +25,16 @@ class Settings(Protocol):
     map_row: str | None
 
 
-def read_rows(settings: Settings, split: str, given: Any = None, most: int | None = None) -> list[Record]:
-    """The rows of the split "train" or "eval"; empty where none is named. given: rows from Python, instead of a file.
-    most: how many are read of those without a length.
+def read_rows(settings: Settings, split: str, python_rows: Any = None, most: int | None = None) -> list[Record]:
+    """The rows of the split "train" or "eval"; empty where none is named. python_rows: rows from Python,
+    instead of a file. most: how many are read of those without a length.
 
     Raises UserError, which names the row, for data that cannot be read or has no prompt, and where `map_row` fails.
     """
     file = settings.data_file if split == "train" else settings.eval_file
     part = settings.dataset_train_split if split == "train" else settings.dataset_test_split
-    if given is not None:
-        records = _from_python(given, f"{split}_dataset", most)
+    if python_rows is not None:
+        records = _from_python(python_rows, f"{split}_dataset", most)
     elif file is not None:
         records = [Record(row, where) for row, where in load_rows(file)]
     elif settings.dataset_name is not None and part is not None:
@@ -46,19 +46,19 @@ def read_rows(settings: Settings, split: str, given: Any = None, most: int | Non
     return [Record(_prepared(record, settings.columns, prepare), record.where) for record in records]
 
 
-def is_stream(given: Any) -> bool:
+def is_stream(rows: Any) -> bool:
     """Whether rows from Python may have no end: a generator, or an iterable data set."""
-    return given is not None and not hasattr(given, "__len__")
+    return rows is not None and not hasattr(rows, "__len__")
 
 
-def _from_python(given: Any, name: str, most: int | None) -> list[Record]:
-    if isinstance(given, Mapping) or not isinstance(given, Iterable):
-        raise UserError(f"{name}: expected a list of dicts or a datasets.Dataset, found {given!r}")
-    if is_stream(given):
+def _from_python(rows: Any, name: str, most: int | None) -> list[Record]:
+    if isinstance(rows, Mapping) or not isinstance(rows, Iterable):
+        raise UserError(f"{name}: expected a list of dicts or a datasets.Dataset, found {rows!r}")
+    if is_stream(rows):
         if most is None:
             raise UserError(f"{name}: has no length, so its epochs cannot be counted; give max_steps, or a list")
-        given = itertools.islice(given, most)
-    records = [Record(row, f"{name}[{i}]") for i, row in enumerate(given)]
+        rows = itertools.islice(rows, most)
+    records = [Record(row, f"{name}[{i}]") for i, row in enumerate(rows)]
     for record in records:
         check_row(record.values, record.where, required=())
     return records

@@ -43,10 +43,10 @@ def load_rows(path: str | Path, required: tuple[str, ...] = (), *, typed: bool =
     """
     rows: Rows = []
     for file in matching(path):
-        found = _file_rows(file, typed)
-        if not found:
+        file_rows = _file_rows(file, typed)
+        if not file_rows:
             raise UserError(f"{file}: no rows")
-        rows += found
+        rows += file_rows
     for row, where in rows:
         check_row(row, where, required)
     return rows
@@ -61,10 +61,10 @@ def matching(path: str | Path) -> list[Path]:
         raise UserError(f"{file}: is a folder; give its files, such as '{file}/*{kind}'")
     if file.exists() or not glob.has_magic(str(file)):
         return [file]
-    found = sorted(Path(name) for name in glob.glob(str(file), recursive=True) if Path(name).is_file())
-    if not found:
+    files = sorted(Path(name) for name in glob.glob(str(file), recursive=True) if Path(name).is_file())
+    if not files:
         raise UserError(f"{path}: no file matches this pattern")
-    return found
+    return files
 
 
 def suffix_of(file: Path) -> str:

@@ -76,8 +76,8 @@ def in_epochs(examples: Sequence[T], seed: int) -> Callable[[int], T]:
 
     @functools.lru_cache(maxsize=1)
     def order(epoch: int) -> list[int]:
-        found: list[int] = torch.randperm(len(examples), generator=generator(seed, "epoch", epoch)).tolist()
-        return found
+        numbers: list[int] = torch.randperm(len(examples), generator=generator(seed, "epoch", epoch)).tolist()
+        return numbers
 
     def example(number: int) -> T:
         epoch, position = divmod(number, len(examples))

@@ -55,9 +55,9 @@ def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     while start < len(texts):
         if "\ufffd" in texts[start]:
             for end in range(start + 2, min(start + 4, len(ids)) + 1):  # a character has at most four bytes
-                whole = tokenizer.decode(ids[start:end], clean_up_tokenization_spaces=False)
-                if "\ufffd" not in whole:
-                    texts[start:end] = [""] * (end - start - 1) + [whole]
+                character = tokenizer.decode(ids[start:end], clean_up_tokenization_spaces=False)
+                if "\ufffd" not in character:
+                    texts[start:end] = [""] * (end - start - 1) + [character]
                     break
         start += 1
     return texts

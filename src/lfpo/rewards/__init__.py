@@ -8,9 +8,9 @@ from lfpo.rewards.child_process import in_child
 from lfpo.rewards.names import reward_name, reward_names
 
 
-def score(functions: Sequence[RewardFunction], *rest: Any, **more: Any) -> Rewards:
+def score(functions: Sequence[RewardFunction], *rest: Any, **options: Any) -> Rewards:
     """lfpo.core.scoring.score_named of functions that are named here."""
-    return score_named(dict(zip(reward_names(functions), functions, strict=True)), *rest, **more)
+    return score_named(dict(zip(reward_names(functions), functions, strict=True)), *rest, **options)
 
 
 __all__ = ["RewardFunction", "Rewards", "in_child", "reward_name", "reward_names", "score"]

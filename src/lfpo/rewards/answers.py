@@ -24,18 +24,18 @@ def marked_answer(text: str) -> str | None:
     mark that is never closed is ignored.
     """
     text = text[-TAIL_CHARS:]
-    found = [mark for mark in (_tagged(text), _boxed(text), _after_hashes(text)) if mark is not None]
-    if not found:
+    marks = [mark for mark in (_tagged(text), _boxed(text), _after_hashes(text)) if mark is not None]
+    if not marks:
         return None
-    answer = max(found)[1].strip()
+    answer = max(marks)[1].strip()
     inner = marked_answer(answer) if any(mark in answer for mark in (*BOXES, "####")) else None
     return answer if inner is None else inner
 
 
 def last_boxed(text: str) -> str | None:
     """The content of the last `\\boxed{...}` or `\\fbox{...}`, with balanced braces; `\\boxed 7` ends at a space."""
-    found = _boxed(text[-TAIL_CHARS:])
-    return None if found is None else found[1].strip()
+    mark = _boxed(text[-TAIL_CHARS:])
+    return None if mark is None else mark[1].strip()
 
 
 def _tagged(text: str) -> tuple[int, str] | None:

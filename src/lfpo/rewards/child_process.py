@@ -110,17 +110,17 @@ class ChildProcess:
         if self.process is not None and self.process.poll() is not None:
             self.stop()
         if self.process is None:
-            self.pipe, theirs = Pipe()
+            self.pipe, child_pipe = Pipe()
             # The order of sets is fixed: sympy's verdict on infinities depends on it.
             env = {**os.environ, "PYTHONPATH": os.pathsep.join(self.folders), "PYTHONHASHSEED": "0"}
-            command = [sys.executable, "-P", "-c", _MAIN, self.function, str(theirs.fileno())]
+            command = [sys.executable, "-P", "-c", _MAIN, self.function, str(child_pipe.fileno())]
             command += ["ends_with_thread"] * self.is_users
             null = subprocess.DEVNULL
             out, errors = (2, None) if self.is_users else (null, null)
             self.process = subprocess.Popen(
-                command, stdin=null, stdout=out, stderr=errors, env=env, pass_fds=[theirs.fileno()]
+                command, stdin=null, stdout=out, stderr=errors, env=env, pass_fds=[child_pipe.fileno()]
             )
-            theirs.close()
+            child_pipe.close()
         return self.process
 
     def _watch(self, process: subprocess.Popen[bytes], done: threading.Event, exceeded: list[str]) -> None:
@@ -219,7 +219,7 @@ def in_child(function: RewardFunction | str, *, memory: float = 0.0, seconds: fl
             "module; move it to a file of its own, or leave out reward_memory"
         )
     path = function if isinstance(function, str) else f"{module}:{name}"
-    found = resolve(path, {}, kind="reward function")
+    imported = resolve(path, {}, kind="reward function")
     child = ChildProcess(path, seconds, int(memory * 2**30), is_users=True)
 
     def reward(**arguments: Any) -> Any:
@@ -228,7 +228,7 @@ def in_child(function: RewardFunction | str, *, memory: float = 0.0, seconds: fl
         except ChildFailed as error:
             raise RewardFailed(str(error)) from None
 
-    reward.__name__, reward.__module__ = reward_name(found), found.__module__
-    reward.__signature__ = inspect.signature(found)  # type: ignore[attr-defined]
+    reward.__name__, reward.__module__ = reward_name(imported), imported.__module__
+    reward.__signature__ = inspect.signature(imported)  # type: ignore[attr-defined]
     reward.child = child  # type: ignore[attr-defined]
     return reward

@@ -14,10 +14,10 @@ MAX_CHARS = 2_000
 def choice_accuracy(text: str, answer: str, options: list[str]) -> float:
     """1 where the marked answer is the correct letter: `B`, `(B)`, `B.` or `B) text of option B`; else 0."""
     marked = marked_answer(text)
-    found = _LETTER.fullmatch(unwrapped(marked[:MAX_CHARS])) if marked else None
-    if found is None or found[1] != answer:
+    match = _LETTER.fullmatch(unwrapped(marked[:MAX_CHARS])) if marked else None
+    if match is None or match[1] != answer:
         return False
-    return found[2] is None or _words(found[2]) == _words(options[ord(answer) - ord("A")])
+    return match[2] is None or _words(match[2]) == _words(options[ord(answer) - ord("A")])
 
 
 def _words(text: str) -> list[str]:

@@ -151,8 +151,8 @@ def code_format(text: str) -> float:
 def formatted_pass_rate(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
     """coupled-GRPO: the pass rate of completions whose code_format is 1, and 0 for the others."""
     good = [format == 1.0 for format in code_format(prompts, completions)]
-    asked = [completion if keep else "" for keep, completion in zip(good, completions, strict=True)]
-    rates = pass_rate(prompts, asked, **columns)
+    formatted = [completion if keep else "" for keep, completion in zip(good, completions, strict=True)]
+    rates = pass_rate(prompts, formatted, **columns)
     return [rate if keep or rate is None else 0.0 for keep, rate in zip(good, rates, strict=True)]
 
 

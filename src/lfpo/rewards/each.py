@@ -19,8 +19,8 @@ def each(grade: Callable[..., float | None]) -> Callable[..., list[Any]]:
     signature = inspect.Signature([*parameters, inspect.Parameter("columns", inspect.Parameter.VAR_KEYWORD)])
 
     @functools.wraps(grade)
-    def reward(*given: Any, **columns: Any) -> list[float | None]:
-        batch = signature.bind(*given, **columns).arguments
+    def reward(*arguments: Any, **columns: Any) -> list[float | None]:
+        batch = signature.bind(*arguments, **columns).arguments
         rows = zip(batch["completions"], *(batch[name] for name in names), strict=True)
         values = [grade(completion_text(completion), *row) for completion, *row in rows]
         return [None if value is None else float(value) for value in values]

@@ -106,14 +106,14 @@ class Judge:
         keys = [hashlib.sha256(json.dumps(r, sort_keys=True, default=repr).encode()).hexdigest() for r in requests]
         new = {key: request for key, request in zip(keys, requests, strict=True) if key not in self.cache}
         answers = dict(zip(new, _finished(self._ask_all(list(new.values()))) if new else [], strict=True))
-        found = [self.cache[key] if key in self.cache else answers[key] for key in keys]
+        results = [self.cache[key] if key in self.cache else answers[key] for key in keys]
         self.cache |= {key: value for key, value in answers.items() if not isinstance(value, str)}
         for key in list(self.cache)[: max(0, len(self.cache) - self.cache_size)]:  # the oldest
             del self.cache[key]
-        reasons = [value for value in found if isinstance(value, str)]
+        reasons = [value for value in results if isinstance(value, str)]
         self.counts.update(completions=len(keys), cache_hits=len(keys) - len(new), no_score=len(reasons))
         self._tell(reasons, len(keys))
-        return [None if isinstance(value, str) else value for value in found]
+        return [None if isinstance(value, str) else value for value in results]
 
     def measures(self, counts: Mapping[str, float]) -> dict[str, float]:
         """Metrics: the counts themselves, and the share of completions without a score."""
@@ -147,13 +147,13 @@ class Judge:
             api_key=key, base_url=self.base_url, max_retries=0, timeout=self.timeout
         ) as client:
 
-            async def asked(request: dict[str, Any]) -> float | str:
+            async def score_of(request: dict[str, Any]) -> float | str:
                 async with places:
-                    found = await self._ask(client, request)
+                    score = await self._ask(client, request)
                 # A server may repeat the key.
-                return found.replace(key, "***") if isinstance(found, str) and self.api_key_env else found
+                return score.replace(key, "***") if isinstance(score, str) and self.api_key_env else score
 
-            return await asyncio.gather(*map(asked, requests))
+            return await asyncio.gather(*map(score_of, requests))
 
     async def _ask(self, client: Any, request: dict[str, Any]) -> float | str:
         """The score, or why there is none after all attempts."""
@@ -200,12 +200,12 @@ class Judge:
     def _score(self, text: str) -> float | str:
         """The score in [0, 1] that an answer gives, or why it gives none."""
         low, high = self.scale
-        found = self._read(text) if isinstance(self.read, str) else self.read(text)
-        if found is None:
+        score = self._read(text) if isinstance(self.read, str) else self.read(text)
+        if score is None:
             return f"no score in the answer {text[-80:]!r}"
-        if not low <= found <= high:
-            return f"score {found:g} is outside the scale, {low:g} to {high:g}"
-        return (found - low) / (high - low)
+        if not low <= score <= high:
+            return f"score {score:g} is outside the scale, {low:g} to {high:g}"
+        return (score - low) / (high - low)
 
     def _read(self, text: str) -> float | None:
         """The number or the boolean that an answer gives, by `read`."""
@@ -216,10 +216,10 @@ class Judge:
                 return None
             return float(value) if isinstance(value, int | float) else None
         last = text.replace("*", "").strip().rpartition("\n")[2]  # without Markdown's asterisks
-        found = (NUMBER if self.read == "number" else WORD).fullmatch(last.strip())
-        if found is None:
+        match = (NUMBER if self.read == "number" else WORD).fullmatch(last.strip())
+        if match is None:
             return None
-        return float(found[1]) if self.read == "number" else self.scale[found[1].lower() == "yes"]
+        return float(match[1]) if self.read == "number" else self.scale[match[1].lower() == "yes"]
 
     def _tell(self, reasons: list[str], judged: int) -> None:
         """Log why completions have no score, once for consecutive batches. Raises RewardFailed if none has one."""

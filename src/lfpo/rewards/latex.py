@@ -34,11 +34,11 @@ def unwrapped(text: str) -> str:
             marks = 2 if opening == closing else 1
             if text.startswith(opening) and text.count(opening) == text.count(closing) == marks:
                 text = text.replace(opening, "").replace(closing, "")
-        found = re.match(rf"(?:{_FONT}\s*)?\{{", text)
-        if found and closing_brace(text, found.end() - 1) == len(text) - 1:
-            text = text[found.end() : -1]
-        if found := _INTRODUCTION.match(text):
-            text = text[found.end() :]
+        match = re.match(rf"(?:{_FONT}\s*)?\{{", text)
+        if match and closing_brace(text, match.end() - 1) == len(text) - 1:
+            text = text[match.end() : -1]
+        if match := _INTRODUCTION.match(text):
+            text = text[match.end() :]
         if text == before:
             break
     return text
@@ -48,11 +48,11 @@ TEXT = re.compile(r"\\text\{([^{}]*)\}")  # the only font that `plain_latex` lea
 _BASES = "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()  # noqa: SIM905
 
 
-def _base(found: re.Match[str]) -> str:
+def _base(match: re.Match[str]) -> str:
     """`_8` for a base in any spelling, nothing for base ten. Without `_` and `base`, digits are not a base."""
-    if not found[1] and not found[0].lstrip().startswith("_"):
-        return found[0]
-    base = str(_BASES.index(found[2]) + 2) if found[2] in _BASES else found[2]
+    if not match[1] and not match[0].lstrip().startswith("_"):
+        return match[0]
+    base = str(_BASES.index(match[2]) + 2) if match[2] in _BASES else match[2]
     return "" if base == "10" else f"_{base}"
 
 
@@ -73,18 +73,18 @@ _IN_BASE = (
     rf"({'|'.join(_BASES)}|\d+)(?!\w)[\s)}}]*$"
 )
 _TABLE: tuple[tuple[str, Any], ...] = (
-    (_GROUPED, lambda found: re.sub(r"\D", "", found[0])),
+    (_GROUPED, lambda match: re.sub(r"\D", "", match[0])),
     (r"[\u2010\u2011\u2212\ufe63\uff0d]|(?<!\d)(?<!\d\s)[\u2012\u2013](?=\s*[\w.\\(])", "-"),  # 3-5 may be a range
     (r"<=|\\leq(?:slant)?", r"\\le "),
     (r">=|\\geq(?:slant)?", r"\\ge "),
-    (r"\\([lg])t(?![A-Za-z])", lambda found: "<>"[found[1] == "g"]),
+    (r"\\([lg])t(?![A-Za-z])", lambda match: "<>"[match[1] == "g"]),
     (r"\+\s*\\infty", r"\\infty"),
     (r"\\varnothing", r"\\emptyset"),
     (r"\{\s*\\(bf|it|rm|sf|tt)(?![A-Za-z])", r"\\text\1{"),
     (_SPACING, " "),
     (r"(?<![%\\])\\?%(?!\s*\\?%)", r"\\text{percent}"),
     (r"\^\s*\{?\s*\\circ\s*\}?", r"\\text{degrees}"),
-    (r"(?<=\\text\{degrees)\}\s*([CF])(?![A-Za-z])", lambda found: {"C": " celsius}", "F": " fahrenheit}"}[found[1]]),
+    (r"(?<=\\text\{degrees)\}\s*([CF])(?![A-Za-z])", lambda match: {"C": " celsius}", "F": " fahrenheit}"}[match[1]]),
     (r"([)\]\[])\s*U\s*([(\[\]])", r"\1\\cup \2"),
     (rf"(?:^|\{{){_ARGUMENT}\\over(?![A-Za-z]){_ARGUMENT}(?:$|\}})", r"\\frac{\1}{\2}"),
     (r"\\(begin|end)\{(?:array|smallmatrix)\}(?:\s*\{[lcr| ]*\})?", r"\\\1{matrix}"),
@@ -122,12 +122,12 @@ def canonical(text: str) -> str:
 def split_outside(text: str, separators: str | re.Pattern[str]) -> list[str]:
     """Split at the matches of a pattern that are outside all brackets."""
     parts, depth, start, seen = [], 0, 0, 0
-    for found in re.finditer(separators, text):
-        depth += sum((c in "([{") - (c in ")]}") for c in text[seen : found.start()])
-        seen = found.start()
+    for match in re.finditer(separators, text):
+        depth += sum((c in "([{") - (c in ")]}") for c in text[seen : match.start()])
+        seen = match.start()
         if depth == 0:
-            parts.append(text[start : found.start()])
-            start = found.end()
+            parts.append(text[start : match.start()])
+            start = match.end()
     return [*parts, text[start:]]
 
 
@@ -197,9 +197,9 @@ def without_units(text: str) -> str:
 
 def measures(text: str) -> frozenset[str]:
     """The measures of a text with their powers, such as `cm2` for `5 square centimetres`."""
-    found = {unit for sign, unit in _CURRENCIES.items() if sign in text}
+    names = {unit for sign, unit in _CURRENCIES.items() if sign in text}
     for unit in _units(plain_latex(text)):
         words = _words(unit[1])
         power = next((_POWERS[word] for word in words if word in _POWERS), unit[2] or "")
-        found |= {_MEASURES[word] + power for word in words if word in _MEASURES}
-    return frozenset(found)
+        names |= {_MEASURES[word] + power for word in words if word in _MEASURES}
+    return frozenset(names)

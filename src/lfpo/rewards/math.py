@@ -117,19 +117,19 @@ def equivalent(answer: str, gold: str) -> bool:
     if not _comparable(answer, gold):
         return False
     answer, gold = plain_latex(answer), plain_latex(gold)
-    (name, ours), (named, theirs) = statement(answer), statement(gold)
+    (name, value), (named, expected) = statement(answer), statement(gold)
     if name and named and name != named:
         return False
     equations = len(_EQUALS.findall(answer)) == 1 == len(_EQUALS.findall(gold)) and not name
-    return _same(ours, theirs) or (equations and by_algebra(answer, gold))
+    return _same(value, expected) or (equations and by_algebra(answer, gold))
 
 
 def _comparable(answer: str, gold: str) -> bool:
     """Whether both texts are of bounded length, the answer's braces are closed, and no measure is another one."""
     if not answer.strip() or max(len(answer), len(gold)) > MAX_CHARS:
         return False
-    ours, theirs = measures(answer), measures(gold)
-    return closing_brace(f"{{{answer}}}", 0) == len(answer) + 1 and (ours <= theirs or theirs <= ours)
+    units, gold_units = measures(answer), measures(gold)
+    return closing_brace(f"{{{answer}}}", 0) == len(answer) + 1 and (units <= gold_units or gold_units <= units)
 
 
 def statement(text: str) -> tuple[str, str]:
@@ -149,9 +149,9 @@ def statement(text: str) -> tuple[str, str]:
 
 def _assigned(text: str) -> tuple[str, str]:
     """(name, value) of `name = value`, `name \\in value` or a value."""
-    found = _ASSIGNS.search(text)
-    name = _name(text[: found.start()]) if found else ""
-    return name, without_units(text[found.end() :] if found and name else text)
+    match = _ASSIGNS.search(text)
+    name = _name(text[: match.start()]) if match else ""
+    return name, without_units(text[match.end() :] if match and name else text)
 
 
 def _name(text: str) -> str:
@@ -192,31 +192,34 @@ def _same(answer: str, gold: str) -> bool:
     if _EQUALS.search(answer) and not _EQUALS.search(gold):
         sides = split_outside(answer, _EQUALS)
         return len(sides) > 1 and all(_computed(side) == expected is not None or _same(side, gold) for side in sides)
-    return any(_same_parts(ours, theirs) for ours in _readings(answer) for theirs in _readings(gold))
+    return any(_same_parts(parts, gold_parts) for parts in _readings(answer) for gold_parts in _readings(gold))
 
 
 def _same_parts(answer: Parts, gold: Parts) -> bool:
     """Whether the elements of two texts are equal."""
-    (kind, ours), (their_kind, theirs) = answer, (gold[0], [*gold[1]])
-    if kind == their_kind == "":
-        known, expected = _computed(ours[0]), _computed(theirs[0])
-        return known == expected if None not in (known, expected) else by_algebra(ungrouped(*ours), ungrouped(*theirs))
-    if (kind or ",") != (their_kind or ",") or len(ours) != len(theirs):  # a set of one element is that element
+    (kind, elements), (gold_kind, gold_elements) = answer, (gold[0], [*gold[1]])
+    if kind == gold_kind == "":
+        known, expected = _computed(elements[0]), _computed(gold_elements[0])
+        if None in (known, expected):
+            return by_algebra(ungrouped(*elements), ungrouped(*gold_elements))
+        return known == expected
+    # A set of one element is that element.
+    if (kind or ",") != (gold_kind or ",") or len(elements) != len(gold_elements):
         return False
     if kind not in ("", ",", "\\cup"):
-        return all(map(_same, ours, theirs))
-    for element in ours:
-        match = next((i for i, other in enumerate(theirs) if _same(element, other)), None)
-        if match is None:
+        return all(map(_same, elements, gold_elements))
+    for element in elements:
+        place = next((i for i, other in enumerate(gold_elements) if _same(element, other)), None)
+        if place is None:
             return False
-        del theirs[match]
+        del gold_elements[place]
     return True
 
 
 def _readings(text: str) -> list[Parts]:
     """What a text may mean: in brackets `1,234` is one number or two; one where `, ` separates others, as `1,000`."""
     plain, inner = _parts(text), _BRACKETS.fullmatch(text.strip())
-    grouped = _parts(_GROUPED_INSIDE.sub(lambda found: found[0].replace(",", ""), text)) if inner else plain
+    grouped = _parts(_GROUPED_INSIDE.sub(lambda match: match[0].replace(",", ""), text)) if inner else plain
     if grouped == plain:
         return [plain]
     one = re.search(r",\s", text) or re.search(r"(?<=\d),0\d\d(?!\d)", text)
@@ -226,16 +229,16 @@ def _readings(text: str) -> list[Parts]:
 def _parts(text: str) -> Parts:
     """(kind, elements) of a list, union, tuple, interval or matrix; of a single value ("", [value])."""
     text = text.strip()
-    if found := _MATRIX.fullmatch(text):
-        cells = found[3].strip().removesuffix("\\\\")
-        bars = "|" in (found[1], text[-1]) or found[2] == "v"
+    if match := _MATRIX.fullmatch(text):
+        cells = match[3].strip().removesuffix("\\\\")
+        bars = "|" in (match[1], text[-1]) or match[2] == "v"
         return f"matrix {bars} {_CELLS.findall(cells)}", _CELLS.split(cells)
     if len(parts := split_outside(text, r"\\cup(?![A-Za-z])")) > 1:
         return "\\cup", parts
     parts = split_outside(text, _COMMAS)
-    if len(parts) == 1 and (found := _BRACKETS.fullmatch(text)):
-        kind = found[1] + found[3]
-        inner = split_outside(found[2], ",")
+    if len(parts) == 1 and (match := _BRACKETS.fullmatch(text)):
+        kind = match[1] + match[3]
+        inner = split_outside(match[2], ",")
         if kind == "\\{\\}" or len(inner) > 1:
             return kind.replace("\\{\\}", ","), inner
     values = []
@@ -259,7 +262,7 @@ def _computed(text: str) -> Fraction | None:
 def ungrouped(text: str) -> str:
     """The text without the commas that group thousands and with `1e9` as a power: math-verify would read lists and
     e."""
-    text = _THOUSANDS.sub(lambda found: found[0].replace(",", ""), text)
+    text = _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
     return re.sub(r"(?<=\d)e([-+]?\d{1,3})(?!\d)", r"\\cdot 10^{\1}", text)
 
 
@@ -269,7 +272,7 @@ def readable(text: str) -> bool:
     depth = accumulate((c in "([{") - (c in ")]}") for c in text)
     if not text.strip() or _DROPPED.search(rest) or _HUGE.search(text) or max(depth, default=0) > 10:
         return False
-    exponents = [found[1] for found in _POWER.finditer(text)]
+    exponents = [match[1] for match in _POWER.finditer(text)]
     products = [prod(int(n[:9]) for n in re.findall(r"[1-9]\d*", exponent)) for exponent in exponents]
     return all(e.strip() and not set("^!") & set(e) for e in exponents) and max(products, default=0) < 1000
 

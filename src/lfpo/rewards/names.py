@@ -70,8 +70,8 @@ def long_name(function: Any, others: Sequence[Any]) -> str:
 def _fields(owner: Any, same: Sequence[Any]) -> str:
     """The simple public fields of an object in which it differs from others of its class, as `(key=value)`."""
     texts = {key: _text(value) for key, value in getattr(owner, "__dict__", {}).items() if not key.startswith("_")}
-    theirs = [getattr(other, "__dict__", {}) for other in same]
-    differ = [f"{k}={text}" for k, text in texts.items() if text and any(_text(o.get(k)) != text for o in theirs)]
+    other_fields = [getattr(other, "__dict__", {}) for other in same]
+    differ = [f"{k}={text}" for k, text in texts.items() if text and any(_text(o.get(k)) != text for o in other_fields)]
     return f"({','.join(differ[:3])})" if differ else ""
 
 

@@ -27,27 +27,27 @@ def to_number(text: str) -> Fraction | None:
     if len(text) > MAX_CHARS:
         return None
     text = without_units(_FRACTION.sub(r" \1/\2 ", TEXT.sub(r" \1 ", plain_latex(text))))
-    found = re.fullmatch(r"([-+]?)[\s€£¥]*([-+]?)(.*?)[\s€£¥]*", text, re.DOTALL)  # -$5 and $-5
-    if found is None or (found[1] and found[2]):
+    match = re.fullmatch(r"([-+]?)[\s€£¥]*([-+]?)(.*?)[\s€£¥]*", text, re.DOTALL)  # -$5 and $-5
+    if match is None or (match[1] and match[2]):
         return None
-    value = _unsigned(found[3].strip())
-    return value if value is None or "-" not in found[1] + found[2] else -value
+    value = _unsigned(match[3].strip())
+    return value if value is None or "-" not in match[1] + match[2] else -value
 
 
 def _unsigned(text: str) -> Fraction | None:
-    if found := _DECIMAL.fullmatch(text):
-        exponent = int(found[2] or found[3] or 0)
-        return _decimal(found[1]) * Fraction(10) ** exponent if abs(exponent) <= MAX_EXPONENT else None
-    if found := _REPEATING.fullmatch(text):
-        digits = found[3] or found[4]
-        repeated = Fraction(int(digits), (10 ** len(digits) - 1) * 10 ** len(found[2]))
-        return _decimal(f"{found[1] or 0}.{found[2]}") + repeated
-    if not (found := _RATIO.fullmatch(text)):
+    if match := _DECIMAL.fullmatch(text):
+        exponent = int(match[2] or match[3] or 0)
+        return _decimal(match[1]) * Fraction(10) ** exponent if abs(exponent) <= MAX_EXPONENT else None
+    if match := _REPEATING.fullmatch(text):
+        digits = match[3] or match[4]
+        repeated = Fraction(int(digits), (10 ** len(digits) - 1) * 10 ** len(match[2]))
+        return _decimal(f"{match[1] or 0}.{match[2]}") + repeated
+    if not (match := _RATIO.fullmatch(text)):
         return None
-    whole, numerator, denominator = found[1], _decimal(found[2]), _decimal(found[3])
-    if denominator == 0 or (whole and (numerator < 0 or denominator < 0)):  # a sign inside a mixed number
+    whole_part, numerator, denominator = match[1], _decimal(match[2]), _decimal(match[3])
+    if denominator == 0 or (whole_part and (numerator < 0 or denominator < 0)):  # a sign inside a mixed number
         return None
-    return int(whole or 0) + numerator / denominator
+    return int(whole_part or 0) + numerator / denominator
 
 
 def _decimal(text: str) -> Fraction:

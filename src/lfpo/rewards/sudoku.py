@@ -29,7 +29,7 @@ def sudoku_cells(text: str, puzzle: str, solution: str) -> float:
 
 def keeps(cells: str, puzzle: str) -> bool:
     """Whether the grid has every given digit of the puzzle in its place."""
-    return all(given in ("0", cell) for given, cell in zip(puzzle, cells, strict=True))
+    return all(clue in ("0", cell) for clue, cell in zip(puzzle, cells, strict=True))
 
 
 def grid_digits(answer: str) -> str:

@@ -23,8 +23,8 @@ SAME, GROWN = 0.5, 1.5  # share of completions with the most frequent ending, an
 
 
 class Health:
-    """The rules that hold. history: the metrics of a resumed run; what held there already is not said again, but for
-    no_reward, which ended that run."""
+    """The rules that hold. history: the metrics of a resumed run. A rule that held there already is not reported again,
+    except no_reward, which ended that run."""
 
     def __init__(self, history: Sequence[Metrics] = ()):
         self.history = list(history)

@@ -73,10 +73,10 @@ def python() -> str:
 @functools.cache
 def installed_libraries() -> tuple[str, ...]:
     """Folders of the packages installed in this environment, for `Sandbox(libraries=...)`."""
-    found = importlib.util.find_spec("numpy")
+    spec = importlib.util.find_spec("numpy")
     folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
-    if found and found.origin:
-        folders.append(str(Path(found.origin).parent.parent))
+    if spec and spec.origin:
+        folders.append(str(Path(spec.origin).parent.parent))
     return tuple(dict.fromkeys(folder for folder in folders if os.path.isdir(folder)))
 
 
@@ -279,11 +279,11 @@ def usable_rung(name: str | None, unsafe: Unsafe) -> str:
     if os.geteuid() == 0:
         allowed = unsafe == "root"
         permission = 'LFPO_UNSAFE_SANDBOX=root, or unsafe="root" in Python (you are root, and so would be the program),'
-    rungs = {found.name: found for found in available_rungs()}
+    rungs = {rung.name: rung for rung in available_rungs()}
     if name is None:
-        for found in rungs.values():
-            if found.available and (allowed or found.name in _SAFE):
-                return found.name
+        for rung in rungs.values():
+            if rung.available and (allowed or rung.name in _SAFE):
+                return rung.name
         reasons = "; ".join(f"{safe}: {rungs[safe].reason}" for safe in _SAFE)
         raise UserError(
             f"no sandbox for model-written code on this machine ({reasons}); install bubblewrap, or set {permission} "

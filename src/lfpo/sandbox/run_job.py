@@ -121,8 +121,8 @@ def encode_job(job: Job, nonce: bytes = b"") -> bytes:
     else:
         setup, *tests = job.suite.setup, *job.suite.tests
     names = () if job.together else job.suite.names
-    told = {"program": job.program, "unittest": job.unittest, "together": job.together, "functions": names}
-    return marshal.dumps({**told, "setup": setup, "tests": tests, "nonce": nonce})
+    content = {"program": job.program, "unittest": job.unittest, "together": job.together, "functions": names}
+    return marshal.dumps({**content, "setup": setup, "tests": tests, "nonce": nonce})
 
 
 def count_tests(job: Job) -> int:
@@ -131,7 +131,7 @@ def count_tests(job: Job) -> int:
         return len(job.tests)
     trees = [parsed(source, f"test {number}", job.entry_point) for number, source in enumerate(job.tests)]
     classes = [node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)]
-    names = [{n.name for n in found.body if isinstance(n, FUNCTIONS)} for found in classes]
+    names = [{n.name for n in node.body if isinstance(n, FUNCTIONS)} for node in classes]
     return sum(name.startswith("test") for defined in names for name in defined)
 
 
@@ -162,10 +162,10 @@ class Sandbox:
         own = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
         rank, ranks = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self.workers = workers or max(1, len(own) // ranks)
-        mine = own[rank::ranks] or own
+        cores = own[rank::ranks] or own
         self._free: queue.LifoQueue[Sequence[int]] = queue.LifoQueue()
         for number in range(self.workers):
-            self._free.put(mine[number :: self.workers] or mine[number % len(mine) :][:1])
+            self._free.put(cores[number :: self.workers] or cores[number % len(cores) :][:1])
 
     def run(self, jobs: Sequence[Job]) -> list[Verdict]:
         """One verdict for each job, in order. A job that its time limit ended is tried once more, alone."""
@@ -202,9 +202,9 @@ class Sandbox:
         content, expected = encode_job(job, nonce), count_tests(job)
         watched: list[tuple[str, int]] = []
         with ExitStack() as stack:
-            with ExitStack() as theirs:
+            with ExitStack() as child:
                 ends: list[int] = []
-                for keepers in ((theirs, stack), (stack, theirs), (theirs, theirs), (theirs, theirs)):
+                for keepers in ((child, stack), (stack, child), (child, child), (child, child)):
                     ends += os.pipe()
                     for keeper, fd in zip(keepers, ends[-2:], strict=True):
                         keeper.callback(os.close, fd)

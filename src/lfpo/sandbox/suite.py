@@ -24,7 +24,7 @@ _RUNS_TEXT |= {"sympy", "jinja2", "numexpr", "yaml", "cloudpickle", "doctest", "
 _SHARED = {"open", "redirect_stdout", "redirect_stderr", "capsys", "tempfile", "tmp_path", "write_text", "write_bytes"}
 _SHARED |= {"read_text", "read_bytes", "listdir", "makedirs", "mkdir", "isfile", "isdir", "environ", "putenv", "chdir"}
 _SHARED |= {"warns", "assertWarns", "recwarn", "assertLogs", "caplog", "__cause__", "__context__", "__notes__"}
-"""Of these, test and program each have their own: files, output, environment, warnings, and exceptions' companions."""
+"""Test and program each have their own of these: files, output, environment, warnings, and exceptions' companions."""
 _OPERATORS = {"Eq": "eq", "NotEq": "ne", "Lt": "lt", "LtE": "le", "Gt": "gt", "GtE": "ge"}
 _OPERATORS |= {"Sub": "sub", "Add": "add", "Mult": "mul", "Div": "truediv"}
 _METHODS = {form.format(name) for name in _OPERATORS.values() for form in ("__{}__", "__i{}__")}
@@ -124,8 +124,8 @@ def code(tree: ast.Module, name: str) -> CodeType:
 def _missing(nodes: Iterable[ast.AST]) -> set[str]:
     """Names that the suite uses and does not define."""
     nodes = list(nodes)
-    found = {name for name in _loaded(nodes) - set(_bound(nodes)) if not hasattr(builtins, name)}
-    return found - {"__name__", "__file__"}
+    undefined = {name for name in _loaded(nodes) - set(_bound(nodes)) if not hasattr(builtins, name)}
+    return undefined - {"__name__", "__file__"}
 
 
 def _loaded(nodes: Iterable[ast.AST]) -> set[str]:
@@ -147,8 +147,8 @@ def _bound(nodes: Iterable[ast.AST]) -> Iterator[str]:
 
 def _sees_copies(nodes: list[ast.AST], names: set[str]) -> bool:
     """Whether a test changes a result, compares one by `is`, or looks at an argument after the call."""
-    mine = _results(nodes, names)
-    if any(_changes(node, mine) or _compares_identity(node, names | mine) for node in nodes):
+    results = _results(nodes, names)
+    if any(_changes(node, results) or _compares_identity(node, names | results) for node in nodes):
         return True
     statements = [n for n in nodes if isinstance(n, ast.stmt)]
     parts: list[Any] = [n for n in statements if not hasattr(n, "body")]
@@ -228,13 +228,13 @@ def _needs(nodes: list[ast.AST], unknown: set[str]) -> str:
 
 def _results(nodes: list[ast.AST], names: set[str]) -> set[str]:
     """Variables to which the suite assigns what it gets from the program."""
-    found: set[str] = set()
+    variables: set[str] = set()
     for node in nodes:
-        if isinstance(node, ast.Assign) and _uses(node.value, names | found):
-            found |= {n.id for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name)}
-        elif isinstance(node, ast.FunctionDef) and any(_uses(d, names | found) for d in node.decorator_list):
-            found.add(node.name)
-    return found - names
+        if isinstance(node, ast.Assign) and _uses(node.value, names | variables):
+            variables |= {n.id for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name)}
+        elif isinstance(node, ast.FunctionDef) and any(_uses(d, names | variables) for d in node.decorator_list):
+            variables.add(node.name)
+    return variables - names
 
 
 def _uses(node: ast.AST, names: set[str]) -> bool:

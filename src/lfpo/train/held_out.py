@@ -146,8 +146,8 @@ def _mean_reward(evaluation: HeldOut, result: EvalResult, context: Context) -> f
 
 
 def _sum_and_count(rewards: Rewards) -> tuple[float, int]:
-    """Of the rewards that are not neutral. NaN if a function failed: means over other rows or functions would look like
-    a better or worse model."""
+    """Sum and number of the rewards that are not neutral. NaN if a function failed: means over other rows or functions
+    would look like a better or worse model."""
     number_N = rewards.reward_B[~rewards.reward_B.isnan()]
     return (math.nan, 1) if rewards.failed else (float(number_N.sum()), len(number_N))
 

@@ -99,7 +99,7 @@ def check_prompts(planned: Planned) -> tuple[int, int, tuple[int, ...]]:
     training = source.rows or [source.train_row(i) for i in range(args.prompts_per_iteration)]
 
     def share_of(split: str, rows: Sequence[Row], length: int) -> list[tuple[int, int, bool]]:
-        """Of this rank's rows: index, tokens, and whether the row is left out."""
+        """Index and tokens of each of this rank's rows, and whether the row is left out."""
         may_leave_out = split == "train" and args.filter_overlong_prompts and bool(source.rows)
         checked = []
         for i in collectives.share(len(rows)):

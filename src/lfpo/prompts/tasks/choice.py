@@ -9,9 +9,9 @@ from lfpo.prompts.tasks.task import Task
 def sample(rng: random.Random) -> Row:
     """Two different numbers below 100, and whether the larger or the smaller is asked for."""
     a, b = rng.sample(range(100), 2)
-    asked = rng.choice(("larger", "smaller"))
-    answer = "A" if (a > b) == (asked == "larger") else "B"
-    return {"prompt": f"Which is {asked}?\nA {a}\nB {b}\n", "a": a, "b": b, "answer": answer}
+    relation = rng.choice(("larger", "smaller"))
+    answer = "A" if (a > b) == (relation == "larger") else "B"
+    return {"prompt": f"Which is {relation}?\nA {a}\nB {b}\n", "a": a, "b": b, "answer": answer}
 
 
 def demonstrate(row: Row, rng: random.Random, right_share: float) -> str:

@@ -112,7 +112,7 @@ def acecode_row(record: Record) -> Row:
         programs = [(float(i["pass_rate"]), str(i["completion"])) for i in record.values.get("inferences") or ()]
     except (TypeError, KeyError, ValueError):
         raise record.wrong("inferences", "a list of objects with completion and pass_rate") from None
-    best = extract_code(max(programs, key=lambda found: found[0])[1]) if programs else ""
+    best = extract_code(max(programs, key=lambda program: program[0])[1]) if programs else ""
     return code_row(str(record["id"]), record.text("question"), record.texts("test_cases"), best)
 
 

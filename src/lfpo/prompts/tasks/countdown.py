@@ -21,15 +21,15 @@ def problems() -> dict[tuple[tuple[int, ...], int], str]:
 
     The forms are a+b+c, a+b-c and a-b-c. The first that fits is used, with the larger numbers first.
     """
-    found: dict[tuple[tuple[int, ...], int], str] = {}
+    demonstrations: dict[tuple[tuple[int, ...], int], str] = {}
     for form in ("{}+{}+{}", "{}+{}-{}", "{}-{}-{}"):
         for numbers in itertools.combinations_with_replacement(range(1, 10), 3):
             for a, b, c in itertools.permutations(numbers[::-1]):
                 expression = form.format(a, b, c)
                 target = int(evaluate(parse(expression)))
                 if 0 < target <= MAX_TARGET:
-                    found.setdefault((numbers, target), expression)
-    return dict(sorted(found.items()))
+                    demonstrations.setdefault((numbers, target), expression)
+    return dict(sorted(demonstrations.items()))
 
 
 def sample(rng: random.Random) -> Row:

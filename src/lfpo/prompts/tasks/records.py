@@ -26,8 +26,8 @@ class Record:
     def __getitem__(self, field: str) -> Any:
         """The value of a field. Raises UserError if it is missing or None."""
         if field not in self:
-            found = ", ".join(map(str, self.values)) or "none"
-            raise UserError(f"{self.where}: field {field!r} is missing (found: {found})")
+            fields = ", ".join(map(str, self.values)) or "none"
+            raise UserError(f"{self.where}: field {field!r} is missing (found: {fields})")
         return self.values[field]
 
     def text(self, field: str) -> str:
@@ -69,12 +69,12 @@ def find_split(folder: Path, stems: Sequence[str]) -> list[Path]:
     that are not shards.
     """
     for stem in stems:
-        found, shards = _candidates(folder, stem)
-        if len(found) > 1 and not shards:
-            names = " and ".join(path.name for path in found)
+        files, shards = _candidates(folder, stem)
+        if len(files) > 1 and not shards:
+            names = " and ".join(path.name for path in files)
             raise UserError(f"{folder}: {names} could both be the {stem} split; name one file")
-        if found:
-            return found
+        if files:
+            return files
     wanted = ", ".join(f"{stem}{suffix}" for stem in stems for suffix in SUFFIXES)
     raise UserError(f"{folder}: no file of this split (looked for {wanted})")
 
@@ -89,8 +89,8 @@ def _candidates(folder: Path, stem: str) -> tuple[list[Path], bool]:
     files = {path: _stem(path) for path in sorted(folder.iterdir()) if suffix_of(path)}
     exact = [path for path, name in files.items() if name == stem]
     shards = [path for path, name in files.items() if re.fullmatch(rf"{re.escape(stem)}-\d+-of-\d+", name)]
-    found = exact or shards or [path for path, name in files.items() if name.startswith(f"{stem}_")]
-    return found, found == shards
+    chosen = exact or shards or [path for path, name in files.items() if name.startswith(f"{stem}_")]
+    return chosen, chosen == shards
 
 
 def _stem(path: Path) -> str:

@@ -57,9 +57,9 @@ def demonstrate(row: Row, rng: random.Random, right_share: float) -> str:
     puzzle = row["puzzle"]
     last = puzzle.lstrip("_")[0]  # blanks at the start repeat the first given digit
     cells = []
-    for given, digit in zip(puzzle, row["solution"], strict=True):
-        last = last if given == "_" else given
-        cells.append(last if given == "_" and rng.random() < SLIP else digit)
+    for clue, digit in zip(puzzle, row["solution"], strict=True):
+        last = last if clue == "_" else clue
+        cells.append(last if clue == "_" and rng.random() < SLIP else digit)
     return "".join(cells)
 
 

@@ -54,11 +54,11 @@ class Held:
 
     def changed(self) -> list[tuple[int, Any]]:
         """Numbers and new content of those that changed since `settle`."""
-        found = []
+        changes = []
         for number, (box, data) in list(self._results.items()):
             if data is not None and self._encode_again(number, box) not in (data, b""):
-                found.append((number, box[0]))
-        return found
+                changes.append((number, box[0]))
+        return changes
 
     def _encode_again(self, number: int, box: list[Any]) -> bytes:
         """The bytes of a result, which are kept; b"" if it cannot be sent any more."""

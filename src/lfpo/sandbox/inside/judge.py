@@ -237,9 +237,9 @@ def _shape(value: Any) -> tuple[int, ...] | None:
         return None
 
 
-def _covers(found: tuple[int, ...], expected: tuple[int, ...], known: bool) -> bool:
+def _covers(shape: tuple[int, ...], expected: tuple[int, ...], known: bool) -> bool:
     """Whether an array of one shape has an element for each of the other. Of unknown operands the other is a number."""
-    if 0 in found or 0 in expected or not (known or expected == ()):
+    if 0 in shape or 0 in expected or not (known or expected == ()):
         return False
-    wide = (1,) * (len(found) - len(expected)) + expected
-    return len(found) >= len(expected) and all(a == b or b == 1 for a, b in zip(found, wide, strict=True))
+    wide = (1,) * (len(shape) - len(expected)) + expected
+    return len(shape) >= len(expected) and all(a == b or b == 1 for a, b in zip(shape, wide, strict=True))

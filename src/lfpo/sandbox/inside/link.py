@@ -75,8 +75,8 @@ class Handle(Remote):
     def __getattr__(self, name: str) -> Any:
         if name not in PROTOCOLS:
             raise self._link.cannot(f"has as {name}")
-        found = self._link.ask("attribute", self, name)
-        return (lambda *args: self._step(name, *args)) if name in STEPS else found
+        value = self._link.ask("attribute", self, name)
+        return (lambda *args: self._step(name, *args)) if name in STEPS else value
 
     @property
     def __doc__(self) -> Any:  # type: ignore[override]
@@ -272,12 +272,12 @@ class Link:
         if data is None:
             raise self._lost("ended before it answered")
         try:
-            found = values.decode(data, self._resolve)
+            message = values.decode(data, self._resolve)
         except values.BadBytes as error:
             raise self._invalid(f": {error}") from None
-        if type(found) is not tuple or not found or type(found[0]) is not str:
+        if type(message) is not tuple or not message or type(message[0]) is not str:
             raise self._invalid("")
-        return found
+        return message
 
     def _refer(self, value: Any) -> tuple[str, Any]:
         """Kind and content of what is not plain data."""
@@ -360,7 +360,7 @@ def taken_apart(error: BaseException) -> tuple[str, Any, bool]:
     """Name of the exception's first built-in class, its arguments, or its text if they are not plain data or its class
     has its own text, and whether that class is its own."""
     kind: Any = type(error)
-    name = next(found.__name__ for found in kind.__mro__ if found.__module__ == "builtins")
+    name = next(base.__name__ for base in kind.__mro__ if base.__module__ == "builtins")
     text = ""
     try:
         text = f"{error}"[:300]
@@ -397,9 +397,9 @@ def serve(inbox: int, outbox: int, settings: dict[str, Any]) -> None:
         """The function that the program defines by this name."""
         if not hasattr(module, name):
             raise NameError(f"name {name!r} is not defined")
-        if not callable(found := getattr(module, name)):
+        if not callable(function := getattr(module, name)):
             raise TypeError(f"{name!r} is not callable")
-        return found
+        return function
 
     link.operations |= {"load": load, "define": define}
     try:

@@ -244,8 +244,8 @@ class Match:
         return None if begin < 0 else self.string[begin:end]
 
     def group(self, *groups: Any) -> Any:
-        found = tuple(self[group] for group in groups or (0,))
-        return found if len(groups) > 1 else found[0]
+        texts = tuple(self[group] for group in groups or (0,))
+        return texts if len(groups) > 1 else texts[0]
 
     def groups(self, default: Any = None) -> tuple[Any, ...]:
         return tuple(default if self.regs[n][0] < 0 else self[n] for n in range(1, len(self.regs)))

@@ -319,8 +319,8 @@ def _refuse(*values: int) -> list[_Step]:
 def _numbers(table: str) -> list[int]:
     """Numbers of a table's calls on this architecture."""
     column = list(_AUDIT_ARCH).index(os.uname().machine) + 1
-    found = [call.split()[column] for call in table.split(",")]
-    return [int(number) for number in found if number != "-"]
+    numbers = [call.split()[column] for call in table.split(",")]
+    return [int(number) for number in numbers if number != "-"]
 
 
 def _about(table: str, *checks: tuple[int, list[_Step]]) -> list[_Step]:

@@ -88,10 +88,10 @@ class _Pickler(_pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if value is Record:
             return NotImplemented
-        found = _to_plain(value) or (self._refer(value) if self._refer else base_of(value))
-        if found is None:
+        plain = _to_plain(value) or (self._refer(value) if self._refer else base_of(value))
+        if plain is None:
             raise NotAValue(f"a {type(value).__name__} is not plain data")
-        return Record, found
+        return Record, plain
 
 
 class _Unpickler(_pickle.Unpickler):
