@@ -54,6 +54,7 @@ class ForkedCell:
     returncode = property(poll)
 
 
+@pytest.mark.long
 def test_a_grid_runs_each_cell_once_and_goes_on_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     class Failing(ForkedCell):
         def __init__(self, config: CompareConfig, folder: Path):

@@ -206,7 +206,10 @@ def test_protocols_of_a_result_are_judged(sandbox, name):
     assert verdict.passed, verdict
 
 
-@pytest.mark.parametrize("name", VALUES)
+LONG = ("series", "grouped series", "numpy generator", "numpy state")  # each imports pandas or numpy in a new process
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long if n in LONG else ()) for n in VALUES])
 def test_objects_of_libraries_and_plain_classes_are_values(sandbox, name):
     program, test, wrong = VALUES[name]
     right = sandbox.judge(Job(program, entry_point="f", tests=[test]))

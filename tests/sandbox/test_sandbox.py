@@ -272,6 +272,7 @@ def test_processes_of_one_job_take_no_time_from_another(rung):
     assert [verdict.tests for verdict in sandbox.run(jobs)] == [(True,), (True,) * 3]
 
 
+@pytest.mark.long
 def test_a_time_out_is_tried_once_more_alone_and_never_cached(monkeypatch):
     sandbox = Sandbox(limits=Limits(seconds=1), workers=2, unsafe="root")
     running, most = [0], list[int]()
