@@ -2,6 +2,7 @@ import ast
 import dataclasses
 import functools
 import random
+import re
 import time
 from fractions import Fraction
 from pathlib import Path
@@ -309,3 +310,24 @@ def test_random_text_gives_a_fraction_or_a_value_error(source: str) -> None:
     except ValueError:
         return
     assert isinstance(ast.parse(source.strip(), mode="eval"), ast.Expression)
+
+
+def test_stories_are_solved_by_their_steps_and_share_no_numbers_with_training():
+    task, rng = get_task("stories"), random.Random(0)
+    rows = {split: [task.row(split, i) for i in range(300)] for split in ("train", "test")}
+    for row in rows["train"] + rows["test"]:
+        first, steps = row["steps"][0][0], row["steps"]
+        numbers = sorted([first, *(amount for _, _, amount in steps)])
+        assert sorted(map(int, re.findall(r"\d+", row["prompt"]))) == numbers
+        value = first
+        for before, sign, amount in steps:
+            assert before == value
+            value = {"+": value + amount, "-": value - amount, "*": value * amount}[sign]
+            assert 1 <= value <= 12
+        assert row["answer"] == value
+        assert task.correct(task.demonstrate(row, rng, 1.0), row)
+        assert not task.correct(task.demonstrate(row, rng, 0.0), row)
+    keys = {split: {task.solution_key(row) for row in found} for split, found in rows.items()}
+    assert not keys["train"] & keys["test"]
+    assert len({row["prompt"] for row in rows["train"]}) == 300
+    assert {sign for row in rows["train"] for _, sign, _ in row["steps"]} == {"+", "-", "*"}
