@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,15 @@ import pytest
 import torch
 
 import tiny
+from lfpo.base import distributed
 from lfpo.config.errors import LOST, ProcessLost, UserError
 from lfpo.config.sft import SFTConfig
+from lfpo.core import collectives
+from lfpo.core.learner import Learner
 from lfpo.runs.directory import Run
 from lfpo.runs.display import Display
 from lfpo.train import rl, run
+from lfpo.train.checkpoint import save_checkpoint
 from lfpo.train.rl import LFPOTrainer
 from lfpo.train.sft import SFTTrainer, train_sft
 from processes import run_ranks
@@ -92,6 +97,18 @@ def test_whatever_ends_a_run_leaves_a_checkpoint(model: Path, tmp_path: Path, ca
     assert_goes_on(model, tmp_path / "run", 2)
 
 
+def test_a_signal_while_a_run_that_failed_is_saved_leaves_the_checkpoint(model: Path, tmp_path: Path, monkeypatch):
+    def interrupted(*given: Any, **named: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return save_checkpoint(*given, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "save_checkpoint", interrupted)
+        with pytest.raises(KeyboardInterrupt, match="own"):
+            trainer(model, tmp_path / "run", scores(4, KeyboardInterrupt("own"))).train()
+    assert_goes_on(model, tmp_path / "run", 2)
+
+
 @pytest.mark.parametrize("error", [MemoryError(), SystemExit(3), RecursionError("x")])
 def test_what_one_batch_of_a_reward_function_raises_costs_that_batch(model: Path, tmp_path: Path, error: BaseException):
     trainer(model, tmp_path / "run", scores(3, error)).train()
@@ -119,7 +136,7 @@ PARTS: dict[str, tuple[Any, str, int, Exception, str]] = {
     "metrics on a full disk": (Run, "_append", 2, UserError("metrics.jsonl: could not be written"), KEPT),
     "report on a full disk": (run, "write_report", 3, FULL, f"No space left on device.*{KEPT}"),
     "output without a reader": (Display, "update", 3, BrokenPipeError(), f"BrokenPipeError.*{KEPT}"),
-    "update": (LFPOTrainer, "old_policy", 3, torch.OutOfMemoryError("CUDA out of memory"), "CUDA out of memory"),
+    "update": (Learner, "update", 3, torch.OutOfMemoryError("CUDA out of memory"), "CUDA out of memory"),
     "export": (run, "export_model", 1, UserError("model: no space"), r"no space; .*step-3 holds everything learned"),
     "card": (run, "model_card", 2, KeyError("x"), "x"),
 }
@@ -146,7 +163,7 @@ def test_supervised_training_is_saved_too(tmp_path: Path, monkeypatch):
     settings = SFTConfig(str(tmp_path / "run"), model="embedded", tasks={"choice": 1}, steps=2, batch_size=2)
     said: list[str] = []
     with monkeypatch.context() as patch:
-        patch.setattr(SFTTrainer, "iterate", failing(SFTTrainer.iterate, 2, KeyboardInterrupt()))
+        patch.setattr(SFTTrainer, "run_iteration", failing(SFTTrainer.run_iteration, 2, KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             train_sft(settings, report=said.append)
     assert any("step-1 holds everything learned; --resume continues" in line for line in said)
@@ -207,14 +224,12 @@ def test_a_push_that_fails_says_where_the_model_is(model: Path, tmp_path: Path, 
 
 def one_of_two_ranks(model: str, folder: str, where: str) -> int:
     """Rank 1 alone fails after two iterations."""
-    from lfpo.base import distributed
-
     distributed.start()
-    fails = distributed.rank() == 1
+    fails = collectives.rank() == 1
     function: Any = scores(4 - 1, UserError("rank 1 has no grader")) if fails and where == "reward" else reward
     own = [callback("on_step_end", ValueError("on rank 1"))] if fails and where == "callback" else []
     if fails and where == "update":
-        LFPOTrainer.old_policy = failing(LFPOTrainer.old_policy, 3, RuntimeError("on rank 1"))  # type: ignore[method-assign]
+        Learner.update = failing(Learner.update, 3, RuntimeError("on rank 1"))  # type: ignore[method-assign]
     try:
         trainer(Path(model), Path(folder), function, *own, threads=1, rank_timeout=5).train()
     except UserError as error:
