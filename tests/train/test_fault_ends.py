@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,15 @@ import pytest
 import torch
 
 import tiny
+from lfpo.base import distributed
 from lfpo.config.errors import LOST, ProcessLost, UserError
 from lfpo.config.sft import SFTConfig
+from lfpo.core import collectives
 from lfpo.core.learner import Learner
 from lfpo.runs.directory import Run
 from lfpo.runs.display import Display
 from lfpo.train import rl, run
+from lfpo.train.checkpoint import save_checkpoint
 from lfpo.train.rl import LFPOTrainer
 from lfpo.train.sft import SFTTrainer, train_sft
 from processes import run_ranks
@@ -90,6 +94,18 @@ def test_whatever_ends_a_run_leaves_a_checkpoint(model: Path, tmp_path: Path, ca
     with pytest.raises(type(error)):
         trainer(model, tmp_path / "run", scores(4, error) if function else reward, *own).train()
     assert "step-2 holds everything learned; --resume continues" in " ".join(capsys.readouterr().out.split())
+    assert_goes_on(model, tmp_path / "run", 2)
+
+
+def test_a_signal_while_a_run_that_failed_is_saved_leaves_the_checkpoint(model: Path, tmp_path: Path, monkeypatch):
+    def interrupted(*given: Any, **named: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return save_checkpoint(*given, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "save_checkpoint", interrupted)
+        with pytest.raises(KeyboardInterrupt, match="own"):
+            trainer(model, tmp_path / "run", scores(4, KeyboardInterrupt("own"))).train()
     assert_goes_on(model, tmp_path / "run", 2)
 
 
@@ -208,9 +224,6 @@ def test_a_push_that_fails_says_where_the_model_is(model: Path, tmp_path: Path, 
 
 def one_of_two_ranks(model: str, folder: str, where: str) -> int:
     """Rank 1 alone fails after two iterations."""
-    from lfpo.base import distributed
-    from lfpo.core import collectives
-
     distributed.start()
     fails = collectives.rank() == 1
     function: Any = scores(4 - 1, UserError("rank 1 has no grader")) if fails and where == "reward" else reward

@@ -216,6 +216,7 @@ class TrainingRun:
 
     def keep(self) -> str:
         """Save what was learned since the last checkpoint; returns a sentence that says how to go on."""
+        self.context.observer.interruptible = False  # what failed may have been; a checkpoint is not
         if self.done == 0:
             return f"no iteration was finished; --resume starts {self.folder.dir} from the beginning"
         if self.saved < self.done:
