@@ -20,7 +20,7 @@ from lfpo.core.model import MaskedDiffusionLM
 from lfpo.models import init_model
 from lfpo.models.layouts import LAYOUTS
 
-SIZE: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8}
+SIZE: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 4, "num_attention_heads": 8}
 SIZE |= {"num_key_value_heads": 4, "head_dim": 64, "vocab_size": 4096, "init_std": 0.05}
 IDS = {"mask_token_id": 100, "eos_token_id": 2, "pad_token_id": 2}
 
@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--completion", type=int, default=512)
-    parser.add_argument("--rows", type=int, default=2)
+    parser.add_argument("--rows", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args(arguments)
@@ -39,11 +39,8 @@ def main(arguments: list[str] | None = None) -> None:
         model = init_model({**LAYOUTS[layout], **SIZE, **IDS, "block_size": 32}, seed=0, device=args.device)
         model.autocast = args.device == "cuda"
         once, twice = measured(model, args.prompt, args.completion, args.rows, args.repeats)
-        tokens, seconds = zip(once, twice, strict=True)
-        print(
-            f"| {name} | {tokens[0]} | {tokens[1]} | {seconds[0]:.2f} | {seconds[1]:.2f} "
-            f"| {seconds[0] / seconds[1]:.2f} |"
-        )
+        cells = [name, once[0], twice[0], *(f"{value:.2f}" for value in (once[1], twice[1], once[1] / twice[1]))]
+        print(f"| {' | '.join(map(str, cells))} |", flush=True)
 
 
 def measured(

@@ -35,8 +35,7 @@ ROWS: dict[str, tuple[str, int | None, list[str]]] = {
     "dream-7b": ("dream-7b", None, LORA),
     "sdar-1.7b": ("sdar-1.7b", 6, ALL),
     "llada-moe-7b": ("llada-moe-7b", 8, LORA),
-    "nemotron-3b": ("nemotron-labs-diffusion-3b", None, LORA),
-    "nemotron-3b-layer": ("nemotron-labs-diffusion-3b", 1, LORA),
+    "nemotron-3b": ("nemotron-labs-diffusion-3b", 1, LORA),
 }
 TRAIN = ["--task", "sudoku", "--prompts_per_iteration", "2", "--num_generations", "2", "--max_steps", "2"]
 TRAIN += ["--save_steps", "1", "--eval_steps", "0", "--optimizer_steps_per_iteration", "1", "--learning_rate", "1e-4"]
