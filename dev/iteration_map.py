@@ -47,13 +47,12 @@ def entered(recipe: str = "demo") -> list[Path]:
 
 
 def table(files: list[Path]) -> str:
-    """One row a file: its name, its lines, and the first sentence of its docstring."""
-    rows = ["| file | lines | what it is |\n| --- | ---: | --- |\n"]
+    """One row a file: its name, and the first sentence of its docstring."""
+    rows = ["| file | what it is |\n| --- | --- |\n"]
     for file in files:
-        text = file.read_text()
-        sentence = " ".join((ast.get_docstring(ast.parse(text)) or "").split("\n\n")[0].split())
+        sentence = " ".join((ast.get_docstring(ast.parse(file.read_text())) or "").split("\n\n")[0].split())
         sentence = sentence.partition(". ")[0].rstrip(".").replace("|", "\\|")
-        rows.append(f"| {file.relative_to(PACKAGE)} | {len(text.splitlines())} | {sentence} |\n")
+        rows.append(f"| {file.relative_to(PACKAGE)} | {sentence} |\n")
     return "".join(rows)
 
 
