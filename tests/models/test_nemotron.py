@@ -20,6 +20,7 @@ from lfpo.models.layouts import LAYOUTS
 from lfpo.models.lora import attach
 from lfpo.rollout.sampling import rollout
 from lfpo.runs.card import CAUSAL_SAMPLER
+from small_runs import whole_and_resumed
 from test_objective_training import assert_ranks_do_not_matter
 from test_train import assert_resume_is_exact, metrics
 from tiny import random_ids, read_weights
@@ -180,7 +181,7 @@ def test_sample_sft_and_plan_take_it(checkpoint: Path, tmp_path: Path, capsys: p
     losses = [row["loss"] for row in metrics(run)]
     assert losses[-1] < losses[0]
     assert json.loads((run / "model/config.json").read_text())["block_size"] == BLOCK
-    sampling = ["--sampler.gen_length", "16", "--sampler.threshold", "0.9", "--sampler.early_stop", "eos"]
+    sampling = ["--sampler.max_new_tokens", "16", "--sampler.threshold", "0.9", "--sampler.early_stop", "eos"]
     assert main(["sample", "--model", str(run / "model"), "--prompt", "3+4=", *sampling]) == 0
     plan = ["plan", "--model", str(checkpoint), "--task", "choice", "--gpu_memory", "16", "--tflops", "100"]
     assert main([*plan, "--tflops_float32", "10"]) == 0
@@ -194,10 +195,27 @@ def test_a_second_loss_is_for_a_causal_context_only(tmp_path: Path, capsys: pyte
     assert "masked_loss_weight 0.5: llada models have no loss beside the masked one" in capsys.readouterr().err
 
 
+def test_first_token_without_a_causal_context_is_refused_at_the_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    given = ["--model", "embedded", "--task", "choice", "--output_dir", str(tmp_path / "run")]
+    assert main(["train", *given, "--sampler.first_token", "causal", "--sampler.gen_length", "8"]) == 2
+    assert "first_token 'causal' is for models with a causal context" in capsys.readouterr().err
+    assert not (tmp_path / "run/metrics.jsonl").exists()
+
+
 @pytest.mark.long
 def test_resume_is_bit_identical_to_an_unbroken_run(checkpoint: Path, tmp_path: Path):
     last = assert_resume_is_exact(checkpoint, tmp_path)
     assert load_model(last / "model").causal_context
+
+
+@pytest.mark.long
+def test_rollouts_in_a_queue_come_back_from_a_checkpoint(checkpoint: Path, tmp_path: Path):
+    sampler = {"gen_length": 16, "temperature": 1.0}
+    whole, resumed = whole_and_resumed(tmp_path, checkpoint, 3, engine={"max_staleness": 1}, sampler=sampler)
+    one, two = whole.model.weights(), resumed.model.weights()
+    assert all(torch.equal(one[name], two[name]) for name in one)
 
 
 @pytest.mark.long
