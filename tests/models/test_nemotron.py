@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,13 +15,15 @@ from lfpo.config.errors import UserError
 from lfpo.config.models import LoraSettings
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.attention import CAUSAL
+from lfpo.core.engine import Ticket
 from lfpo.models import init_model, load_model, load_tokenizer, save_model
 from lfpo.models.families import nemotron_diffusion_config
 from lfpo.models.layouts import LAYOUTS
 from lfpo.models.lora import attach
-from lfpo.rollout.sampling import rollout
+from lfpo.rollout.sampling import as_it_is, rollout
 from lfpo.runs.card import CAUSAL_SAMPLER
-from small_runs import whole_and_resumed
+from lfpo.train.queue import RolloutQueue
+from small_runs import same
 from test_objective_training import assert_ranks_do_not_matter
 from test_train import assert_resume_is_exact, metrics
 from tiny import random_ids, read_weights
@@ -210,12 +213,18 @@ def test_resume_is_bit_identical_to_an_unbroken_run(checkpoint: Path, tmp_path: 
     assert load_model(last / "model").causal_context
 
 
-@pytest.mark.long
 def test_rollouts_in_a_queue_come_back_from_a_checkpoint(checkpoint: Path, tmp_path: Path):
-    sampler = {"gen_length": 16, "temperature": 1.0}
-    whole, resumed = whole_and_resumed(tmp_path, checkpoint, 3, engine={"max_staleness": 1}, sampler=sampler)
-    one, two = whole.model.weights(), resumed.model.weights()
-    assert all(torch.equal(one[name], two[name]) for name in one)
+    model = load_model(checkpoint)
+    t = rollout(model, [[5, 6], [7]], SamplerConfig(gen_length=16), [0, 1])
+    args: Any = SimpleNamespace(num_generations=1, max_steps=4, engine=SimpleNamespace(max_staleness=1))
+    queues = [RolloutQueue(as_it_is(model), args, model.pad_id) for _ in range(2)]
+    queues[0].tickets[3], queues[0].sampled[3] = Ticket(1, None), t
+    (tmp_path / "queue").mkdir()
+    queues[0].save(tmp_path / "queue")
+    queues[1].load(tmp_path / "queue")
+    back = queues[1].sampled[3]
+    assert back.structure == t.structure and back.from_context is not None
+    assert same(back, t)
 
 
 @pytest.mark.long
