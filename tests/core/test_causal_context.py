@@ -20,6 +20,7 @@ from lfpo.core.rng import generator
 from lfpo.core.roles import BASE, CURRENT, OLD
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views
+from lfpo.eval.likelihood import Pair, likelihood_bounds
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.objectives.needs import check_rollouts
@@ -347,6 +348,24 @@ def test_completions_end_with_blocks_of_their_own(model: MaskedDiffusionLM):
     assert sampled_length([1] * 5, [7, 8, 2, 2, 2, 2, 2, 2, 2], model) == BLOCK
     assert sampled_length([1] * 8, [7] * 8 + [2], model) == 2 * BLOCK
     assert rollout(model, PROMPTS, SamplerConfig(gen_length=13), SEEDS).tokens.shape[1] == 2 * BLOCK
+
+
+@torch.no_grad()
+def test_the_bound_of_an_answer_is_that_of_its_masked_blocks(model: MaskedDiffusionLM):
+    """By every way of masking its two tokens, after the causal prompt."""
+    prompt, answer = PROMPTS[0], [7, 8]
+
+    def logp(shown: list[int]) -> torch.Tensor:
+        """Of the answer's tokens, with those of `shown` that are not the mask."""
+        row = torch.tensor([prompt + shown + [model.mask_id] * (BLOCK - 2)])
+        noised, _ = model.noised_hidden(
+            row, row, torch.ones_like(row), torch.tensor([len(prompt)]), structure=model.training_structure
+        )
+        return model.head(noised[0, :2]).log_softmax(-1)[torch.arange(2), torch.tensor(answer)]
+
+    first, second, both = logp([model.mask_id, 8])[0], logp([7, model.mask_id])[1], logp([model.mask_id] * 2).sum()
+    (bound,) = likelihood_bounds(model, [Pair(prompt, answer, 0)], mc_num=4)
+    assert bound == pytest.approx(float(first + second + both) / 2, abs=1e-9)
 
 
 @pytest.mark.parametrize("first_token", ["causal", "masked"])

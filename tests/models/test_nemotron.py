@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,12 +15,15 @@ from lfpo.config.errors import UserError
 from lfpo.config.models import LoraSettings
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.attention import CAUSAL
+from lfpo.core.engine import Ticket
 from lfpo.models import init_model, load_model, load_tokenizer, save_model
 from lfpo.models.families import nemotron_diffusion_config
 from lfpo.models.layouts import LAYOUTS
 from lfpo.models.lora import attach
-from lfpo.rollout.sampling import rollout
+from lfpo.rollout.sampling import as_it_is, rollout
 from lfpo.runs.card import CAUSAL_SAMPLER
+from lfpo.train.queue import RolloutQueue
+from small_runs import same
 from test_objective_training import assert_ranks_do_not_matter
 from test_train import assert_resume_is_exact, metrics
 from tiny import random_ids, read_weights
@@ -180,7 +184,7 @@ def test_sample_sft_and_plan_take_it(checkpoint: Path, tmp_path: Path, capsys: p
     losses = [row["loss"] for row in metrics(run)]
     assert losses[-1] < losses[0]
     assert json.loads((run / "model/config.json").read_text())["block_size"] == BLOCK
-    sampling = ["--sampler.gen_length", "16", "--sampler.threshold", "0.9", "--sampler.early_stop", "eos"]
+    sampling = ["--sampler.max_new_tokens", "16", "--sampler.threshold", "0.9", "--sampler.early_stop", "eos"]
     assert main(["sample", "--model", str(run / "model"), "--prompt", "3+4=", *sampling]) == 0
     plan = ["plan", "--model", str(checkpoint), "--task", "choice", "--gpu_memory", "16", "--tflops", "100"]
     assert main([*plan, "--tflops_float32", "10"]) == 0
@@ -194,10 +198,33 @@ def test_a_second_loss_is_for_a_causal_context_only(tmp_path: Path, capsys: pyte
     assert "masked_loss_weight 0.5: llada models have no loss beside the masked one" in capsys.readouterr().err
 
 
+def test_first_token_without_a_causal_context_is_refused_at_the_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    given = ["--model", "embedded", "--task", "choice", "--output_dir", str(tmp_path / "run")]
+    assert main(["train", *given, "--sampler.first_token", "causal", "--sampler.gen_length", "8"]) == 2
+    assert "first_token 'causal' is for models with a causal context" in capsys.readouterr().err
+    assert not (tmp_path / "run/metrics.jsonl").exists()
+
+
 @pytest.mark.long
 def test_resume_is_bit_identical_to_an_unbroken_run(checkpoint: Path, tmp_path: Path):
     last = assert_resume_is_exact(checkpoint, tmp_path)
     assert load_model(last / "model").causal_context
+
+
+def test_rollouts_in_a_queue_come_back_from_a_checkpoint(checkpoint: Path, tmp_path: Path):
+    model = load_model(checkpoint)
+    t = rollout(model, [[5, 6], [7]], SamplerConfig(gen_length=16), [0, 1])
+    args: Any = SimpleNamespace(num_generations=1, max_steps=4, engine=SimpleNamespace(max_staleness=1))
+    queues = [RolloutQueue(as_it_is(model), args, model.pad_id) for _ in range(2)]
+    queues[0].tickets[3], queues[0].sampled[3] = Ticket(1, None), t
+    (tmp_path / "queue").mkdir()
+    queues[0].save(tmp_path / "queue")
+    queues[1].load(tmp_path / "queue")
+    back = queues[1].sampled[3]
+    assert back.structure == t.structure and back.from_context is not None
+    assert same(back, t)
 
 
 @pytest.mark.long

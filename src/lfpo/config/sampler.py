@@ -138,6 +138,7 @@ class SamplerConfig:
     __new__ = checked_new
     ALIASES: ClassVar[dict[str, str]] = {
         "max_completion_length": "gen_length",  # TRL
+        "max_new_tokens": "gen_length",  # Nemotron-Labs-Diffusion
         "diffusion_steps": "steps",  # d1
         "block_size": "block_length",  # dllm
         "remasking_strategy": "remasking",  # SDAR

@@ -36,6 +36,7 @@ from lfpo.plan.flops import pass_flops, rollout_flops
 from lfpo.rewards import RewardFunction
 from lfpo.rollout.episodes import Environment, Played
 from lfpo.rollout.kept import WithPredictions
+from lfpo.rollout.sampling import check_context
 from lfpo.runs.context import Context
 from lfpo.runs.directory import Run
 from lfpo.runs.display import Display
@@ -141,6 +142,8 @@ class LFPOTrainer(Trainer):
             in_tasks = by_tasks(self.source.reward_functions, args.engine, self.closing)
             self.source = replace(self.source, reward_functions=in_tasks)
         check_rollouts(self.objective, self.sampler, self.engine.gives, trained_block=self.model.block_length)
+        for sampler in (self.sampler, *self.eval_samplers.values()):
+            check_context(sampler, self.model)
         ahead = args.engine.max_staleness > 0
         self.queue = RolloutQueue(self.engine, args, self.model.pad_id) if ahead else None
         keeps_versions = ahead and args.old_policy == "sampler"  # else theta_old is the reference
