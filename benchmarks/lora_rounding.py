@@ -1,4 +1,4 @@
-"""What bfloat16 leaves of a small LoRA change: python benchmarks/lora_rounding.py
+"""What bfloat16 leaves of a small LoRA change: python -m benchmarks.lora_rounding
 
 A matrix of standard deviation 0.02 (as in an 8B model) in bfloat16, an adapter of rank 128 trained by Adam at 3e-6
 along a noisy gradient. Kept share of a change: its projection on the exact one, 1 for all of it.
