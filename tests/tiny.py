@@ -86,9 +86,9 @@ def write_tokenizer(folder: Path, special: tuple[str, ...], *, characters: int =
     settings = {
         "added_tokens_decoder": {str(characters + i): {"content": t, **FLAGS} for i, t in enumerate(special)},
         "clean_up_tokenization_spaces": False,
+        "pad_token": named["eos_token"],
         **named,
         "mask_token": None,
-        "pad_token": named["eos_token"],
         "tokenizer_class": "PreTrainedTokenizerFast",
     }
     _dump(folder / "tokenizer_config.json", settings)

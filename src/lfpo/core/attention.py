@@ -120,9 +120,9 @@ class FullPrecisionRope(nn.Module):
         super().__init__()
         self.rope = rope
 
-    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        # The wrapped module reads only device and dtype from its first argument.
-        cos, sin = self.rope(x.new_empty(0, dtype=torch.float32), position_ids)
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor, *kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+        # The wrapped module reads only device and dtype from its first argument. kind: of layers, where they differ.
+        cos, sin = self.rope(x.new_empty(0, dtype=torch.float32), position_ids, *kind)
         return cos, sin
 
 
@@ -158,6 +158,8 @@ class Structure:
         (None: every token attends to all).
     causal: block diffusion over a causal context: a clean token attends to itself and to those before it. Only noised
         tokens attend within blocks, which count from the completion's first token.
+    window: over a causal context, how far back tokens see (None: all the way): a clean token itself and `window` - 1
+        tokens before it, a noised one its block and `window` - 1 clean tokens before the block.
     doubled: forwards that predict masked tokens run [noised; clean], with each noised token at the position of its
         clean one. A noised token attends to the noised tokens of its own block and to the clean ones before the block,
         a clean token to clean tokens only. So each noised block has the states that it has alone after a clean prefix.
@@ -166,6 +168,7 @@ class Structure:
     block_length: int | None = None
     causal: bool = False
     doubled: bool = False
+    window: int | None = None
 
     def positions(self, real_BL: torch.Tensor) -> torch.Tensor:
         """Position ids [B, L], counted from each row's first real token."""
@@ -212,7 +215,9 @@ class Structure:
         if doubled is not None:
             return self._sees_doubled(real_BL, position_BL, doubled)
         if self.causal:
-            return lambda row, head, query, key: real_BL[row, key] & (position_BL[row, key] <= position_BL[row, query])
+            return lambda row, head, query, key: (
+                real_BL[row, key] & self._before(position_BL, position_BL, row, query, key)
+            )
         if self.block_length is None:
             return lambda row, head, query, key: real_BL[row, key]
         block_BL = position_BL // self.block_length
@@ -225,15 +230,25 @@ class Structure:
         block_BL = (position_BL - origin).div(self.block_length, rounding_mode="floor")
         among_clean_BL = position_BL if self.causal else block_BL
         real, block, order = (torch.cat([x[:, start:], x], dim=1) for x in (real_BL, block_BL, among_clean_BL))
+        first = block * self.block_length + origin  # position of the first token of the block
 
         def sees(row: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
             noised_query, noised_key = query < noised, key < noised
             own, before = block[row, key] == block[row, query], block[row, key] < block[row, query]
+            if self.window is not None:
+                before = before & self._before(first, order, row, query, key)
             of_noised = noised_query & torch.where(noised_key, own, before)
-            of_clean = ~noised_query & ~noised_key & (order[row, key] <= order[row, query])
+            of_clean = ~noised_query & ~noised_key & self._before(order, order, row, query, key)
             return real[row, key] & (of_noised | of_clean)
 
         return sees
+
+    def _before(
+        self, of_query: torch.Tensor, of_key: torch.Tensor, row: torch.Tensor, query: torch.Tensor, key: torch.Tensor
+    ) -> torch.Tensor:
+        """Whether the key's position is at most the query's, and within the window. of_query, of_key: positions."""
+        at_most = of_key[row, key] <= of_query[row, query]
+        return at_most if self.window is None else at_most & (of_key[row, key] > of_query[row, query] - self.window)
 
     def dense(self, real_BL: torch.Tensor, doubled: Doubled | None = None) -> torch.Tensor:
         """Which keys each query attends to, bool [B, L, L] (queries before keys), with `doubled` [B, N + L, N + L]."""

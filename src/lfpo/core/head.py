@@ -116,6 +116,11 @@ def logits(hidden: torch.Tensor, head_VD: torch.Tensor, precision: Precision) ->
     return flat.view(*hidden.shape[:-1], len(head_VD))
 
 
+def capped(logits: torch.Tensor, cap: float | None) -> torch.Tensor:
+    """cap tanh(logits / cap); the logits themselves for None."""
+    return logits if cap is None else (logits / cap).tanh() * cap
+
+
 class _Logits(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, head: torch.Tensor, precision: Precision) -> torch.Tensor:

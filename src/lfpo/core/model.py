@@ -14,10 +14,12 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from lfpo.config.errors import UserError
 from lfpo.core.attention import FULL, Doubled, Structure
-from lfpo.core.head import Precision, gather_head, logits, precision_of
+from lfpo.core.head import Precision, capped, gather_head, logits, precision_of
 from lfpo.core.roles import CURRENT
 
+NO_MASK = -1  # mask_id of a model whose noise is uniform over the vocabulary: no token
 MOST_SHAPES = 512  # that a body is compiled for; torch runs further ones uncompiled
 
 
@@ -26,7 +28,8 @@ class MaskedDiffusionLM(nn.Module):
 
     The logit shift of Dream and DiffuCoder is undone here and nowhere else.
 
-    mask_id, eos_id, pad_id: token ids. max_length: longest prompt + completion, in tokens.
+    mask_id, eos_id, pad_id: token ids; mask_id is NO_MASK where noise is uniform. max_length: longest prompt +
+        completion, in tokens.
     block_length: tokens of a block, for a model that attends within a block and to the blocks before it; None for full
         attention.
     config: the family's own config.json. source: the folder it was loaded from (None for a fresh model).
@@ -55,6 +58,8 @@ class MaskedDiffusionLM(nn.Module):
         self.mask_id, self.eos_id, self.pad_id = mask_id, eos_id, pad_id
         self.adapter: str | None = None
         self.autocast, self.head_precision = False, "auto"
+        # Logits z are cap tanh(z / cap); None: as they are.
+        self.logit_cap: float | None = getattr(backbone.config, "final_logit_softcapping", None)
         # Where FSDP splits the weights: this model unsplit, on the meta device (see lfpo.models.fsdp), in a tuple, so
         # that torch does not register it as a part of this one.
         self.unsplit: tuple[MaskedDiffusionLM, ...] = ()
@@ -106,6 +111,12 @@ class MaskedDiffusionLM(nn.Module):
         """Whether blocks are denoised over a context in which a token attends to those before it only."""
         return self.family.causal_context
 
+    @property
+    def uniform(self) -> bool:
+        """Whether noise is uniform over the vocabulary: there is no mask token, and canvases of `block_length` tokens
+        are denoised over a causal context, conditioned on the prediction before."""
+        return self.family.uniform
+
     def hidden(
         self,
         input_ids_BL: torch.Tensor,
@@ -131,7 +142,7 @@ class MaskedDiffusionLM(nn.Module):
         # Without zeros full attention needs no mask. On a GPU `all` would wait for the device, so it has one there.
         if attention_mask_BL is not None and (needed or attention_mask_BL.is_cuda or not bool(attention_mask_BL.all())):
             position_ids = structure.positions(attention_mask_BL)
-            mask = structure.mask(attention_mask_BL.bool(), self.body_dtype)
+            mask = self._mask(structure, attention_mask_BL.bool())
         hidden = self.body(
             compiled, input_ids=input_ids_BL, attention_mask=mask, position_ids=position_ids, past_key_values=cache
         )
@@ -145,6 +156,7 @@ class MaskedDiffusionLM(nn.Module):
         prompt_B: torch.Tensor,
         *,
         structure: Structure,
+        conditioning_BND: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`hidden` of the last N columns of noised rows, [B, N, D], and of the clean rows, [B, L, D].
 
@@ -153,6 +165,8 @@ class MaskedDiffusionLM(nn.Module):
         clean_BL: the same rows without noise. prompt_B: prompt tokens of each row, which are not noised. Both are read
         in the doubled layout only. With the logit shift a block's first token is predicted by the token before it,
         whose block is finished: by the clean rows, as in rollouts.
+        conditioning_BND: for uniform noise, what `conditioning` gives of an earlier prediction of the noised columns; 0
+            where a row has none.
         """
         if not structure.doubled:
             hidden = self.hidden(noised_BL, attention_mask_BL)
@@ -161,16 +175,38 @@ class MaskedDiffusionLM(nn.Module):
         padding_B = real_BL.int().argmax(-1)
         start = int((padding_B + structure.first_noised(prompt_B)).min())
         doubled, position_BL = Doubled(prompt_B, real_BL.shape[1] - start), structure.positions(real_BL)
+        canvas: dict[str, Any] = {}
+        if self.uniform:
+            canvas = {"canvas": doubled.noised, "conditioning": conditioning_BND}
         hidden = self.body(
             input_ids=torch.cat([noised_BL[:, start:], clean_BL], dim=1),
-            attention_mask=structure.mask(real_BL, self.body_dtype, doubled),
+            attention_mask=self._mask(structure, real_BL, doubled),
             position_ids=torch.cat([position_BL[:, start:], position_BL], dim=1),
+            **canvas,
         )
         noised, clean = self._unshifted(hidden).split([doubled.noised, real_BL.shape[1]], dim=1)
         if self.family.shift and structure.block_length is not None:
             first_BN = position_BL[:, start:] % structure.block_length == 0
             noised = torch.where(first_BN[..., None], clean[:, start:], noised)
         return noised, clean
+
+    def _mask(self, structure: Structure, real_BL: torch.Tensor, doubled: Doubled | None = None) -> Any:
+        """The attention mask, or with uniform noise one for each kind of layers."""
+        if not self.uniform:
+            return structure.mask(real_BL, self.body_dtype, doubled)
+        windows = {"full_attention": None, "sliding_attention": self.backbone.config.sliding_window}
+        return {
+            kind: dataclasses.replace(structure, window=window).mask(real_BL, self.body_dtype, doubled)
+            for kind, window in windows.items()
+        }
+
+    @torch.no_grad()
+    def conditioning(self, logits: torch.Tensor) -> torch.Tensor:
+        """What conditions the next prediction of a canvas on this one: the expected embeddings [..., D] of its tokens
+        under softmax(logits [..., V]), in the weights' dtype, scaled as embeddings are."""
+        weight = self.head_weight
+        expected = logits.softmax(-1, dtype=torch.float32).to(weight.dtype) @ weight
+        return expected * torch.tensor(self.backbone.config.hidden_size**0.5).to(weight.dtype)
 
     def _unshifted(self, hidden_BLD: torch.Tensor) -> torch.Tensor:
         """Hidden states of the body, each moved to the token that it predicts, in the weights' dtype."""
@@ -209,7 +245,7 @@ class MaskedDiffusionLM(nn.Module):
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [..., V] of hidden states [..., D]: float32 (float64 in a float64 model), as `products` says."""
-        return logits(hidden, self.head_weight, self.products)
+        return capped(logits(hidden, self.head_weight, self.products), self.logit_cap)
 
     @property
     def products(self) -> Precision:
@@ -277,6 +313,15 @@ class MaskedDiffusionLM(nn.Module):
         copied = copy.copy(self)
         copied._compiled, copied._whole_head, copied.unsplit, copied.ready = None, [], (), None
         return copy.deepcopy(copied, memo).requires_grad_(False).eval()
+
+
+def check_masks(model: MaskedDiffusionLM, what: str) -> None:
+    """Raise UserError, beginning with `what`, for a model that was not trained to fill in masks."""
+    if model.uniform:
+        raise UserError(
+            f"{what} needs a model that fills in masks, and {model.family.name} models have none: their noise is "
+            "uniform over the vocabulary"
+        )
 
 
 def saved_buffers(backbone: nn.Module) -> list[tuple[str, torch.Tensor]]:

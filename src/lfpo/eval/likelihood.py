@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from lfpo.config.errors import UserError
 from lfpo.core.attention import Structure
 from lfpo.core.fused import in_chunks
+from lfpo.core.model import check_masks
 from lfpo.core.rng import key, uniform
 from lfpo.core.views import pack_by_tokens
 from lfpo.models import MaskedDiffusionLM
@@ -46,6 +47,7 @@ def text_pair(context: str, continuation: str, tokenizer: Any, model: MaskedDiff
     The noise is keyed by (seed, context), so the options of a problem share it. Raises UserError for an empty
     continuation, a text longer than the model's context, and a mask token.
     """
+    check_masks(model, "the likelihood bound")
     prompt = tokenizer.encode(context.rstrip(), add_special_tokens=False)
     answer = tokenizer.encode(context + continuation, add_special_tokens=False)[len(prompt) :]
     prompt = prompt or [first_token(tokenizer, model)]

@@ -21,12 +21,22 @@ ALIGNED = 8  # rows of a matrix, in numbers, that the GPU's grouped product take
 
 def routers(backbone: Any) -> list[Any]:
     """The routers of a backbone, in the order of its layers: none in a model without experts."""
-    return [layer.mlp.gate for layer in backbone.model.layers if hasattr(layer.mlp, "experts")]
+    return [layer.mlp.gate if hasattr(layer.mlp, "experts") else layer.router for layer in mixtures(backbone)]
+
+
+def mixtures(backbone: Any) -> list[Any]:
+    """The layers with experts, in order. They stand in its `mlp`, or beside that (DiffusionGemma)."""
+    return [layer for layer in backbone.model.layers if hasattr(layer.mlp, "experts") or hasattr(layer, "experts")]
+
+
+def experts_of(layer: Any) -> Any:
+    """The experts of a layer that has any."""
+    return layer.mlp.experts if hasattr(layer.mlp, "experts") else layer.experts
 
 
 def is_expert(name: str) -> bool:
     """Whether a parameter holds the matrices of a layer's experts. name: without an adapter."""
-    return ".mlp.experts." in name
+    return ".experts." in name
 
 
 def active_weights(backbone: Any, name: str, count: int) -> float:
@@ -34,7 +44,9 @@ def active_weights(backbone: Any, name: str, count: int) -> float:
     matrices those of the chosen experts."""
     if not is_expert(name):
         return count
-    return count * backbone.config.num_experts_per_tok / backbone.config.num_local_experts
+    (experts, *_), config = map(experts_of, mixtures(backbone)), backbone.config
+    chosen = config.num_experts_per_tok if hasattr(config, "num_experts_per_tok") else config.top_k_experts
+    return count * chosen / base_layer(experts).num_experts
 
 
 def without_autocast(backbone: Any) -> None:
@@ -46,7 +58,7 @@ def without_autocast(backbone: Any) -> None:
 
 def _route(router: Any, hidden: torch.Tensor) -> Any:
     with torch.autocast(hidden.device.type, enabled=False):
-        return type(router).forward(router, hidden.to(router.weight.dtype))
+        return type(router).forward(router, hidden.to(next(router.parameters()).dtype))
 
 
 def grouped_experts(
@@ -96,12 +108,11 @@ def stacked_factors(wrapper: Any, adapter: str) -> tuple[torch.Tensor, torch.Ten
 def without_sums(backbone: Any) -> None:
     """Let experts that peft has wrapped compute with the factors of their adapters. peft's wrappers would add the
     factors' product to the matrices of all experts, at every forward."""
-    for layer in backbone.model.layers:
-        if hasattr(layer.mlp, "experts"):
-            wrappers = [m for m in layer.mlp.experts.modules() if hasattr(m, "base_layer")]
-            for wrapper in wrappers:
-                wrapper.forward = functools.partial(_run_base, wrapper)
-            base_layer(layer.mlp.experts).adapters = tuple(wrappers)
+    for experts in map(experts_of, mixtures(backbone)):
+        wrappers = [m for m in experts.modules() if hasattr(m, "base_layer")]
+        for wrapper in wrappers:
+            wrapper.forward = functools.partial(_run_base, wrapper)
+        base_layer(experts).adapters = tuple(wrappers)
 
 
 def _run_base(wrapper: Any, *args: Any, **kwargs: Any) -> Any:

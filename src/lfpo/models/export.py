@@ -38,6 +38,8 @@ def export_transformers(source: Path, folder: Path, *, consume: bool = False) ->
     consume: delete each file of `source` once it is written anew. Raises UserError as `load_model` does.
     """
     family, config = described(source)
+    if family.build is not None:
+        raise UserError(f"{source}: the own layout of {family.name} models is that of transformers; leave --layout out")
     backbone = build_backbone(family, config, source / "config.json")
     files = tensor_files(backbone, family, source)
     parts = pieces_of_each("key", family, state_shapes(backbone))
@@ -135,6 +137,11 @@ def export_adapter(adapter: Path, family: Family, base: str, folder: Path, *, ow
     own_names: with the family's module names, for its published modelling code; otherwise with transformers' names, for
     the base in transformers' layout.
     """
+    if family.build is not None:
+        raise UserError(
+            f"transformers has the layers of {family.name} models twice, for context and canvas, and an adapter of one "
+            "of them is not this model; export it merged"
+        )
     config = {**read_json(adapter / "adapter_config.json"), "base_model_name_or_path": base}
     if not own_names:
         shutil.copyfile(adapter / ADAPTER, folder / ADAPTER)

@@ -300,7 +300,51 @@ NEMOTRON_DIFFUSION = Family(
     causal_context=True,
 )
 
-_ALL = (LLADA, LLADA_MOE, LLADA2, DREAM, SDAR, SDAR_MOE, *A2D, ILLADA, NEMOTRON_DIFFUSION, *EXPORTED)
+
+def diffusion_gemma_config(config: dict[str, Any]) -> Any:
+    """The text model's configuration. Raises UserError also for a transformers without the class."""
+    try:
+        from lfpo.models.diffusion_gemma import text_config
+    except ImportError as error:
+        raise UserError(
+            f"transformers {VERSION} has no DiffusionGemma, which came later; install 5.23 or later: "
+            "pip install -U transformers"
+        ) from error
+    expect(config, tie_word_embeddings=(True, None))  # False would untie the context's layers from the canvas's
+    expect(config["text_config"], use_bidirectional_attention=(None, "vision"), tie_word_embeddings=(True, None))
+    return text_config(config["text_config"])
+
+
+def diffusion_gemma_model(config: Any) -> Any:
+    from lfpo.models.diffusion_gemma import Backbone
+
+    return Backbone(config)
+
+
+# DiffusionGemma reads the context causally and denoises canvases of `canvas_length` tokens over it, without a mask
+# token: noise is uniform over the vocabulary. Its layers are stored once, but for a scalar of each, which the context
+# has for itself.
+DIFFUSION_GEMMA = Family(
+    name="diffusion_gemma",
+    model_types=("diffusion_gemma",),
+    architecture="DiffusionGemmaForBlockDiffusion",
+    hf_config=diffusion_gemma_config,
+    build=diffusion_gemma_model,
+    rename=(
+        ("model.decoder.layers.N.layer_scalar", "model.layers.N.canvas_scalar"),
+        ("model.encoder.language_model.layers.N.layer_scalar", "model.layers.N.context_scalar"),
+        ("model.decoder", "model"),
+    ),
+    carried=("model.encoder.vision_tower.", "model.encoder.embed_vision."),
+    turn_end="<turn|>",
+    block_key="canvas_length",
+    block_default=256,
+    causal_context=True,
+    uniform=True,
+    frozen_routers=True,
+)
+
+_ALL = (LLADA, LLADA_MOE, LLADA2, DREAM, SDAR, SDAR_MOE, *A2D, ILLADA, NEMOTRON_DIFFUSION, DIFFUSION_GEMMA, *EXPORTED)
 FAMILIES = {family.name: family for family in _ALL}
 
 

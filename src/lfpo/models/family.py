@@ -43,6 +43,12 @@ class Family:
         the block length.
     causal_context: whether blocks are denoised over a causal context (see lfpo.core.attention). Logits of clean
         tokens are shifted there, those of noised ones are not.
+    uniform: whether noise is uniform over the vocabulary, as in DiffusionGemma. Then there is no mask token, canvases
+        of block_length tokens are denoised over a causal context, conditioned on the prediction before, and
+        config.json has the text model's fields in `text_config`.
+    build: makes the model of a configuration, where no class of transformers is one stack of layers under a head.
+    frozen_routers: whether routers are never trained.
+    carried: prefixes of a checkpoint's tensors that are not held and are copied to what is saved of the loaded model.
     template_prefix: Jinja that goes before the tokenizer's chat template.
     """
 
@@ -63,6 +69,10 @@ class Family:
     block_default: int | None = None
     named_block: tuple[str, dict[str, Any]] | None = None
     causal_context: bool = False
+    uniform: bool = False
+    build: Callable[[Any], nn.Module] | None = None
+    frozen_routers: bool = False
+    carried: tuple[str, ...] = ()
     template_prefix: str = ""
 
     def block_length(self, config: dict[str, Any]) -> int | None:
@@ -103,7 +113,7 @@ def build_backbone(family: Family, config: dict[str, Any], where: object = "conf
         hf_config._attn_implementation = ATTENTION
         hf_config._experts_implementation = EXPERTS
         with torch.device("meta"):
-            backbone: Any = getattr(transformers, family.architecture)(hf_config)
+            backbone: Any = (family.build or getattr(transformers, family.architecture))(hf_config)
         # Checkpoints do not hold inv_freq: rebuild it in float32, outside of the meta device.
         backbone.model.rotary_emb = FullPrecisionRope(type(backbone.model.rotary_emb)(config=hf_config))
     except UserError as error:  # the family's, which does not know the file

@@ -16,7 +16,8 @@ from lfpo.base import distributed
 from lfpo.config.errors import UserError
 from lfpo.config.files import read_json, write_json
 from lfpo.config.models import SHIPPED_MODELS, check_model_folder, check_model_name
-from lfpo.core.model import MaskedDiffusionLM, saved_buffers
+from lfpo.core import collectives
+from lfpo.core.model import NO_MASK, MaskedDiffusionLM, saved_buffers
 from lfpo.models.experts import routers
 from lfpo.models.families import family_of
 from lfpo.models.family import Family, build_backbone
@@ -25,7 +26,7 @@ from lfpo.models.narrow_products import is_slow, run_in_float32
 from lfpo.models.placement import merged
 from lfpo.models.router_measures import watched_routers
 from lfpo.models.tensor_files import whole_on, write_shards
-from lfpo.models.weights import checkpoint_shapes, pieces_of_each, place_weights, tensor_files
+from lfpo.models.weights import carried_tensors, checkpoint_shapes, pieces_of_each, place_weights, tensor_files
 
 # Folders of the package's own models: one with full attention, one that attends in blocks of 8 tokens.
 SHIPPED = {name: Path(__file__).parent / name.replace("-", "_") for name in SHIPPED_MODELS}
@@ -119,6 +120,7 @@ def load_model(
     if mesh is not None:
         shard(model, mesh, cast=cast)
     place_weights(model, files, dtype, device, four_bit)
+    _freeze_routers(model)
     if is_slow(dtype, device):
         run_in_float32(backbone)
     return model
@@ -156,7 +158,9 @@ def init_model(
                 weight.normal_(std=std, generator=generator)
     backbone.requires_grad_(True)
     ids = token_ids(config, backbone.config.vocab_size, None, tokenizer)
-    return _model(backbone, family, config, None, **ids)
+    model = _model(backbone, family, config, None, **ids)
+    _freeze_routers(model)
+    return model
 
 
 def _model(
@@ -168,16 +172,28 @@ def _model(
     return model
 
 
+def _freeze_routers(model: MaskedDiffusionLM) -> None:
+    """Where the family's routers stay as they were trained."""
+    for router in routers(model.backbone) if model.family.frozen_routers else []:
+        router.requires_grad_(False)
+
+
 def token_ids(config: dict[str, Any], vocab_size: int, source: Path | None, tokenizer: Any = None) -> dict[str, Any]:
     """The ids of the mask, eos and pad tokens (mask_id ...), from the configuration or else from the tokenizer."""
     where = source or "init config"
-    ids: dict[str, Any] = {name: config.get(f"{name}_token_id") for name in ("mask", "eos", "pad")}
+    family = family_of(config, where)
+    fields = {**config.get("text_config", {}), **config} if family.uniform else config
+    ids: dict[str, Any] = {name: fields.get(f"{name}_token_id") for name in ("mask", "eos", "pad")}
+    if family.uniform:
+        ids["mask"] = NO_MASK
+        if isinstance(ids["eos"], list):  # all that may end a completion
+            ids["eos"] = ids["eos"][0] if ids["eos"] else None
     if None in ids.values() and tokenizer is None and source is not None:
         tokenizer = load_tokenizer(source)
     for name, value in ids.items():
         if value is None:
             ids[name] = getattr(tokenizer, f"{name}_token_id", None)
-    turn_end = None if source is None else family_of(config, where).turn_end
+    turn_end = None if source is None else family.turn_end
     if source is not None and turn_end is not None and (source / "generation_config.json").exists():
         listed = read_json(source / "generation_config.json").get("eos_token_id")
         turn_end_id = (tokenizer or load_tokenizer(source)).convert_tokens_to_ids(turn_end)
@@ -188,7 +204,7 @@ def token_ids(config: dict[str, Any], vocab_size: int, source: Path | None, toke
     for name, value in ids.items():
         if value is None:
             raise UserError(f"{where}: neither the configuration nor the tokenizer names the {name} token")
-        if not isinstance(value, int) or not 0 <= value < vocab_size:
+        if value != NO_MASK and (not isinstance(value, int) or not 0 <= value < vocab_size):
             raise UserError(f"{where}: {name}_token_id {value!r} must be a whole number from 0 to {vocab_size - 1}")
     return {f"{name}_id": value for name, value in ids.items()}
 
@@ -213,7 +229,7 @@ def load_tokenizer(name: str | Path) -> Any:
     # A token that says so is taken before the tokenizer's own: SDAR's files give the token of this id two texts.
     if token is not None and ("mask" in token.lower() or tokenizer.mask_token is None):
         tokenizer.mask_token = token
-    if tokenizer.mask_token is None:
+    if tokenizer.mask_token is None and not family.uniform:
         if family.mask_token not in tokenizer.get_vocab():
             raise UserError(
                 f"{source}: the tokenizer has no mask token (neither mask_token nor {family.mask_token!r}); "
@@ -235,6 +251,8 @@ def save_model(model: MaskedDiffusionLM, folder: str | Path, tokenizer: Any = No
     folder = Path(folder)
     tied = model.backbone.config.tie_word_embeddings
     weights = {name: p for name, p in model.weights().items() if not (tied and name == "lm_head.weight")}
+    if model.family.uniform:  # whose buffers are float32 while they are held, and stand in checkpoints as weights do
+        weights |= {name: buffer.to(model.dtype) for name, buffer in saved_buffers(model.backbone)}
     shapes = {name: p.shape for name, p in weights.items()}
     pieces_of_key = pieces_of_each("key", model.family, shapes)
     # The experts' tensors of one parameter follow each other, so each parameter is gathered once.
@@ -242,12 +260,16 @@ def save_model(model: MaskedDiffusionLM, folder: str | Path, tokenizer: Any = No
         lambda name, writer: merged(model, name, lambda weight: whole_on(weight, writer))
     )
 
+    carried = {} if model.source is None else carried_tensors(model.family, model.source)
+
     def value(key: str, writer: int) -> torch.Tensor | None:
+        if key in carried:
+            return carried[key]() if collectives.rank() == writer else None
         parts = []
         for piece in pieces_of_key[key]:
             matrix = value_of(piece.name, writer)
             if matrix is not None:
-                matrix = matrix if piece.expert is None else matrix[piece.expert]
+                matrix = (matrix if piece.expert is None else matrix[piece.expert]).to(weights[piece.name].dtype)
                 parts.append(matrix[piece.offset : piece.offset + piece.rows])
         return torch.cat(parts) if len(parts) > 1 else parts[0] if parts else None
 
@@ -255,6 +277,7 @@ def save_model(model: MaskedDiffusionLM, folder: str | Path, tokenizer: Any = No
         key: torch.empty(shape, dtype=weights[pieces_of_key[key][0].name].dtype, device="meta")
         for key, shape in checkpoint_shapes(model.family, shapes).items()
     }
+    empty |= {key: read() for key, read in carried.items()}  # mapped from their files
     distributed.by_first(lambda: folder.mkdir(parents=True, exist_ok=True))
     write_shards(empty, folder, "model", value)
     distributed.by_first(lambda: _write_companions(model, folder, tokenizer))

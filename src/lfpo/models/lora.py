@@ -127,7 +127,8 @@ def _expert_matrices(model: MaskedDiffusionLM) -> list[str]:
 
     if tuple(int(part) for part in version.split(".")[:2]) < (0, 20):
         raise UserError(f"lora experts: true needs peft 0.20 or later, and {version} is installed: pip install -U peft")
-    return list(MATRICES)
+    within_mlp = hasattr(model.backbone.model.layers[-1].mlp, "experts")
+    return [name if within_mlp else name.removeprefix("mlp.") for name in MATRICES]
 
 
 def target_names(model: MaskedDiffusionLM, targets: str | list[str], *, experts: bool = False) -> list[str]:
@@ -138,6 +139,7 @@ def target_names(model: MaskedDiffusionLM, targets: str | list[str], *, experts:
     Raises UserError for a name that matches no such layer.
     """
     linear = [n for n, m in model.backbone.named_modules() if isinstance(m, nn.Linear) and n != "lm_head"]
+    linear = [n for n in linear if ".router." not in n]
     mixture = bool(model.family.stacked)
     if mixture:
         linear = [n for n in linear if ".mlp." not in n]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lfpo.core.measures import Measures, add_measures, sum_and_count
-from lfpo.models.experts import base_layer, routers
+from lfpo.models.experts import base_layer, experts_of, mixtures, routers
 
 
 @contextlib.contextmanager
@@ -40,8 +40,7 @@ def watched_routers(backbone: Any) -> Iterator[Measures]:
             add_measures(measures, {"router/max_load": sum_and_count(busiest[None])})
 
     hooks = [router.register_forward_hook(look) for router in routers(backbone)]
-    layers = [layer.mlp for layer in backbone.model.layers if hasattr(layer.mlp, "experts")]
-    hooks += [base_layer(mlp.experts).register_forward_pre_hook(count) for mlp in layers]
+    hooks += [base_layer(experts_of(layer)).register_forward_pre_hook(count) for layer in mixtures(backbone)]
     try:
         yield measures
     finally:

@@ -5,6 +5,7 @@ the matrices of many tensors.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,6 +165,8 @@ def tensor_files(backbone: Any, family: Family, source: Path) -> dict[str, Path]
             for key in opened.keys():  # noqa: SIM118
                 if key.endswith(".rotary_emb.inv_freq"):
                     continue  # old checkpoints hold it; it follows from config.json
+                if key.startswith(family.carried):
+                    continue
                 files[key], shapes[key] = file, opened.get_slice(key).get_shape()
     if backbone.config.tie_word_embeddings:
         for held in (files, shapes):
@@ -177,6 +180,21 @@ def tensor_files(backbone: Any, family: Family, source: Path) -> dict[str, Path]
         if shapes[key] != shape:
             raise UserError(f"{source}: {key} has shape {shapes[key]}, config.json says {shape}")
     return files
+
+
+def carried_tensors(family: Family, source: Path) -> dict[str, Callable[[], torch.Tensor]]:
+    """Readers of the tensors of a checkpoint that are copied as they are (Family.carried), by name."""
+
+    def read(file: Path, key: str) -> torch.Tensor:
+        with reading(file), safe_open(file, framework="pt") as opened:
+            return opened.get_tensor(key)
+
+    found: dict[str, Callable[[], torch.Tensor]] = {}
+    for file in weight_files(source) if family.carried else []:
+        with reading(file), safe_open(file, framework="pt") as opened:
+            names = [key for key in opened.keys() if key.startswith(family.carried)]  # noqa: SIM118
+        found |= {key: functools.partial(read, file, key) for key in names}
+    return found
 
 
 def state_shapes(backbone: Any) -> dict[str, torch.Size]:

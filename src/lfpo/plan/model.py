@@ -77,6 +77,8 @@ def skeleton(
     """The model on the meta device, with `layers` layers (None: its own number)."""
     config = with_layers(config, layers)
     family = family_of(config, "config.json")
+    if family.uniform:
+        raise UserError(f"lfpo plan does not count the passes of {family.name} models, which read canvas and context")
     backbone = build_backbone(family, config)
     tie(backbone)
     for p in backbone.parameters():

@@ -15,7 +15,7 @@ from lfpo.core.denoise import Finished, Forwarded, denoise
 from lfpo.core.encoding import misfit
 from lfpo.core.engine import Request
 from lfpo.core.forward import Forward, Hook, completion_columns, sampling_structure
-from lfpo.core.model import MaskedDiffusionLM
+from lfpo.core.model import MaskedDiffusionLM, check_masks
 from lfpo.core.reveal import Rule
 from lfpo.core.rollouts import LocalEngine
 from lfpo.core.trajectory import Trajectory
@@ -80,6 +80,7 @@ def run_unit(
 ) -> Trajectory:
     """The trajectories of a request whose rows are sampled together and fit the model. options: further arguments
     of `rollout`."""
+    check_masks(model, "sampling")
     sampler, rule = unit.sampler, find_rule(unit.sampler.rule_name)
     if not (sampler.gen_length and sampler.block_length and (sampler.steps or rule.schedule is None)):
         sampler = sampler.fitted("sampler", DEFAULT_LENGTH, model.block_length)
