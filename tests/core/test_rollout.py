@@ -263,7 +263,7 @@ class Scripted(MaskedDiffusionLM):
         self.backbone, self.mask_id, self.eos_id, self.pad_id = base.backbone, base.mask_id, base.eos_id, base.pad_id
         self.script, self.sure = script, sure
         self.block_length, self.head_precision = None, "auto"
-        self.vocab_size, self.max_length = base.vocab_size, base.max_length
+        self.vocab_size, self.max_length, self.family = base.vocab_size, base.max_length, base.family
 
     def hidden(self, input_ids_BL, attention_mask_BL=None, cache=None, *, structure=FULL, compiled=False):
         """Its states are the logits themselves."""
