@@ -9,6 +9,7 @@ from rich.text import Text
 
 from lfpo.base.spacing import evenly_spaced
 from lfpo.config.sample import SampleConfig
+from lfpo.core.canvas import NEVER, CanvasTrajectory
 from lfpo.core.encoding import encode_rows, prefill
 from lfpo.core.engine import Request
 from lfpo.core.forward import block_sizes
@@ -93,6 +94,9 @@ def _grid(digits: str, expected: str) -> Text:
 
 def print_steps(trajectory: Trajectory, tokenizer: Any, console: Console) -> None:
     """Print the states of row 0, one under the other. Long text wraps within its own column."""
+    if isinstance(trajectory, CanvasTrajectory):
+        print_canvases(trajectory, tokenizer, console)
+        return
     steps = trajectory.distinct_steps()[0].tolist()
     legend = Text("revealed ", style="dim")
     for colour in COLOURS:
@@ -105,6 +109,24 @@ def print_steps(trajectory: Trajectory, tokenizer: Any, console: Console) -> Non
         table = Table.grid(padding=(0, 1))
         number = Text(f"step {step:>{len(str(steps[-1]))}}", style="dim")
         table.add_row(number, state_text(trajectory, tokenizer, step + 1))
+        console.print(table)
+
+
+def print_canvases(trajectory: CanvasTrajectory, tokenizer: Any, console: Console) -> None:
+    """Print what row 0's canvases held before their steps; tokens that are those of the end stand out."""
+    size = trajectory.structure.block_length or trajectory.tokens.shape[1]
+    held = trajectory.canvases[0].unflatten(1, (-1, size)).transpose(0, 1)
+    states = [(number, step) for number, step in (held[..., 0] != NEVER).nonzero().tolist()]
+    shown = evenly_spaced(states, SHOWN)
+    if len(shown) < len(states):
+        console.print(f"{len(shown)} of {len(states)} states", style="dim", highlight=False)
+    for number, step in shown:
+        tokens, final = held[number, step].tolist(), trajectory.tokens[0, number * size :][:size].tolist()
+        text = Text()
+        for token, last, piece in zip(tokens, final, token_texts(tokenizer, tokens), strict=True):
+            text.append(printable(piece), style="bold" if token == last else "dim")
+        table = Table.grid(padding=(0, 1))
+        table.add_row(Text(f"canvas {number + 1} step {step + 1}", style="dim"), text)
         console.print(table)
 
 

@@ -52,6 +52,18 @@ def _check_plackett_luce(sampler: Any) -> None:
 _THRESHOLD = RuleKeys(check=needs("threshold"), reads=("threshold",), schedule=None)
 _SCORED = RuleKeys(reads=("alg_temp",), schedule="dream")
 
+# Keys of DiffusionGemma's sampler, under transformers' names.
+CANVAS = ("entropy_bound", "max_denoising_steps", "t_min", "t_max", "stability_threshold", "confidence_threshold")
+
+
+def _check_canvas(sampler: Any) -> None:
+    for key in ("temperature", "top_k", "top_p", "cfg_scale", "early_stop", "cache", "first_token"):
+        if getattr(sampler, key) != getattr(type(sampler), key):
+            raise ValueError(f"{key} {getattr(sampler, key)!r} has no effect with the rule 'canvas'; leave it out")
+    if sampler.canvas.t_max <= sampler.canvas.t_min:
+        raise ValueError(f"t_max {sampler.canvas.t_max} must be above t_min {sampler.canvas.t_min}")
+
+
 # A rule of this name is in lfpo.rollout.reveal.rules.
 REVEAL_RULES: dict[str, RuleKeys] = {
     "low_confidence": RuleKeys(),
@@ -70,6 +82,7 @@ REVEAL_RULES: dict[str, RuleKeys] = {
     "threshold_leftmost": _THRESHOLD,
     "tau_budget": RuleKeys(check=needs("threshold"), reads=("threshold",)),
     "factor": RuleKeys(check=needs("factor"), reads=("factor",), schedule=None),
+    "canvas": RuleKeys(check=_check_canvas, reads=CANVAS, schedule=None),
     "entropy_bound": RuleKeys(check=needs("entropy_bound"), reads=("entropy_bound",), schedule=None),
 }
 

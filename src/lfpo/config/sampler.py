@@ -3,7 +3,7 @@
 import functools
 import logging
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 from lfpo.config.build import check_types, checked_new
 from lfpo.config.checks import (
@@ -20,7 +20,7 @@ from lfpo.config.checks import (
 from lfpo.config.errors import UserError
 from lfpo.config.models import has_full_attention
 from lfpo.config.plugins import DOTTED
-from lfpo.config.reveal import REVEAL_RULES, RuleKeys, rule_keys
+from lfpo.config.reveal import CANVAS, REVEAL_RULES, RuleKeys, rule_keys
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +31,22 @@ SELECTORS = ("alg", "threshold", "factor", "entropy_bound")
 @functools.cache
 def _warn_once(message: str) -> None:
     logger.warning(message)
+
+
+class CanvasSettings(NamedTuple):
+    """DiffusionGemma's sampler, with the defaults of its generation_config.json."""
+
+    max_denoising_steps: int = 48
+    entropy_bound: float = 0.1
+    t_min: float = 0.4
+    t_max: float = 0.8
+    stability_threshold: int = 1
+    confidence_threshold: float = 0.005
+
+    def temperature(self, step: int) -> float:
+        """Of a step, counted from 0."""
+        left = (self.max_denoising_steps - step) / self.max_denoising_steps
+        return self.t_min + (self.t_max - self.t_min) * left
 
 
 @dataclass(frozen=True)
@@ -103,13 +119,32 @@ class SamplerConfig:
 
     entropy_bound: NotNegative | None = None
     """Reveal the n of least entropy, for the largest n whose entropies in nats, without the largest, sum to at most
-    this (EB-Sampler, arXiv 2505.24857)."""
+this (EB-Sampler, arXiv 2505.24857). With the rule "canvas" the bound of the tokens that a step accepts (None: 0.1).
+    """
 
     rule: Annotated[str, OneOf(tuple(REVEAL_RULES), DOTTED)] | None = None
     """A reveal rule by its name, or the dotted path of one of your own, my_module:my_rule (None: the rule that another
     key selects). Selected by this key only: "threshold_leftmost": as `threshold`, but where no position reaches it, the
     leftmost one; "tau_budget" (SLIM-RL): above `threshold` while the risks add up to at most 1 - `threshold`, and at
-    least as many as `steps` require; "plackett_luce": drawn in proportion to confidence^(1 / alg_temp)."""
+    least as many as `steps` require; "plackett_luce": drawn in proportion to confidence^(1 / alg_temp);
+    "canvas" (DiffusionGemma's sampler, the only one for models with uniform noise)."""
+
+    max_denoising_steps: Count | None = None
+    """With the rule "canvas", steps of a canvas at most (None: 48)."""
+
+    t_min: NotNegative | None = None
+    """With the rule "canvas", where the temperature ends: step n of N, counted down from N = max_denoising_steps, has
+    t_min + (t_max - t_min) n / N (None: 0.4)."""
+
+    t_max: NotNegative | None = None
+    """With the rule "canvas", the temperature of the first step (None: 0.8)."""
+
+    stability_threshold: CountOrZero | None = None
+    """With the rule "canvas": a canvas ends once its most probable tokens have been the same for so many steps, and
+    `confidence_threshold` holds (None: 1)."""
+
+    confidence_threshold: Positive | None = None
+    """With the rule "canvas": the mean entropy of the step, in nats, below which a canvas may end (None: 0.005)."""
 
     first_token: Literal["causal", "masked"] | None = None
     """For models with a causal context (Nemotron-Labs-Diffusion). "causal": the causal pass over what stands before a
@@ -142,7 +177,6 @@ class SamplerConfig:
         "diffusion_steps": "steps",  # d1
         "block_size": "block_length",  # dllm
         "remasking_strategy": "remasking",  # SDAR
-        "confidence_threshold": "threshold",  # SDAR
     }
 
     REFUSED: ClassVar[dict[str, str]] = {
@@ -270,6 +304,12 @@ class SamplerConfig:
         return rule_keys(self.rule_name)
 
     @functools.cached_property
+    def canvas(self) -> CanvasSettings:
+        """The settings of the rule "canvas", with the published defaults filled in."""
+        given = {name: getattr(self, name) for name in CANVAS}
+        return CanvasSettings(**{name: value for name, value in given.items() if value is not None})
+
+    @functools.cached_property
     def edits(self) -> bool:
         """Whether revealed tokens may be replaced."""
         return self.editing_threshold is not None
@@ -277,7 +317,7 @@ class SamplerConfig:
     @property
     def is_random(self) -> bool:
         """Whether two completions of a prompt may differ. An own reveal rule is taken to be random."""
-        own = self.rule_name not in REVEAL_RULES
+        own = self.rule_name not in REVEAL_RULES or self.rule_name == "canvas"
         return bool(self.temperature or self.alg_temp or own) or self.rule_name in ("random", "origin")
 
     @functools.cached_property

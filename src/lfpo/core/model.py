@@ -194,11 +194,13 @@ class MaskedDiffusionLM(nn.Module):
         """The attention mask, or with uniform noise one for each kind of layers."""
         if not self.uniform:
             return structure.mask(real_BL, self.body_dtype, doubled)
+        kinds = self.by_kind(structure)
+        return {kind: of_kind.mask(real_BL, self.body_dtype, doubled) for kind, of_kind in kinds.items()}
+
+    def by_kind(self, structure: Structure) -> dict[str, Structure]:
+        """The structure in each kind of layers, where noise is uniform."""
         windows = {"full_attention": None, "sliding_attention": self.backbone.config.sliding_window}
-        return {
-            kind: dataclasses.replace(structure, window=window).mask(real_BL, self.body_dtype, doubled)
-            for kind, window in windows.items()
-        }
+        return {kind: dataclasses.replace(structure, window=window) for kind, window in windows.items()}
 
     @torch.no_grad()
     def conditioning(self, logits: torch.Tensor) -> torch.Tensor:

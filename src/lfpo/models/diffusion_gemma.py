@@ -8,6 +8,7 @@ forward. The vision tower is not held (see Family.carried).
 Imported only where such a model is built: transformers 5.17 has not this class.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ class Stack(nn.Module):
         layer: Any
         for layer in self.layers:
             del layer.layer_scalar
+            layer.self_attn.append_to_cache = functools.partial(_update, layer.self_attn.layer_idx)
             layer.layer_scalar = 1.0  # the layer multiplies by it; `forward` multiplies by the token's own
             layer.register_buffer("context_scalar", torch.ones(1))
             layer.register_buffer("canvas_scalar", torch.ones(1))
@@ -86,6 +88,11 @@ class Backbone(published.DiffusionGemmaPreTrainedModel):
         super().__init__(config)
         self.model = Stack(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+
+def _update(layer: int, cache: Any, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The cache itself knows whether it stores (lfpo.core.canvas.Context); transformers' decoder only reads."""
+    return cache.update(key, value, layer)
 
 
 def embedding_scale(config: Any, dtype: torch.dtype) -> float:

@@ -11,11 +11,12 @@ import torch
 from lfpo.config.errors import UserError
 from lfpo.config.reveal import own_rule
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core.canvas import denoise_canvases
 from lfpo.core.denoise import Finished, Forwarded, denoise
 from lfpo.core.encoding import misfit
 from lfpo.core.engine import Request
 from lfpo.core.forward import Forward, Hook, completion_columns, sampling_structure
-from lfpo.core.model import MaskedDiffusionLM, check_masks
+from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.reveal import Rule
 from lfpo.core.rollouts import LocalEngine
 from lfpo.core.trajectory import Trajectory
@@ -80,7 +81,9 @@ def run_unit(
 ) -> Trajectory:
     """The trajectories of a request whose rows are sampled together and fit the model. options: further arguments
     of `rollout`."""
-    check_masks(model, "sampling")
+    check_context(unit.sampler, model)
+    if model.uniform:
+        return _canvases(model, unit, hook=hook, **options)
     sampler, rule = unit.sampler, find_rule(unit.sampler.rule_name)
     if not (sampler.gen_length and sampler.block_length and (sampler.steps or rule.schedule is None)):
         sampler = sampler.fitted("sampler", DEFAULT_LENGTH, model.block_length)
@@ -105,8 +108,23 @@ def run_unit(
     return run(model, unit.prompts, sampler, unit.seeds, rule, **options)
 
 
+def _canvases(
+    model: MaskedDiffusionLM, unit: Request, *, hook: Hook | None, compiled: bool = False, **options: Any
+) -> Trajectory:
+    """`run_unit` where noise is uniform. Raises UserError for what needs tokens that are revealed once."""
+    for name, given in (("rollout_compile", compiled), ("keep_steps", unit.keep_steps), ("hook", hook)):
+        if given:
+            raise UserError(f"{name}: {model.family.name} models revise their tokens, which does not go with it")
+    sampler = unit.sampler.fitted("sampler", DEFAULT_LENGTH, model.block_length)
+    return denoise_canvases(model, unit.prompts, sampler, unit.seeds, **options)
+
+
 def check_context(sampler: SamplerConfig, model: MaskedDiffusionLM) -> None:
     """Raise UserError for settings that go with a causal context only, or not with one."""
+    if model.uniform != (sampler.rule_name == "canvas"):
+        what = "are sampled by the rule 'canvas' alone" if model.uniform else "fill in masks, and 'canvas' has none"
+        advice = "set it to canvas" if model.uniform else "take another rule"
+        raise UserError(f"sampler.rule: {model.family.name} models {what}; {advice}")
     causal = bool(model.block_length) and model.causal_context
     if sampler.first_token is not None and not causal:
         raise UserError(
