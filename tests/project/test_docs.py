@@ -51,8 +51,9 @@ PAPER = f"{TINY} --sampler.early_stop none " + " ".join(
 PAPER += " --eval_samplers.greedy.steps 8 --eval_samplers.confidence.steps 8"
 LONG = re.compile(r"^(?:plan|compare)\b")
 AWAY = re.compile(r"GSAI-ML|models/|/data/|gsm8k|embedded-pretrain|--task all|--n_samples")
-# Tests of their own start these: convert, torchrun, Ray, servers, LoRA runs, lm-evaluation-harness on data at hand.
-ELSEWHERE = re.compile(r"^(?:convert|lm-eval|watch|push) |--fsdp|--adapter|name: ray")
+# Tests of their own start these: convert, torchrun, Ray, servers, LoRA runs, lm-evaluation-harness on data at hand, and
+# families whose layout no stand-in has.
+ELSEWHERE = re.compile(r"^(?:convert|lm-eval|watch|push) |--fsdp|--adapter|name: ray|train nemotron-|rule canvas")
 # What a page takes from the hub or from somebody's folders, and what stands for it here.
 STAND_INS = {
     r"((?:paper/)?llada-8b-gsm8k(?:-lora)?|qwen3-0.6b-gsm8k)(?= |$)(?! --model)": r"\1 --model tiny",
