@@ -53,8 +53,7 @@ def run_compare(config: CompareConfig, report: Callable[[str], None] = print) ->
         report(f"{left} of {len(by_cell)} cells to run; {cost}")
         return None
     observer = Observer()
-    observer.interruptible = True  # finished cells are kept
-    with StopRequests(observer):
+    with StopRequests(observer), observer.at_once():  # finished cells are kept
         failed = run_cells(config, report)
     page = write_results(config, failed)
     report(f"wrote {page}\nwrote {write_report(Run(page.parent))}")

@@ -73,8 +73,17 @@ def denoise(
     every, sizes = unstarted(prompts, seeds, sampler, model), sizes_of_blocks(prompts, sampler, model)
     every.storing |= between and causal  # the first forward runs the prompt
     counts = reveal_schedule(sampler, rule) if rule.schedule else torch.zeros(0, dtype=torch.long)
-    kind = {"whole_completion": whole_completion, "between": between, "causal": causal, "leads": leads}
-    denoiser = Denoiser(model, sampler, rule, counts.to(model.device), hooks, **kind)
+    denoiser = Denoiser(
+        model,
+        sampler,
+        rule,
+        counts.to(model.device),
+        hooks,
+        whole_completion,
+        between=between,
+        causal=causal,
+        leads=leads,
+    )
     stops = sampler.stops_at_eos or bool(model.block_length)
     pace = Pace(sampler, rule, counts.tolist(), seeds, sizes, stops=stops, stores=stores, planned=not causal)
     forward = make_forward(

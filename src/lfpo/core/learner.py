@@ -85,7 +85,7 @@ class Learner:
     def update(self, batch: Batch, signal_R: torch.Tensor, iteration: int, observer: Observer) -> dict[str, float]:
         """Phase 2: an optimiser step of theta after each block of rollouts; some objectives go through all blocks
         several times. Returns metrics, means over the steps. theta_old does not change. A collective."""
-        objective = self.at(iteration)
+        objective, signal_B = self.at(iteration), batch.of_rank(signal_R)
         measures = dict[str, torch.Tensor]()
         # Without any reward there is nothing to learn from, and no step decays weights or moments.
         blocks = [] if batch.unscored else optimizer_blocks(self.args, objective, iteration)
@@ -93,7 +93,7 @@ class Learner:
         for inner in range(objective.num_iterations):
             for number, block in enumerate(blocks):
                 step = Update(iteration, inner, number, block)
-                result, measured = optimizer_step(self, objective, batch, signal_R, step, observer)
+                result, measured = optimizer_step(self, objective, batch, signal_B, step, observer)
                 results.append(result)
                 add_measures(measures, measured)
         names = ("loss", "grad_norm", "learning_rate")
@@ -136,13 +136,13 @@ def optimizer_step(
     learner: Learner,
     objective: Objective,
     batch: Batch,
-    signal_R: torch.Tensor,
+    signal_B: torch.Tensor,
     step: Update,
     observer: Observer,
 ) -> tuple[dict[str, float], Measures]:
     """One update of theta from a block of rollouts; a non-finite gradient is counted and not applied.
 
-    signal_R: of all rollouts, float64. Returns loss, grad_norm and learning_rate, and the measures of this rank's
+    signal_B: of this rank's rows, float64. Returns loss, grad_norm and learning_rate, and the measures of this rank's
     passes. A collective.
     """
     args, policies = learner.args, learner.policies
@@ -150,16 +150,17 @@ def optimizer_step(
     if step.inner == step.number == 0 and equal_weights(policies[OLD], policies[CURRENT]):
         policies = {**policies, OLD: policies[CURRENT]}  # one forward for both
     rows, trajectory = batch.rows_of(step.block), batch.trajectory
-    signal_B, seeds = batch.of_rank(signal_R), batch.seeds(rows, step.iteration)
     filler = None
     if args.fsdp or not len(rows):
         filler = fully_masked(trajectory.rows(rows.new_zeros(1)))
     signal_B = signal_B[rows] if len(rows) else signal_B[:1]  # without rows any signal serves: it gets weight 0
     # Noised inputs: input_ids, target [S, L]. For LFPO K random masks of each completion (states "noised", the
     # default), or K states that the sampler visited (states "stratified").
-    if filler is None or len(rows):  # else no views, but this rank joins the collectives below
+    if len(rows):
+        seeds = batch.seeds(rows, step.iteration)
         views = objective.views(trajectory.rows(rows).in_rounds(), signal_B, seeds, step.inner)
-    else:
+    else:  # no views, but this rank joins the collectives below
+        assert filler is not None
         views = filler.select(rows)
     # The loss at the targets and its gradient, in passes of update_tokens tokens.
     policies[CURRENT].train()
@@ -174,7 +175,6 @@ def optimizer_step(
         filler=filler if args.fsdp else None,
         observer=observer,
     )
-    # The step.
     # Optimiser steps before this one, and of the whole run: max_steps counts iterations.
     steps_before = (step.iteration * inners + step.inner) * blocks + step.number
     lr = set_lr(learner.optimizer, args, steps_before, args.max_steps * inners * blocks)
@@ -182,9 +182,8 @@ def optimizer_step(
     loss, norm, stepped = step_if_finite(learner.optimizer, theta, loss, args.max_grad_norm, observer.event)
     if stepped and learner.average is not None:
         learner.average.update()
-    if not stepped or learner.state["skipped_in_a_row"]:
-        learner.count(step.iteration, stepped=stepped)
-    if observer.event is not None and step.inner * blocks + step.number < blocks * inners - 1:
+    learner.count(step.iteration, stepped=stepped)
+    if step.inner * blocks + step.number < blocks * inners - 1:
         observer.event("on_substep_end")
     return {"loss": loss, "grad_norm": norm, "learning_rate": lr}, measured
 
@@ -211,9 +210,9 @@ def accumulate_gradients(
     logp = partial(logp_at_targets, policies, update_tokens=update_tokens, filler=filler, observer=observer)
     views = objective.prepare(views, logp)
     normalizer = collectives.sum_number(objective.normalizer(views) if bool(views.target.any()) else 0.0)
-    pieces, _ = in_passes(views, update_tokens)
     if not normalizer:
         return 0.0, {}
+    pieces, _ = in_passes(views, update_tokens)
     loss_sum, measures = 0.0, dict[str, torch.Tensor]()
     weighted = equal_passes(pieces, filler)
     observer.begin(observer.phase, len(weighted), "passes")

@@ -1,7 +1,8 @@
 """The observer of an iteration: its phase and progress, the passes that ran, notes. It never changes a result."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -14,16 +15,17 @@ class Observer:
 
     Hooks, which do nothing unless they are set:
     changed(): after `advance` and `forward`. note(text): shows a line to the user. event(name): an event of
-    lfpo.train.callbacks (None: nobody listens).
+    lfpo.train.callbacks. interrupt(): raises what a request to stop, which came before, asks for.
 
     passes: takes what FLOPs are counted from, an lfpo.core.views.Pass for each pass of an update (None: nobody counts).
-    interruptible: whether a request to stop may end the work at once, because nothing that is kept has changed yet.
+    interruptible: whether a request to stop may end the work at once; see `at_once`.
     """
 
     def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
         self.resumed_at, self.changed = 0, changed
         self.note: Callable[[str], None] = print
-        self.event: Callable[[str], None] | None = None
+        self.event: Callable[[str], None] = lambda name: None
+        self.interrupt: Callable[[], None] = lambda: None
         self.passes: list[Any] | None = None
         self.interruptible = False
         self.begin("")
@@ -42,10 +44,7 @@ class Observer:
 
     def finished(self, index: Sequence[int], t: Any) -> None:
         """Count rows that an engine has finished, and the tokens of their trajectory."""
-        self.done += len(index)
-        self.tokens += int(t.lengths.sum())
-        self.forwards = 0
-        self.changed()
+        self.advance(len(index), int(t.lengths.sum()))
 
     def forward(self, rows: int) -> None:
         """A forward of so many rows was run, which may be one of hundreds until the first of them is done."""
@@ -55,6 +54,16 @@ class Observer:
     def end(self) -> None:
         """No phase until the next `begin`."""
         self.begin("")
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """A request to stop ends this block at once: for work that changes nothing that is kept."""
+        self.interruptible = True
+        try:
+            self.interrupt()
+            yield
+        finally:
+            self.interruptible = False
 
     @property
     def seconds(self) -> float:

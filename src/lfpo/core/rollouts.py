@@ -105,12 +105,11 @@ class RolloutSource(Protocol):
 @dataclass(frozen=True)
 class Scorer:
     """How completions are scored. functions: by name. weights: theirs. timeout: seconds that each may take for a batch
-    (0: no limit). counting: the functions that measure something beside their rewards."""
+    (0: no limit)."""
 
     functions: Mapping[str, RewardFunction]
     weights: Sequence[float]
     timeout: float
-    counting: Mapping[str, RewardFunction]
 
     def score(self, rows: Sequence[Row], texts: Sequence[str], completion_ids: list[list[int]]) -> Rewards:
         """The rewards of b completions of b rows."""
@@ -119,7 +118,7 @@ class Scorer:
 
     def metrics(self) -> dict[str, float]:
         """What the functions measured since this was last called. A collective."""
-        return measured(self.counting) if self.counting else {}
+        return measured(self.functions)
 
 
 @dataclass(frozen=True)

@@ -128,28 +128,18 @@ def measured(functions: Mapping[str, RewardFunction]) -> dict[str, float]:
     from lfpo.core import collectives
 
     metrics: dict[str, float] = {}
-    for name, function in counting_ones(functions).items():
-        counting: Any = _wrapped(function)
-        total: Counter[str] = sum(collectives.gather(Counter(counting.counts)), Counter())
-        counting.counts.clear()
+    for name, function in functions.items():
+        counting: Any = inspect.unwrap(function.func if isinstance(function, partial) else function)
+        counts = getattr(counting, "counts", None)
+        if not (isinstance(counts, Counter) and callable(getattr(counting, "measures", None))):
+            continue
+        total: Counter[str] = sum(collectives.gather(Counter(counts)), Counter())
+        counts.clear()
         own = counting.measures(total)
         if clash := {"mean", "failed"} & own.keys():
             raise UserError(f"reward function {name!r}: `measures` gives {min(clash)!r}, which its rewards have too")
         metrics |= {f"rewards/{name}/{key}": value for key, value in own.items()}
     return metrics
-
-
-def counting_ones(functions: Mapping[str, RewardFunction]) -> dict[str, RewardFunction]:
-    """The functions that measure something beside their rewards."""
-
-    def counts(function: Any) -> bool:
-        return isinstance(getattr(function, "counts", None), Counter) and callable(getattr(function, "measures", None))
-
-    return {name: f for name, f in functions.items() if counts(_wrapped(f))}
-
-
-def _wrapped(function: RewardFunction) -> Any:
-    return inspect.unwrap(function.func if isinstance(function, partial) else function)
 
 
 def accepted(function: RewardFunction, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -65,9 +65,10 @@ def load_policies(
         model.checkpoint_layers()
     policies = {CURRENT: model} | others
     offloads = getattr(args, "offload_reference", False)
-    if args.fsdp or model.autocast or args.lora is not None or offloads:
-        for name, policy in policies.items():  # theta, which is evaluated, stays on the device
-            policy.ready = partial(ready_to_sample, args=args, move=offloads and name != CURRENT)
+    changes = args.fsdp or model.autocast or args.lora is not None or offloads
+    for name, policy in policies.items():  # theta, which is evaluated, stays on the device
+        move = offloads and name != CURRENT
+        policy.ready = partial(ready_to_sample, args=args, move=move) if changes else None
     return policies, tokenizer
 
 

@@ -11,7 +11,7 @@ import torch
 
 from lfpo.core.rng import generator
 from lfpo.core.rollouts import Scorer
-from lfpo.core.scoring import Rewards, counting_ones
+from lfpo.core.scoring import Rewards
 from lfpo.prompts.tasks import DataTask, Row, Task
 from lfpo.rewards import RewardFunction, reward_names
 
@@ -50,7 +50,7 @@ class PromptSource:
     @functools.cached_property
     def scorer(self) -> Scorer:
         named = dict(zip(reward_names(self.reward_functions), self.reward_functions, strict=True))
-        return Scorer(named, self.weights, self.timeout, counting_ones(named))
+        return Scorer(named, self.weights, self.timeout)
 
 
 def task_source(task: Task | DataTask, *, seed: int, n_eval: int | None = None) -> PromptSource:

@@ -10,7 +10,6 @@ from lfpo.rollout.sampling import run_unit
 
 def local_engine(args: LFPOConfig, run: Callable[..., Trajectory] | None = None) -> LocalEngine:
     """Rollouts in the trainer's own processes. run: samples a unit of work (see LocalEngine)."""
-
     return LocalEngine(
         run or run_unit,
         rollout_tokens=args.rollout_tokens,

@@ -112,8 +112,8 @@ def _canvases(
     model: MaskedDiffusionLM, unit: Request, *, hook: Hook | None, compiled: bool = False, **options: Any
 ) -> Trajectory:
     """`run_unit` where noise is uniform. Raises UserError for what needs tokens that are revealed once."""
-    for name, given in (("rollout_compile", compiled), ("keep_steps", unit.keep_steps), ("hook", hook)):
-        if given:
+    for name, value in (("rollout_compile", compiled), ("keep_steps", unit.keep_steps), ("hook", hook)):
+        if value:
             raise UserError(f"{name}: {model.family.name} models revise their tokens, which does not go with it")
     sampler = unit.sampler.fitted("sampler", DEFAULT_LENGTH, model.block_length)
     return denoise_canvases(model, unit.prompts, sampler, unit.seeds, **options)

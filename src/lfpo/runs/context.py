@@ -63,10 +63,15 @@ class StopRequests:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self.received = number
-        # With several ranks the others would wait for this one.
-        if self.observer.interruptible and collectives.world() == 1:
-            self.observer.interruptible = False
-            raise Stopped(number)
+        if collectives.world() > 1:
+            return  # the other ranks would wait for this one
+        self.observer.interrupt = self._interrupt
+        if self.observer.interruptible:
+            self._interrupt()
+
+    def _interrupt(self) -> None:
+        assert self.received is not None
+        raise Stopped(self.received)
 
     def check(self) -> None:
         """Raise Stopped on all ranks if any rank was asked to stop."""

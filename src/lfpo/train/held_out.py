@@ -61,7 +61,7 @@ def held_out(evaluation: HeldOut, step: int, context: Context) -> dict[str, floa
     def on_finished(answers: list[Answer]) -> None:
         progress.advance(len(answers), sum(answer.length for answer in answers))
         for _ in answers:
-            _event(context)
+            context.observer.event("on_prediction_step")
 
     started, metrics, records = time.perf_counter(), dict[str, float](), list[dict[str, Any]]()
     engine, model, tokenizer = evaluation.engine, evaluation.model, evaluation.tokenizer
@@ -94,11 +94,6 @@ def held_out(evaluation: HeldOut, step: int, context: Context) -> dict[str, floa
     return metrics | {"time/eval": time.perf_counter() - started}
 
 
-def _event(context: Context) -> None:
-    if context.observer.event is not None:
-        context.observer.event("on_prediction_step")
-
-
 def _played(
     evaluation: HeldOut, environment: Environment, name: str, sampler: SamplerConfig, context: Context
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
@@ -113,7 +108,7 @@ def _played(
     def on_finished(index: Sequence[int], _: object) -> None:
         context.observer.advance(len(index))
         for _row in index:
-            _event(context)
+            context.observer.event("on_prediction_step")
 
     turns, t, rewards, sums = play(environment, evaluation.engine, model, tokenizer, request, rows, on_finished)
     sums["reward"] = _sum_and_count(rewards)

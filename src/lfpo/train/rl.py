@@ -223,9 +223,8 @@ class LFPOTrainer(Trainer):
         """
         learner, started = self.learner, time.perf_counter()
         # Phase 1: each rank samples N rollouts for each of its prompts from theta_old, and scores them.
-        observer.interruptible = True
-        batch = self.sample_and_score(iteration, observer)
-        observer.interruptible = False
+        with observer.at_once():
+            batch = self.sample_and_score(iteration, observer)
         signal_R = learner.signal(batch, iteration)
         # Phase 2: theta learns from them, against theta_old.
         update_started = time.perf_counter()

@@ -178,10 +178,8 @@ class TrainingRun:
 
     def evaluated(self) -> dict[str, float]:
         """The metrics of an evaluation, which a request to stop ends at once."""
-        self.context.stop.check()
-        self.context.observer.interruptible = True
-        metrics = self.trainer.evaluate(self.done, self.context)
-        self.context.observer.interruptible = False
+        with self.context.observer.at_once():
+            metrics = self.trainer.evaluate(self.done, self.context)
         if metrics:
             self.callbacks.evaluated(self.done, metrics)
         return metrics
@@ -216,7 +214,6 @@ class TrainingRun:
 
     def keep(self) -> str:
         """Save what was learned since the last checkpoint; returns a sentence that says how to go on."""
-        self.context.observer.interruptible = False  # what failed may have been; a checkpoint is not
         if self.done == 0:
             return f"no iteration was finished; --resume starts {self.folder.dir} from the beginning"
         if self.saved < self.done:
