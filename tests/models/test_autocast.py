@@ -136,3 +136,12 @@ def test_the_plan_of_a_cpu_run_counts_the_copies_of_rollouts(monkeypatch: pytest
     fast(monkeypatch, 1.0)
     plain = Estimate(settings(), model.config, gpus=1, prompt_length=10, device="cpu")
     assert "copies for sampling" not in plain.parts
+
+
+def test_a_second_trainer_s_settings_replace_those_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast(monkeypatch)
+    model, tokenizer = wide_model(), load_tokenizer("embedded")
+    load_policies(settings(), model, tokenizer, needs_base=False)
+    assert model.ready is not None
+    load_policies(replace(settings(), bf16=False), model, tokenizer, needs_base=False)
+    assert model.ready is None

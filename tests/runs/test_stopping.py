@@ -14,6 +14,7 @@ import tiny
 from lfpo import LFPOConfig, LFPOTrainer
 from lfpo.config.sft import SFTConfig
 from lfpo.core.learner import Learner
+from lfpo.core.observer import Observer
 from lfpo.runs.context import Stopped, StopRequests
 from lfpo.train.run import TrainingRun
 from lfpo.train.sft import train_sft
@@ -131,3 +132,14 @@ def test_a_second_signal_kills():
     ended = start(signalled_twice).wait()
     assert ended.returncode == -signal.SIGTERM
     assert "still here" not in ended.stderr
+
+
+def test_work_that_may_end_at_once_ends_for_a_request_that_came_before_and_only_while_it_runs():
+    observer = Observer()
+    with StopRequests(observer) as stop:
+        with pytest.raises(ValueError, match="a bug"), observer.at_once():
+            raise ValueError("a bug")
+        os.kill(os.getpid(), signal.SIGTERM)  # what follows an error may save: it goes on
+        assert stop.received == signal.SIGTERM
+        with pytest.raises(Stopped, match="SIGTERM"), observer.at_once():
+            pytest.fail("the request came before")

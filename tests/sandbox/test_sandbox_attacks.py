@@ -42,6 +42,7 @@ def assert_nothing_is_left():
     assert not Path("/lfpo-attack").exists() and not Path("/var/tmp/lfpo-attack").exists()
 
 
+@pytest.mark.long
 @on_every_rung
 def test_cheats_by_what_a_program_returns_or_defines_score_zero_and_honest_programs_pass(rung):
     """The process that judges decides about cheats, on every rung alike; on all rungs they run as another user."""
