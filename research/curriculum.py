@@ -20,7 +20,7 @@ from lfpo.core.batch import Batch
 from lfpo.core.rng import python_rng
 from lfpo.prompts.sources import in_epochs
 from lfpo.prompts.tasks import Row, Task, get_task
-from research.study import frontier_of, training_config
+from research.study import measured, training_config
 
 WAYS = ("uniform", "success", "unsolved", "easy")
 EASE = {"words": lambda row: len(row["steps"]), "countdown": lambda row: sum(row["numbers"]) != row["target"]}
@@ -73,6 +73,7 @@ class Draws:
 def run(job: tuple[str, str, int, int, dict[str, Any]]) -> dict[str, Any]:
     import torch
 
+    from lfpo.compare.cell import frontier
     from lfpo.compare.statistics import frontier_area
     from lfpo.train.rl import LFPOTrainer
 
@@ -90,8 +91,8 @@ def run(job: tuple[str, str, int, int, dict[str, Any]]) -> dict[str, Any]:
         trainer.log_rollouts = lambda iteration, batch, *_: draws.learn(iteration, batch)  # type: ignore[method-assign]
         trainer.train()
         reward = json.loads((Path(folder) / "metrics.jsonl").read_text().splitlines()[-1]).get("reward")
-    found = frontier_of(trainer.model, trainer.tokenizer, trainer.args, study, tuning=True)
-    area = 100 * frontier_area(found["frontier"], found["forwards"])
+    points = frontier(trainer.model, trainer.tokenizer, trainer.args, measured(cell, study, trainer.args))
+    area = 100 * frontier_area(points, task.gen_length)
     return {"task": name, "way": way, "seed": seed, "area": round(area, 1), "last reward": reward}
 
 

@@ -15,24 +15,25 @@ import functools
 import hashlib
 import itertools
 import json
-import multiprocessing
-import tempfile
-import time
-import traceback
-from collections.abc import Iterator
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from lfpo.config.build import build, load_yaml, merge
+from lfpo.config.build import build, load_yaml, merge, to_dict, yaml_text
+from lfpo.config.files import read_json, replace_file
+from lfpo.config.train import LFPOConfig
+from lfpo.core.observer import Observer
 from lfpo.core.rng import key as hash_key
-from lfpo.core.scoring import Row
 from lfpo.prompts.tasks import Task, get_task
+from lfpo.runs.context import StopRequests
 
 # Two of three solutions of a test split are for evaluation, the rest for tuning. The base has seen no demonstration of
 # either, and no run trains on them.
 TUNING_THIRD = 0
+UNTRAINED = {"objective": {"name": "lfpo"}}  # of the base, which no objective trains
 
 
 def cells_of(study: dict[str, Any], stage: str) -> list[dict[str, Any]]:
@@ -63,10 +64,8 @@ def cell_key(cell: dict[str, Any], study: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def training_config(cell: dict[str, Any], study: dict[str, Any], folder: str) -> Any:
-    """The LFPOConfig of a cell."""
-    from lfpo.config.train import LFPOConfig
-
+def training_config(cell: dict[str, Any], study: dict[str, Any], folder: str) -> LFPOConfig:
+    """The settings of a cell's training run."""
     of_task = study["tasks"][cell["task"]]
     values = merge(load_yaml(of_task["recipe"]), study["common"])
     values = merge(values, {k: v for k, v in of_task.items() if k != "recipe"})
@@ -80,69 +79,45 @@ def training_config(cell: dict[str, Any], study: dict[str, Any], folder: str) ->
     return build(LFPOConfig, values, cell["label"])
 
 
-def problems(task: Task, number: int, tuning: bool) -> list[Row]:
-    """The first test problems whose solution is for tuning, or for evaluation."""
-    rows: Iterator[Row] = (task.row("test", i) for i in itertools.count())
-    mine = (r for r in rows if is_for_tuning(task.name, task.solution_key(r)) == tuning)
-    return list(itertools.islice(mine, number))
+def problems(task: Task, number: int, tuning: bool) -> list[int]:
+    """Indices of the first test problems whose solution is for tuning, or for evaluation."""
+    fitting = (i for i in itertools.count() if is_for_tuning(task.name, solution_of(task, i)) == tuning)
+    return list(itertools.islice(fitting, number))
+
+
+def solution_of(task: Task, index: int) -> str:
+    return task.solution_key(task.row("test", index))
 
 
 def is_for_tuning(task: str, solution: str) -> bool:
     return hash_key("tuning", task, solution) % 3 == TUNING_THIRD
 
 
-def run_cell(cell: dict[str, Any], study: dict[str, Any]) -> dict[str, Any]:
-    """Train and evaluate. Returns the curve, the frontier, training FLOPs and seconds of this process."""
-    import torch
-
-    from lfpo.models import load_model, load_tokenizer
-    from lfpo.runs.directory import Run
-    from lfpo.train.rl import LFPOTrainer
-
-    torch.set_num_threads(1)
-    started = time.process_time()
-    with tempfile.TemporaryDirectory() as folder:
-        metrics: list[dict[str, Any]] = []
-        if cell["config"] is None:
-            config = training_config({**cell, "config": {"objective": {"name": "lfpo"}}}, study, folder)
-            model, tokenizer = load_model(config.model), load_tokenizer(config.model)
-        else:
-            config = training_config(cell, study, folder)
-            trainer = LFPOTrainer(args=config)
-            trainer.train()
-            model, tokenizer, metrics = trainer.model, trainer.tokenizer, Run(Path(folder)).read_metrics()
-    curve = [
-        {"step": m["step"], "flops": m["flops"], "accuracy": m["eval/threshold/accuracy"]}
-        for m in metrics
-        if "eval/threshold/accuracy" in m and "flops" in m
-    ]
-    last = metrics[-1] if metrics else {}
-    return {
-        **frontier_of(model, tokenizer, config, study, cell["tuning"]),
-        "curve": curve,
-        "flops": last.get("flops", 0.0),
-        "seconds": round(time.process_time() - started, 1),
-    }
+def write_cell(cell: dict[str, Any], study: dict[str, Any], folder: Path) -> Path:
+    """The folder of a cell as lfpo.compare.cell takes it, and study.json with what the fingerprint needs."""
+    config = training_config({**cell, "config": cell["config"] or UNTRAINED}, study, str(folder / "run"))
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_file(folder / "config.yaml", yaml_text(to_dict(config)))
+    replace_file(folder / "cell.json", json.dumps(measured(cell, study, config)) + "\n")
+    replace_file(folder / "study.json", json.dumps({"cell": cell, "study": study}) + "\n")
+    return folder
 
 
-def frontier_of(model: Any, tokenizer: Any, config: Any, study: dict[str, Any], tuning: bool) -> dict[str, Any]:
-    """`frontier`: accuracy and forwards of greedy decoding at each of the study's thresholds. `forwards`: those of one
-    token a step."""
-    from lfpo.config.sampler import SamplerConfig
-    from lfpo.eval.evaluate import evaluate
-    from lfpo.rollout.sampling import as_it_is
-
-    task = get_task(config.task)
+def measured(cell: dict[str, Any], study: dict[str, Any], config: LFPOConfig) -> dict[str, Any]:
+    """What lfpo.compare.cell measures of a cell."""
+    task, size = get_task(config.task or ""), study["problems"]["tuning" if cell["tuning"] else "evaluation"]
     assert isinstance(task, Task)
-    rows = problems(task, study["problems"]["tuning" if tuning else "evaluation"], tuning)
-    like, frontier = config.eval_samplers["threshold"], []
-    for threshold in study["thresholds"]:
-        sampler = SamplerConfig(threshold=threshold, block_length=like.block_length, early_stop=like.early_stop)
-        sampler = sampler.for_length(task.gen_length, model.block_length)
-        found = evaluate(as_it_is(model, config.rollout_tokens), model, tokenizer, rows, task.correct_all, sampler)
-        point = {"threshold": threshold, "accuracy": round(found.accuracy or 0.0, 5), "nfe": round(found.mean_nfe, 4)}
-        frontier.append(point)
-    return {"forwards": task.gen_length, "frontier": frontier}
+    chosen = {"thresholds": study["thresholds"], "problems": problems(task, size, cell["tuning"])}
+    return {"train": cell["config"] is not None, "sampler": "threshold", **chosen}
+
+
+def run_cell(folder: Path) -> None:
+    """`python -m research.study FOLDER`, the process of a cell: its fingerprint, then its result."""
+    from lfpo.compare.cell import main as train_and_measure
+
+    if not (folder / "fingerprint").exists():
+        replace_file(folder / "fingerprint", fingerprint(**read_json(folder / "study.json")))
+    train_and_measure(folder)
 
 
 def fingerprint(cell: dict[str, Any], study: dict[str, Any]) -> str:
@@ -180,48 +155,43 @@ class Store:
             file.write(json.dumps(row, separators=(",", ":")) + "\n")
 
 
-def work(job: tuple[dict[str, Any], dict[str, Any], str, str]) -> tuple[dict[str, Any] | None, str]:
-    """One cell in a worker process: its row and "", or None and why it failed."""
-    cell, study, key, path = job
-    try:
-        found = fingerprint(cell, study)
-        stored = Store(Path(path)).read().get(key)
-        if stored is not None and stored["fingerprint"] == found:
-            return stored, ""
-        row = {"key": key, **cell, "fingerprint": found, **run_cell(cell, study)}
-    except Exception:  # the grid goes on with its other cells, and says at the end which ones failed
-        return None, traceback.format_exc()
-    Store(Path(path)).add(row)
-    return row, ""
-
-
 def run(study: dict[str, Any], path: Path, stages: list[str], workers: int, check: bool) -> int:
-    """Run the missing cells of some stages. check: also those whose fingerprint is another one today."""
+    """Run the missing cells of some stages. check: also those whose fingerprint is another one today. Returns how many
+    failed. Cells that were interrupted go on from their checkpoints, in FOLDER of `path` without its suffix."""
+    from lfpo.compare.processes import run_cells
     from lfpo.compare.statistics import frontier_area
 
-    store, failed = Store(path), 0
+    store = Store(path)
     done = store.read()
     cells = {cell_key(cell, study): cell for stage in stages for cell in cells_of(study, stage)}
-    cells = {key: cell for key, cell in cells.items() if check or key not in done}
+    if check:
+        done = {
+            key: row
+            for key, row in done.items()
+            if key in cells and fingerprint(cells[key], study) == row["fingerprint"]
+        }
+    cells = {key: cell for key, cell in cells.items() if key not in done}
     cells = dict(sorted(cells.items(), key=lambda item: item[1]["seed"]))  # every setting has its first seed first
     print(f"{len(cells)} cells to run", flush=True)
-    jobs = [(cell, study, key, str(path)) for key, cell in cells.items()]
-    with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        for number, (row, why) in enumerate(pool.imap_unordered(work, jobs), 1):
-            if row is None:
-                failed += 1
-                print(f"[{number}/{len(jobs)}] failed: {why}", flush=True)
-                continue
-            area = 100 * frontier_area(row["frontier"], row["forwards"])
-            about = f"{row['task']} {row['label']} {json.dumps(row['config'])} seed {row['seed']}"
-            print(
-                f"[{number}/{len(jobs)}] {area:.1f} {row['flops'] / 1e12:.1f} TFLOP {row['seconds']} s {about}",
-                flush=True,
-            )
-    return failed
+    labels = {f"{cell['task']} {cell['setting']} seed {cell['seed']} ({key})": key for key, cell in cells.items()}
+
+    def finish(label: str, folder: Path) -> str:
+        result, key = read_json(folder / "result.json"), labels[label]
+        kept = {name: result[name] for name in ("forwards", "frontier", "curve", "flops", "seconds")}
+        store.add({"key": key, **cells[key], "fingerprint": (folder / "fingerprint").read_text(), **kept})
+        shutil.rmtree(folder)
+        return f"{100 * frontier_area(result['frontier'], result['forwards']):.1f}, {result['flops'] / 1e12:.1f} TFLOP"
+
+    folders = {label: write_cell(cells[key], study, path.with_suffix("") / key) for label, key in labels.items()}
+    observer, say = Observer(), functools.partial(print, flush=True)
+    with StopRequests(observer), observer.at_once():  # finished cells are kept
+        return len(run_cells(folders, "research.study", finish, workers, 1, say))
 
 
 def main() -> int:
+    if len(sys.argv) == 2 and Path(sys.argv[1]).is_dir():
+        run_cell(Path(sys.argv[1]))
+        return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=["run", "list"])
     parser.add_argument("study", type=Path)

@@ -7,6 +7,7 @@ import atexit
 import functools
 import multiprocessing
 import os
+import runpy
 import shutil
 import sys
 import tempfile
@@ -145,3 +146,22 @@ def _work(work: Callable[..., int | None], arguments: tuple[Any, ...], variables
         with open(f"{log}.{suffix}", "wb") as file:
             os.dup2(file.fileno(), descriptor)
     sys.exit(work(*arguments))
+
+
+class ForkedModule:
+    """What lfpo.compare.processes uses of `subprocess.Popen`, for a forked process that runs `python -m MODULE FOLDER`;
+    patched for its `start`, so that a cell costs no import of torch."""
+
+    def __init__(self, module: str, folder: Path, threads: int):
+        self._process = start(_run_module, module, str(folder)).process
+        self.terminate, self.wait = self._process.terminate, self._process.join
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    returncode = property(poll)
+
+
+def _run_module(module: str, *arguments: str) -> None:
+    sys.argv[1:] = arguments
+    runpy.run_module(module, run_name="__main__")

@@ -11,7 +11,6 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 from lfpo.cli.command_line import main
-from lfpo.compare.cell import main as run_cell
 from lfpo.compare.grid import check, run_compare
 from lfpo.compare.statistics import (
     accuracy_for,
@@ -26,7 +25,7 @@ from lfpo.config.build import to_dict, yaml_text
 from lfpo.config.compare import Cell, CompareConfig, cell_config, cell_folder, pick_objectives
 from lfpo.config.errors import UserError
 from lfpo.eval.estimates import over_problems, over_seeds
-from processes import start, start_lfpo
+from processes import ForkedModule, start_lfpo
 from research.tables import iqm
 from written_runs import compared
 
@@ -41,29 +40,16 @@ def small(folder: Path, **changes: Any) -> CompareConfig:
     return CompareConfig(**{**values, **changes})
 
 
-class ForkedCell:
-    """What the grid uses of `subprocess.Popen`, for a forked process: a start costs no import of torch."""
-
-    def __init__(self, config: CompareConfig, folder: Path):
-        self._process = start(run_cell, folder).process
-        self.terminate, self.wait = self._process.terminate, self._process.join
-
-    def poll(self) -> int | None:
-        return self._process.exitcode
-
-    returncode = property(poll)
-
-
 @pytest.mark.long
 def test_a_grid_runs_each_cell_once_and_goes_on_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    class Failing(ForkedCell):
-        def __init__(self, config: CompareConfig, folder: Path):
+    class Failing(ForkedModule):
+        def __init__(self, module: str, folder: Path, threads: int):
             if folder.name.startswith("rejection-seed-100"):
                 (folder / "log.txt").write_text("error: no such luck\n")
                 folder = folder / "nowhere"
-            super().__init__(config, folder)
+            super().__init__(module, folder, threads)
 
-    monkeypatch.setattr("lfpo.compare.grid.start", Failing)
+    monkeypatch.setattr("lfpo.compare.processes.start", Failing)
     config, said = small(tmp_path, seeds=[100]), list[str]()
     with pytest.raises(UserError, match=r"1 cells failed .* rejection, seed 100: error: no such luck"):
         run_compare(config, said.append)
@@ -78,7 +64,7 @@ def test_a_grid_runs_each_cell_once_and_goes_on_after_a_failure(tmp_path: Path, 
     assert [p["step"] for p in cell["curve"]] == [0, 1] and cell["curve"][1]["flops"] == cell["flops"] > 0
     assert [p["threshold"] for p in cell["frontier"]] == [0.5, 0.9]
 
-    monkeypatch.setattr("lfpo.compare.grid.start", ForkedCell)
+    monkeypatch.setattr("lfpo.compare.processes.start", ForkedModule)
     dry: list[str] = []
     assert run_compare(small(tmp_path, seeds=[100], dry_run=True), dry.append) is None
     assert dry[-2] == "rejection, seed 100: to run" and dry[-1].startswith("1 of 3 cells to run; about 0.0 core-hours")

@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from lfpo.prompts.tasks import Task, get_task
-from research.study import Store, cell_key, cells_of, problems, run
+from processes import ForkedModule
+from research.study import Store, cell_key, cells_of, problems, run, solution_of
 from research.tables import effects_table, finished, settings_table
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +29,7 @@ def test_every_cell_has_its_own_key_and_finished_ones_are_cells():
 def test_tuning_and_evaluation_share_no_solution_with_each_other_or_with_training(name: str):
     task = get_task(name)
     assert isinstance(task, Task)
-    tuning, evaluation = ({task.solution_key(r) for r in problems(task, 50, which)} for which in (True, False))
+    tuning, evaluation = ({solution_of(task, i) for i in problems(task, 50, which)} for which in (True, False))
     training = {task.solution_key(task.row("train", i)) for i in range(300)}
     assert not tuning & evaluation and not (tuning | evaluation) & training
 
@@ -45,7 +46,10 @@ def tiny(objectives: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.long
-def test_cells_run_once_and_fill_the_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_cells_run_once_and_fill_the_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("lfpo.compare.processes.start", ForkedModule)
     study, path = tiny({"lfpo": {"objective": {"name": "lfpo", "timesteps": 1}}}), tmp_path / "study.jsonl"
     store = path.with_suffix(".tuning.jsonl")
     assert run(study, path, ["one"], workers=1, check=False) == 0
@@ -53,6 +57,7 @@ def test_cells_run_once_and_fill_the_tables(tmp_path: Path, capsys: pytest.Captu
     lines = store.read_text()
     assert run(study, path, ["one"], workers=1, check=False) == 0
     assert "0 cells to run" in capsys.readouterr().out and store.read_text() == lines
+    assert not list(path.with_suffix("").iterdir())  # finished cells leave nothing but their lines
     rows = finished(study, path, "one")
     table = settings_table(study, rows, "choice")
     assert len(table) == 2 + 4 and "lfpo, states noised, learning_rate 0.0001" in "".join(table)

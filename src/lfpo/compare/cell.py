@@ -24,7 +24,8 @@ from lfpo.runs.directory import Run
 
 
 def main(folder: Path) -> None:
-    """Run the cell described by `folder/cell.json` and `folder/config.yaml`."""
+    """Run the cell described by `folder/config.yaml` and `folder/cell.json`: whether it trains, the name of the eval
+    sampler of its curve, thresholds, and the test problems, as indices, that the trained model is measured on."""
     started = time.process_time()
     cell = read_json(folder / "cell.json")
     config = build(LFPOConfig, load_yaml(folder / "config.yaml"), str(folder / "config.yaml"))
@@ -40,7 +41,7 @@ def main(folder: Path) -> None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         model, tokenizer, metrics = load_model(config.model, device=device), load_tokenizer(config.model), []
     result = {
-        **cell,
+        **{key: value for key, value in cell.items() if key != "problems"},
         "version": VERSION,
         "forwards": get_task(config.task or "").gen_length,
         "curve": curve(metrics, cell["sampler"]),
@@ -57,7 +58,12 @@ def frontier(
     """Accuracy and forwards a completion on held-out problems, decoded greedily at each threshold, in the blocks and
     with the early stop of the cell's eval sampler. Raises UserError when a verdict is missing."""
     task, engine = get_task(config.task or ""), as_it_is(model, config.rollout_tokens)
-    rows, points, like = task.test_rows(config.eval_size), [], config.eval_samplers[cell["sampler"]]
+    rows, points, like = (
+        task.test_rows(1 + max(cell["problems"])),
+        list[dict[str, float]](),
+        config.eval_samplers[cell["sampler"]],
+    )
+    rows = [rows[i] for i in cell["problems"] if i < len(rows)]
     console = open_console(quiet=False)
     settings = {name: getattr(like, name) for name in ("block_length", "early_stop", "early_stop_threshold")}
     for threshold in cell["thresholds"]:

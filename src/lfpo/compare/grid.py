@@ -4,17 +4,14 @@ A cell with a result never runs again.
 """
 
 import json
-import os
 import shutil
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from lfpo.base.environment import describe_environment, versions
+from lfpo.compare.processes import run_cells
 from lfpo.compare.statistics import curves, frontier_area, table
 from lfpo.config.build import to_dict, yaml_text
 from lfpo.config.compare import BASE, Cell, CompareConfig, cell_config, cell_folder, cells
@@ -29,8 +26,6 @@ from lfpo.report import write_report
 from lfpo.report.figures import pyplot, write_figures
 from lfpo.runs.context import StopRequests
 from lfpo.runs.directory import Run
-
-TELL_SECONDS = 60.0  # between two lines that say what the running cells do
 
 
 def run_compare(config: CompareConfig, report: Callable[[str], None] = print) -> Path | None:
@@ -54,7 +49,10 @@ def run_compare(config: CompareConfig, report: Callable[[str], None] = print) ->
         return None
     observer = Observer()
     with StopRequests(observer), observer.at_once():  # finished cells are kept
-        failed = run_cells(config, report)
+        missing = [cell for cell in cells(config) if read_result(config, cell) is None]
+        report(f"{len(cells(config))} cells, {len(missing)} to run")
+        folders = {cell.label: write_cell(config, cell) for cell in missing}
+        failed = run_cells(folders, "lfpo.compare.cell", finish, config.workers, config.threads, report)
     page = write_results(config, failed)
     report(f"wrote {page}\nwrote {write_report(Run(page.parent))}")
     if failed:
@@ -83,35 +81,6 @@ def read_result(config: CompareConfig, cell: Cell) -> dict[str, Any] | None:
     return read_json(path) if path.exists() else None
 
 
-def run_cells(config: CompareConfig, report: Callable[[str], None]) -> dict[str, str]:
-    """Run the cells that have no result yet, `workers` at a time. Returns label -> last line of the log of each cell
-    that failed; it does not stop the others. The checkpoints of running cells stay when this is interrupted."""
-    queue = [cell for cell in cells(config) if read_result(config, cell) is None]
-    report(f"{len(cells(config))} cells, {len(queue)} to run")
-    running: dict[Cell, tuple[subprocess.Popen[bytes], float]] = {}
-    failed, done, total, reported = dict[str, str](), 0, len(queue), time.monotonic()
-    try:
-        while queue or running:
-            while queue and len(running) < config.workers:
-                cell = queue.pop(0)
-                running[cell] = (start(config, write_cell(config, cell)), time.monotonic())
-            time.sleep(0.2)
-            if time.monotonic() - reported >= TELL_SECONDS:
-                reported = time.monotonic()
-                for cell in running:
-                    report(f"{cell.label}: {last_line(cell_folder(config, cell) / 'log.txt')}")
-            for cell in [cell for cell, (process, _) in running.items() if process.poll() is not None]:
-                process, since = running.pop(cell)
-                done += 1
-                outcome = finish(config, cell, process.returncode, failed)
-                report(f"[{done}/{total}] {cell.label}: {outcome} ({time.monotonic() - since:.0f} s)")
-    finally:
-        for process, _ in running.values():
-            process.terminate()
-            process.wait()
-    return failed
-
-
 def write_cell(config: CompareConfig, cell: Cell) -> Path:
     """A cell's folder, with cell.json and config.yaml."""
     folder, settings = cell_folder(config, cell), cell_config(config, cell)
@@ -122,6 +91,7 @@ def write_cell(config: CompareConfig, cell: Cell) -> Path:
         "train": cell.objective != BASE,
         "sampler": config.curve_sampler,
         "thresholds": config.thresholds,
+        "problems": list(range(config.problems)),
     }
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(folder / "config.yaml", yaml_text(to_dict(settings)))
@@ -129,35 +99,13 @@ def write_cell(config: CompareConfig, cell: Cell) -> Path:
     return folder
 
 
-def start(config: CompareConfig, folder: Path) -> subprocess.Popen[bytes]:
-    """Start the process of a cell; it appends its output to the cell's log.txt.
-
-    It has a process group of its own, so that Ctrl-C in a terminal reaches the grid only, which then stops its cells.
-    A cell that got both signals would end before its checkpoint is written.
-    """
-    environment = {**os.environ, "OMP_NUM_THREADS": str(config.threads)}
-    command = [sys.executable, "-m", "lfpo.compare.cell", str(folder)]
-    with (folder / "log.txt").open("ab") as log:
-        return subprocess.Popen(command, stdout=log, stderr=log, env=environment, process_group=0)
-
-
-def finish(config: CompareConfig, cell: Cell, code: int, failed: dict[str, str]) -> str:
-    """Drop the weights of a cell that ended, or note in `failed` why it has no result. Returns a phrase."""
-    folder = cell_folder(config, cell)
-    if code:
-        failed[cell.label] = f"{last_line(folder / 'log.txt')} (see {folder / 'log.txt'})"
-        return f"failed: {failed[cell.label]}"
+def finish(label: str, folder: Path) -> str:
+    """Drop the weights of a cell that ended. Returns a phrase about its result."""
     for name in ("checkpoints", "model"):
         shutil.rmtree(folder / "run" / name, ignore_errors=True)
     result = read_json(folder / "result.json")
     area = frontier_area(result["frontier"], result["forwards"])
     return f"area {100 * area:.1f} %, {result['flops'] / 1e12:.1f} TFLOPs"
-
-
-def last_line(log: Path) -> str:
-    """What a cell printed last."""
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
-    return lines[-1] if lines else "no output"
 
 
 def write_results(config: CompareConfig, failed: dict[str, str]) -> Path:
