@@ -177,7 +177,8 @@ def run(study: dict[str, Any], path: Path, stages: list[str], workers: int, chec
 
     def finish(label: str, folder: Path) -> str:
         result, key = read_json(folder / "result.json"), labels[label]
-        kept = {name: result[name] for name in ("forwards", "frontier", "curve", "flops", "seconds")}
+        kept = {name: result[name] for name in ("forwards", "frontier", "flops", "seconds")}
+        kept["curve"] = [{k: p[k] for k in ("step", "flops", "accuracy")} for p in result["curve"] if p["step"]]
         store.add({"key": key, **cells[key], "fingerprint": (folder / "fingerprint").read_text(), **kept})
         shutil.rmtree(folder)
         return f"{100 * frontier_area(result['frontier'], result['forwards']):.1f}, {result['flops'] / 1e12:.1f} TFLOP"

@@ -233,6 +233,7 @@ def test_progress_is_lines_without_a_terminal(monkeypatch: pytest.MonkeyPatch):
     assert lines[1].endswith("about 0 s left")
 
 
+@pytest.mark.long
 def test_two_processes_evaluate_as_one(llada: Path, tmp_path: Path):
     assert run(llada, tmp_path / "one.json", *SAMPLED) == 0
     both = ("eval", "--model", str(llada), "--limit", "5", "--task", "choice", *SAMPLED, "--output")

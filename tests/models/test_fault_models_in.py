@@ -156,6 +156,7 @@ def test_the_line_for_pickled_weights_works(tmp_path: Path, names: tuple[str, ..
     assert all(torch.equal(value, theirs[name]) for name, value in load_model(folder).weights().items())
 
 
+@pytest.mark.long
 def test_the_line_for_an_adapter_of_peft_works(tmp_path: Path) -> None:
     llama().save_pretrained(tmp_path / "base")
     folder = adapter(tmp_path / "lora", str(tmp_path / "base"))

@@ -141,6 +141,7 @@ def real(folder: Path, *arguments: str, **variables: str) -> subprocess.Complete
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=3600)
 
 
+@pytest.mark.long
 @needs_bash
 @pytest.mark.parametrize(("right", "passed", "goes_on"), [(0.45, 0.95, True), (0.1, 0.95, False), (0.45, 0.8, False)])
 def test_rewards_begin_from_a_competent_base(tmp_path: Path, right: float, passed: float, goes_on: bool) -> None:

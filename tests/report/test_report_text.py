@@ -89,6 +89,7 @@ def test_without_matplotlib_figures_and_comparisons_name_the_extra(tmp_path: Pat
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_figures_of_a_run_are_svg_and_pdf_and_the_same_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = write_run(tmp_path / "run", ["some words"], eval_texts=["more words"], policy=True)
     paths = write_figures(Run(folder))

@@ -31,6 +31,7 @@ TEXTS += "not |lambda:|f'{|f(|a,|a;|a.|@a\n|if a:\n |\"|'|\\\n|\0|\ud800|é|x = 
 UNITS = ["```" + " " * 999_997, *TEXTS.split("|")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [200_000, 1_000_000])
 def test_any_completion_takes_less_than_a_second_outside_the_sandbox(size: int) -> None:
     slow = {}
