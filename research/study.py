@@ -127,7 +127,13 @@ def fingerprint(cell: dict[str, Any], study: dict[str, Any]) -> str:
     if cell["config"] is None:
         return "base"
     config = training_config({**cell, "tuning": True}, study, "-")
-    small = {"prompts_per_iteration": 2, "max_steps": 2, "learning_rate": 1e-4, "seed": 0, "log_completions": False}
+    small: dict[str, Any] = {
+        "prompts_per_iteration": 2,
+        "max_steps": 2,
+        "learning_rate": 1e-4,
+        "seed": 0,
+        "log_completions": False,
+    }
     small["optimizer_steps_per_iteration"] = min(2, config.optimizer_steps_per_iteration)
     trainer, seen = LFPOTrainer(args=dataclasses.replace(config, **small)), []
     for step in range(2):
