@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 import tiny
+from lfpo.base.progress import count
 from lfpo.cli.command_line import main
 from lfpo.config.build import build
 from lfpo.config.dpo import DPOConfig
@@ -43,15 +44,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_is_said_of_a_phase():
     state = Observer()
     state.begin("sampling", 128, "rollouts")
-    assert state.count() == "128 rollouts, none done yet"  # the first forward may be compiled for minutes
+    assert count(state) == "128 rollouts, none done yet"  # the first forward may be compiled for minutes
     state.forward(32)
-    assert state.count() == "0 of 128 rollouts, 1 forward of 32 rows"
+    assert count(state) == "0 of 128 rollouts, 1 forward of 32 rows"
     state.forward(32)
-    assert state.count() == "0 of 128 rollouts, 2 forwards of 32 rows"
+    assert count(state) == "0 of 128 rollouts, 2 forwards of 32 rows"
     state.advance(32)
-    assert state.count() == "32 of 128 rollouts"
+    assert count(state) == "32 of 128 rollouts"
     state.begin("checkpoint")
-    assert state.count() == ""
+    assert count(state) == ""
 
 
 def test_training_tells_of_each_forward_before_anything_is_done(model: Path, tmp_path: Path, monkeypatch):
@@ -86,7 +87,7 @@ def test_likelihoods_are_counted_by_forwards():
     with progress("likelihoods", 3, "requests", console) as state:
         likelihood_bounds(policy, pairs, mc_num=4, tokens=30, forwarded=state.forward)
     # 3 pairs x 4 masks of 6 tokens, 30 tokens at once.
-    assert state.count().startswith("0 of 3 requests, 3 forwards of ")
+    assert count(state).startswith("0 of 3 requests, 3 forwards of ")
 
 
 def test_the_harness_tells_of_each_forward(monkeypatch):
@@ -100,7 +101,7 @@ def test_the_harness_tells_of_each_forward(monkeypatch):
 
     def noted(self: Observer, rows: int) -> None:
         forward(self, rows)
-        told.append(self.count())
+        told.append(count(self))
 
     monkeypatch.setattr(Observer, "forward", noted)
     harness = LfpoLM(pretrained="embedded", mc_num=4)

@@ -23,12 +23,12 @@ from letters import Table, rollouts
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.core import learner
-from lfpo.core.batch import endings, group_metrics, reward_sums, share_of_commonest, trajectory_sums
+from lfpo.core.batch import endings, group_metrics, means_of_sums, reward_sums, share_of_commonest, trajectory_sums
 from lfpo.core.learner import accumulate_gradients, optimizer_blocks, share_with_signal
 from lfpo.core.lfpo import LFPO
 from lfpo.core.measures import (
+    Measures,
     add_measures,
-    means_over_ranks,
     measure_targets,
     ratio_measures,
 )
@@ -124,7 +124,11 @@ def test_a_function_s_mean_is_over_what_it_gave_a_number_for():
 
 
 def means_over_sums(sums: dict[str, tuple[float, int]]) -> dict[str, float]:
-    return means_over_ranks({name: double(*pair) for name, pair in sums.items()})
+    return means_of_sums([sums])
+
+
+def means_over_ranks(measures: Measures) -> dict[str, float]:
+    return means_of_sums([{name: pair.tolist() for name, pair in measures.items()}])
 
 
 # Trajectories.

@@ -1,7 +1,7 @@
 """Faults in a training process: one happens at a named place, when that place is visited for the n-th time.
 
 No private function of the package is patched. Files are seen by Python's audit events, rewards and verdicts come from
-this module's own reward functions and task, and the gradient is reached through `distributed.sum_gradients`. The faults
+this module's own reward functions and task, and the gradient is reached through `optim.sum_gradients`. The faults
 are real: the process kills itself, the disk is filled, the gradient becomes NaN.
 """
 
@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from lfpo.core import collectives
+from lfpo.core import optim
 from lfpo.prompts.tasks import Row
 from lfpo.prompts.tasks.choice import TASK as CHOICE
 from lfpo.train.preflight import STAND_IN
@@ -63,7 +63,7 @@ def arm(fault: Fault | None) -> None:
     global _fault
     _fault = fault
     sys.addaudithook(_file_event)
-    collectives.sum_gradients = _poisoning(collectives.sum_gradients)
+    optim.sum_gradients = _poisoning(optim.sum_gradients)
     if fault is not None and fault.do == "clock":  # the wall clock jumps by a day, forward and back, at each call
         real, jumps = time.time, itertools.cycle((86_400, -86_400))
         time.time = lambda: real() + next(jumps)
@@ -152,7 +152,7 @@ def _fill(folder: Path) -> None:
 
 
 def _poisoning(real: Callable[..., None]) -> Callable[..., None]:
-    """`distributed.sum_gradients`, which each optimiser step calls once, with a fault in the sum."""
+    """`optim.sum_gradients`, which each optimiser step calls once, with a fault in the sum."""
 
     def summed(parameters: Iterable[torch.nn.Parameter]) -> None:
         do, parameters = visit("gradient"), list(parameters)

@@ -13,7 +13,7 @@ from lfpo.config.errors import UserError
 from lfpo.config.models import LoraSettings
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
-from lfpo.core import collectives
+from lfpo.core import collectives, optim
 from lfpo.core.learner import accumulate_gradients
 from lfpo.core.optim import ema_update
 from lfpo.core.roles import BASE, CURRENT, OLD
@@ -71,10 +71,10 @@ class Training:
         filler = fully_masked(trajectory.rows(torch.tensor([0])))
         loss, _ = accumulate_gradients(objective, self.policies, views, signal, update_tokens=20, filler=filler)
         parameters = dict(self.policies[CURRENT].backbone.named_parameters())
-        collectives.sum_gradients(parameters.values())
+        optim.sum_gradients(parameters.values())
         found = {n: collectives.whole(p.grad).clone() for n, p in parameters.items() if p.grad is not None}
         found["loss"] = torch.tensor(collectives.sum_number(loss))
-        found["norm"] = torch.tensor(collectives.clip_gradients(parameters.values(), 1.0))
+        found["norm"] = torch.tensor(optim.clip_gradients(parameters.values(), 1.0))
         self.optimizer.step()
         self.optimizer.zero_grad()
         ema_update(self.policies[OLD], self.policies[CURRENT], 0.5)

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from lfpo.base import progress as progress_module
+from lfpo.base.progress import duration
 from lfpo.cli import main
-from lfpo.core import observer as progress_module
-from lfpo.core.observer import Observer, duration
+from lfpo.core import observer as observer_module
+from lfpo.core.observer import Observer
 from lfpo.runs import display as display_module
 from lfpo.runs.display import Display, _iterations
 from test_cli import train_arguments
@@ -71,7 +73,7 @@ def test_a_log_file_is_quiet_between_evaluations_but_tells_the_first_and_the_las
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """time.monotonic() is its `now`."""
     found: Any = SimpleNamespace(now=0.0, monotonic=lambda: found.now)
-    for module in (display_module, progress_module):
+    for module in (display_module, observer_module, progress_module):
         monkeypatch.setattr(module, "time", found)
     return found
 

@@ -14,7 +14,7 @@ import tiny
 from lfpo.base import distributed
 from lfpo.config.errors import UserError
 from lfpo.config.train import LFPOConfig
-from lfpo.core import collectives
+from lfpo.core import collectives, optim
 from lfpo.models import tensor_files
 from lfpo.models.tensor_files import write_shards
 from lfpo.runs.directory import open_run, opened_by_this_launcher
@@ -180,13 +180,13 @@ def test_where_no_process_has_a_gradient_nothing_moves(group: None):
     weights = [torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))]
     optimizer = torch.optim.AdamW(weights, lr=0.1)
     weights[0].grad = torch.ones(2)
-    collectives.sum_gradients(weights)
+    optim.sum_gradients(weights)
     assert [p.grad.tolist() for p in weights if p.grad is not None] == [[1, 1], [0, 0, 0]]
     optimizer.step()
     optimizer.zero_grad()
     moved = [p.detach().clone() for p in weights]
     assert not torch.equal(moved[0], torch.ones(2))
-    collectives.sum_gradients(weights)
+    optim.sum_gradients(weights)
     assert all(p.grad is None for p in weights)
     optimizer.step()  # with momentum from before
     assert all(torch.equal(a, b) for a, b in zip(weights, moved, strict=True))
@@ -196,8 +196,8 @@ def test_a_norm_is_that_of_all_gradients_in_pieces_too():
     weight = torch.nn.Parameter(torch.zeros(2**24 + 3))
     weight.grad = torch.full((2**24 + 3,), 2.0)
     norm = 2 * (2**24 + 3) ** 0.5
-    assert collectives.clip_gradients([weight], 0) == pytest.approx(norm, rel=1e-12)
-    assert collectives.clip_gradients([weight], 1.0) == pytest.approx(norm, rel=1e-12)
+    assert optim.clip_gradients([weight], 0) == pytest.approx(norm, rel=1e-12)
+    assert optim.clip_gradients([weight], 1.0) == pytest.approx(norm, rel=1e-12)
     assert float(weight.grad[0]) == pytest.approx(2 / norm, rel=1e-5)
 
 

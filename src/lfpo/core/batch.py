@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -128,7 +128,7 @@ def gathered(rolled: Rolled, prompts: int, generations: int) -> Batch:
     failed = {name: why for part in failed_of for name, why in part.items()}
     metrics |= {f"rewards/{name}/failed": sum(name in part for part in failed_of) / len(failed_of) for name in failed}
     metrics |= {name: max(part[name] for part in times_of) for name in rolled.times}
-    metrics |= collectives.merged_means(sums_of)
+    metrics |= means_of_sums(sums_of)
     first = collectives.share(prompts)[0] * generations
     return Batch(
         rolled.turns, trajectory, rewards, first, reward_R, predicted_RM, group_R, failed, metrics, rolled.version
@@ -183,3 +183,10 @@ def trajectory_sums(t: Trajectory) -> dict[str, tuple[float, int]]:
     sums = {name: (float(value.double().sum()), len(t)) for name, value in per_row.items()}
     entropy = t.entropy.double().masked_fill(~t.counted, 0.0).sum()
     return sums | {"entropy/rollout": (float(entropy), int(lengths.sum()))}
+
+
+def means_of_sums(parts: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float]:
+    """Sum over count of each [sum, count], over what all ranks gave; names that count nothing are left out."""
+    names = sorted({name for part in parts for name in part})
+    totals = {name: [sum(pair) for pair in zip(*(p[name] for p in parts if name in p), strict=True)] for name in names}
+    return {name: total / count for name, (total, count) in totals.items() if count}

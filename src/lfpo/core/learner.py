@@ -18,9 +18,9 @@ import torch
 from lfpo.config.errors import CannotGoOn
 from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives
-from lfpo.core.batch import Batch
+from lfpo.core.batch import Batch, means_of_sums
 from lfpo.core.collectives import local
-from lfpo.core.measures import Measures, add_measures, means_over_ranks
+from lfpo.core.measures import Measures, add_measures
 from lfpo.core.model import MaskedDiffusionLM, one_pass
 from lfpo.core.objective import Objective, check_range, signal_of
 from lfpo.core.observer import Observer
@@ -99,7 +99,8 @@ class Learner:
         names = ("loss", "grad_norm", "learning_rate")
         means = {name: sum(result[name] for result in results) / (len(results) or math.nan) for name in names}
         signal = {"r": float(signal_R.mean()), "frac_signal": share_with_signal(objective, signal_R)}
-        return {**signal, **means, **means_over_ranks(measures)}
+        sums = {name: value.tolist() for name, value in measures.items()}
+        return {**signal, **means, **means_of_sums(collectives.gather(sums))}
 
     def move_old(self) -> None:
         """Phase 3: theta_old <- alpha theta_old + (1 - alpha) theta."""
@@ -183,7 +184,7 @@ def optimizer_step(
     if stepped and learner.average is not None:
         learner.average.update()
     learner.count(step.iteration, stepped=stepped)
-    if step.inner * blocks + step.number < blocks * inners - 1:
+    if step.inner * blocks + step.number < blocks * inners - 1 and observer.event is not None:
         observer.event("on_substep_end")
     return {"loss": loss, "grad_norm": norm, "learning_rate": lr}, measured
 

@@ -2,7 +2,6 @@
 
 import torch
 
-from lfpo.core import collectives
 from lfpo.core.fused import CHUNK_ELEMENTS
 from lfpo.core.predictions import Predictions
 from lfpo.core.roles import BASE, CURRENT, OLD
@@ -78,11 +77,6 @@ def ratio_measures(
     """
     clipped = ((ratio > high) & (advantage > 0)) | ((ratio < low) & (advantage < 0))
     return {"ratio/mean": sum_and_count(ratio, where), "ratio/clipped": sum_and_count(clipped.double(), where)}
-
-
-def means_over_ranks(measures: Measures) -> dict[str, float]:
-    """Sum over count of each measure, over all ranks. A collective."""
-    return collectives.means_over_ranks({name: value.tolist() for name, value in measures.items()})
 
 
 def add_measures(total: Measures, addends: Measures) -> None:

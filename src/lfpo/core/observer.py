@@ -13,7 +13,7 @@ class Observer:
     far. forwards: of the model since a unit was done, the last of them with so many rows. started: time.monotonic() at
     its begin. resumed_at: iterations that were done before this process.
 
-    Hooks, which do nothing unless they are set:
+    Hooks, which do nothing unless they are set (`event` is None then):
     changed(): after `advance` and `forward`. note(text): shows a line to the user. event(name): an event of
     lfpo.train.callbacks. interrupt(): raises what a request to stop, which came before, asks for.
 
@@ -24,14 +24,14 @@ class Observer:
     def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
         self.resumed_at, self.changed = 0, changed
         self.note: Callable[[str], None] = print
-        self.event: Callable[[str], None] = lambda name: None
+        self.event: Callable[[str], None] | None = None
         self.interrupt: Callable[[], None] = lambda: None
         self.passes: list[Any] | None = None
         self.interruptible = False
         self.begin("")
 
     def begin(self, phase: str, total: int = 0, unit: str = "") -> None:
-        """Start a phase, which ends the one before it."""
+        """Start a phase, which ends the one before it; with "" there is none until the next."""
         self.phase, self.total, self.unit = phase, total, unit
         self.done = self.tokens = self.forwards = self.rows = 0
         self.started = time.monotonic()
@@ -44,16 +44,13 @@ class Observer:
 
     def finished(self, index: Sequence[int], t: Any) -> None:
         """Count rows that an engine has finished, and the tokens of their trajectory."""
-        self.advance(len(index), int(t.lengths.sum()))
+        self.advance(len(index))
+        self.tokens += int(t.lengths.sum())
 
     def forward(self, rows: int) -> None:
         """A forward of so many rows was run, which may be one of hundreds until the first of them is done."""
         self.forwards, self.rows = self.forwards + 1, rows
         self.changed()
-
-    def end(self) -> None:
-        """No phase until the next `begin`."""
-        self.begin("")
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
@@ -64,28 +61,3 @@ class Observer:
             yield
         finally:
             self.interruptible = False
-
-    @property
-    def seconds(self) -> float:
-        """Since the begin of the phase."""
-        return time.monotonic() - self.started
-
-    def count(self) -> str:
-        """Such as `64 of 128 rollouts, 30 forwards of 32 rows, 1,234 tokens/s`; `128 rollouts, none done yet` until
-        something can be counted."""
-        parts = [f"{self.done} of {self.total} {self.unit}"] if self.total and (self.done or self.forwards) else []
-        parts += [f"{self.total} {self.unit}, none done yet"] if self.total and not parts else []
-        several = "s" if self.forwards > 1 else ""
-        parts += [f"{self.forwards:,} forward{several} of {self.rows} rows"] if self.forwards else []
-        parts += [f"{self.tokens / max(self.seconds, 1e-9):,.0f} tokens/s"] if self.tokens else []
-        return ", ".join(parts)
-
-
-def duration(seconds: float) -> str:
-    """Two units at most: `45 s`, `3 min 20 s`, `2 h 05 min`."""
-    total = round(seconds)
-    if total < 60:
-        return f"{total} s"
-    if total < 3600:
-        return f"{total // 60} min {total % 60:02} s"
-    return f"{total // 3600} h {total % 3600 // 60:02} min"

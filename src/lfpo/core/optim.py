@@ -4,11 +4,13 @@ Learning rates are per optimiser step."""
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from lfpo.core import collectives
 from lfpo.core.model import MaskedDiffusionLM
@@ -19,7 +21,7 @@ def step_if_finite(
     model: nn.Module,
     loss: float,
     max_grad_norm: float,
-    event: Callable[[str], None] = lambda name: None,
+    event: Callable[[str], None] | None = None,
 ) -> tuple[float, float, bool]:
     """End an optimiser step: sum loss and gradients over ranks, clip, step where both are finite, drop the gradients.
 
@@ -29,15 +31,61 @@ def step_if_finite(
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     loss = collectives.sum_number(loss)
-    collectives.sum_gradients(parameters)
-    norm = collectives.clip_gradients(parameters, max_grad_norm)
+    sum_gradients(parameters)
+    norm = clip_gradients(parameters, max_grad_norm)
     finite = math.isfinite(norm) and math.isfinite(loss)
     if finite:
-        event("on_pre_optimizer_step")
+        if event is not None:
+            event("on_pre_optimizer_step")
         optimizer.step()
-        event("on_optimizer_step")
+        if event is not None:
+            event("on_optimizer_step")
     optimizer.zero_grad()
     return loss, norm, finite
+
+
+def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Replace each gradient by its sum over ranks, in one all_reduce. DTensors are left out: FSDP has summed them."""
+    if not dist.is_initialized():
+        return
+    trained = [p for p in parameters if p.requires_grad and not isinstance(p, DTensor)]
+    # Where no rank has a gradient there is none: with zeros, the optimiser's momentum would move the weights.
+    if not trained or not any(collectives.gather(any(p.grad is not None for p in trained))):
+        return
+    flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in trained])
+    collectives.announce()
+    dist.all_reduce(flat)
+    for p, grad in zip(trained, flat.split([p.numel() for p in trained]), strict=True):
+        p.grad = grad.view_as(p)
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
+    """Scale gradients down to a norm of at most max_norm (0: do not scale); returns the norm before. Unlike torch's
+    own function it takes DTensors and other parameters together."""
+    grads = [p.grad for p in parameters if p.grad is not None]
+    if not grads:
+        return 0.0
+    local = [g.to_local() if isinstance(g, DTensor) else g for g in grads]
+    squares = torch.stack([_square_sum(g.detach()) for g in local]).tolist()  # one wait for the device
+    total = sum(s for s, g in zip(squares, grads, strict=True) if not isinstance(g, DTensor))
+    # Replicas of a part are all counted, each as its share.
+    parts = sum(s / _replicas(g) for s, g in zip(squares, grads, strict=True) if isinstance(g, DTensor))
+    norm = math.sqrt(total + (collectives.sum_number(parts) if any(isinstance(g, DTensor) for g in grads) else 0.0))
+    if max_norm and norm > max_norm:
+        torch._foreach_mul_(local, max_norm / (norm + 1e-6))
+    return norm
+
+
+def _replicas(tensor: DTensor) -> int:
+    """How many ranks hold the same rows."""
+    sizes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
+    return math.prod(size for size, placement in sizes if placement.is_replicate())
+
+
+def _square_sum(tensor: torch.Tensor) -> torch.Tensor:
+    """Sum of squares in float64, 2**24 elements at a time: a float64 copy of the embeddings' gradient would be the
+    largest tensor."""
+    return torch.stack([part.double().square().sum() for part in tensor.flatten().split(2**24)]).sum()
 
 
 def lr_at(args: Any, step: int, total: int) -> float:

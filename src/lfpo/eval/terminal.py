@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lfpo.base.progress import count, seconds
 from lfpo.config.eval import GROUPS
 from lfpo.core.observer import Observer
 
@@ -49,8 +50,8 @@ def progress(title: str, total: int, unit: str, console: Console) -> Iterator[Ob
         bar.update(task, completed=state.done, forwards=forwards)
         if not console.is_terminal and time.monotonic() - printed >= LINE_SECONDS:
             printed = time.monotonic()
-            left = f", about {state.seconds * (total - state.done) / state.done:.0f} s left" if state.done else ""
-            line = f"{title}: {state.count()}, {state.seconds:.0f} s{left}"
+            left = f", about {seconds(state) * (total - state.done) / state.done:.0f} s left" if state.done else ""
+            line = f"{title}: {count(state)}, {seconds(state):.0f} s{left}"
             console.print(line, markup=False, highlight=False)
 
     state = Observer(show)

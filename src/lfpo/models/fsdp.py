@@ -4,7 +4,7 @@ Each layer is a unit of its own under one root, the body. In a forward or backwa
 needed, and its gradient is reduced as soon as it is complete; units of one root prefetch each other and overlap with
 computation. Embeddings and head are split by hand: a lookup moves the vectors of tokens, not the whole table, and
 losses read the head's weights directly (MaskedDiffusionLM.head_weight). LoRA factors, norms and biases stay whole;
-`distributed.sum_gradients` sums their gradients.
+`optim.sum_gradients` sums their gradients.
 
 Rollouts and evaluation run on whole weights (`gathered`), or gather each layer for its forward (`gathered_by_layer`).
 """

@@ -16,7 +16,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from lfpo.core.observer import Observer, duration
+from lfpo.base.progress import count, duration, seconds
+from lfpo.core.observer import Observer
 
 SPARKS = "▁▂▃▄▅▆▇█"
 RECENT = 6  # iterations in the live table
@@ -102,7 +103,7 @@ class Display:
         if metrics["step"] > 0:
             self.seconds.append(max(0.0, now - self.updated - evaluation))
         self.step, self.updated = metrics["step"], now
-        self.phase.end()
+        self.phase.begin("")
         evaluated = evaluations(metrics)
         for name, values in evaluated.items():
             self.evaluations[name] = (self.evaluations.get(name, (values,))[0], values)
@@ -126,8 +127,8 @@ class Display:
         return max(0.0, expected - (time.monotonic() - self.updated))
 
     def phase_line(self) -> str:
-        parts = [f"iteration {min(self.step + 1, self.total)}/{self.total}", self.phase.phase, self.phase.count()]
-        parts += [f"{duration(self.phase.seconds)} in this phase"]
+        parts = [f"iteration {min(self.step + 1, self.total)}/{self.total}", self.phase.phase, count(self.phase)]
+        parts += [f"{duration(seconds(self.phase))} in this phase"]
         parts += [f"last reward {self.rewards[-1]:.3f}"] if self.rewards else []
         parts += [f"{duration(left)} left"] if (left := self.left()) is not None else []
         return "  ".join(part for part in parts if part)
@@ -158,8 +159,8 @@ class Display:
             waits = not phase.total or (phase.forwards > 0 and not phase.done)
             bar = ProgressBar(phase.total or 1, phase.done, width=size, pulse=waits)
             short = f"{phase.done}/{phase.total}" + (f", {phase.forwards} forwards" if phase.forwards else "")
-            words = phase.count() if width >= 60 else short
-            words += f", {duration(phase.seconds)}" if width >= 100 else ""
+            words = count(phase) if width >= 60 else short
+            words += f", {duration(seconds(phase))}" if width >= 100 else ""
             bars.add_row(Text(phase.phase if width >= 60 else "", style="dim"), bar, Text(words, style="dim"))
         return bars
 

@@ -14,9 +14,9 @@ from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.training import examples_length
 from lfpo.core import collectives
+from lfpo.core.batch import means_of_sums
 from lfpo.core.forward import left_pad
 from lfpo.core.learner import accumulate_gradients, logp_at_targets
-from lfpo.core.measures import means_over_ranks
 from lfpo.core.observer import Observer
 from lfpo.core.optim import set_lr, step_if_finite
 from lfpo.core.rng import key, python_rng
@@ -82,7 +82,8 @@ class DPOTrainer(Trainer):
             context.observer.note(f"step {step + 1}: loss is {loss}, gradient norm {norm}; update skipped")
         self.state["seconds"] += time.perf_counter() - started
         self.state["flops"] += collectives.sum_number(sum(pass_flops(self.policies[ran.policy], ran) for ran in passes))
-        means, done = means_over_ranks(measures), step + 1
+        sums, done = {name: value.tolist() for name, value in measures.items()}, step + 1
+        means = means_of_sums(collectives.gather(sums))
         if done % config.logging_steps and done < self.total_steps:
             return {}
         metrics = {"step": done, "loss": loss, "grad_norm": norm, "learning_rate": lr, **means}

@@ -12,6 +12,7 @@ import torch
 
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core import collectives
+from lfpo.core.batch import means_of_sums
 from lfpo.core.encoding import encode_rows
 from lfpo.core.engine import Engine, Request
 from lfpo.core.rng import key
@@ -61,7 +62,8 @@ def held_out(evaluation: HeldOut, step: int, context: Context) -> dict[str, floa
     def on_finished(answers: list[Answer]) -> None:
         progress.advance(len(answers), sum(answer.length for answer in answers))
         for _ in answers:
-            context.observer.event("on_prediction_step")
+            if context.observer.event is not None:
+                context.observer.event("on_prediction_step")
 
     started, metrics, records = time.perf_counter(), dict[str, float](), list[dict[str, Any]]()
     engine, model, tokenizer = evaluation.engine, evaluation.model, evaluation.tokenizer
@@ -108,7 +110,8 @@ def _played(
     def on_finished(index: Sequence[int], _: object) -> None:
         context.observer.advance(len(index))
         for _row in index:
-            context.observer.event("on_prediction_step")
+            if context.observer.event is not None:
+                context.observer.event("on_prediction_step")
 
     turns, t, rewards, sums = play(environment, evaluation.engine, model, tokenizer, request, rows, on_finished)
     sums["reward"] = _sum_and_count(rewards)
@@ -121,7 +124,7 @@ def _played(
                 record = completion_record(t, b, turn.row["prompt"], turn.text, tokenizer)
                 reward = rewards.parts[environment.name][turn.rollout]
                 records.append({"problem": problem, **record, **turn.note, "reward": reward})
-    return collectives.means_over_ranks(sums), [r for part in collectives.gather(records) for r in part]
+    return means_of_sums(collectives.gather(sums)), [r for part in collectives.gather(records) for r in part]
 
 
 def _mean_reward(evaluation: HeldOut, result: EvalResult, context: Context) -> float:

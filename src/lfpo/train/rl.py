@@ -1,8 +1,7 @@
-"""The RL trainer: makes the parts of Algorithm 1, runs its iterations, and is what a run (lfpo.train.run) runs."""
+"""The RL trainer: Algorithm 1 with its parts made from a configuration, as a run (lfpo.train.run) runs it."""
 
 import contextlib
 import inspect
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,12 +18,12 @@ from lfpo.config.length import described
 from lfpo.config.other_names import ARGUMENTS, METHODS
 from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives
-from lfpo.core.batch import Batch, gathered
+from lfpo.core.algorithm import Algorithm
+from lfpo.core.batch import Batch
 from lfpo.core.learner import Learner
-from lfpo.core.observer import Observer
 from lfpo.core.optim import Average
 from lfpo.core.roles import CURRENT, OLD
-from lfpo.core.rollouts import RolloutSource, Sampled
+from lfpo.core.rollouts import Sampled
 from lfpo.core.views import Pass
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.loading import trained_block_length
@@ -53,10 +52,8 @@ from lfpo.train.run import run_trainer
 from lfpo.train.setup import check_ranks, make_engine, make_source, with_name
 from lfpo.train.trainer import Trainer
 
-MAX_FAILED = 5  # batches in a row for which a reward function fails, after which training stops
 
-
-class LFPOTrainer(Trainer):
+class LFPOTrainer(Algorithm, Trainer):
     """Reinforcement learning of a masked diffusion language model, called the way TRL's trainers are.
 
     model: a checkpoint folder, hub id, "embedded", or a loaded MaskedDiffusionLM (then give its tokenizer too).
@@ -170,7 +167,7 @@ class LFPOTrainer(Trainer):
             self.state,
         )
         self.sizes = args.prompts_per_iteration, args.num_generations
-        self.rollouts: RolloutSource = sampled
+        self.rollouts = sampled
         if self.queue is not None:
             self.rollouts = Queued(self.queue, sampled)
         if self.environment is not None:
@@ -216,37 +213,6 @@ class LFPOTrainer(Trainer):
         """Call this callback, or all of this class, no more."""
         self.events.remove(callback)
 
-    def iterate(self, iteration: int, observer: Observer) -> tuple[Batch, torch.Tensor, dict[str, Any]]:
-        """One iteration of Algorithm 1. theta changes in phase 2 only, theta_old in phase 3 only.
-
-        Returns the batch, what the loss took in place of its rewards (signal_R), and metrics.
-        """
-        learner, started = self.learner, time.perf_counter()
-        # Phase 1: each rank samples N rollouts for each of its prompts from theta_old, and scores them.
-        with observer.at_once():
-            batch = self.sample_and_score(iteration, observer)
-        signal_R = learner.signal(batch, iteration)
-        # Phase 2: theta learns from them, against theta_old.
-        update_started = time.perf_counter()
-        old_policy = None if self.versions is None else self.versions.in_place(batch.version, newest=iteration)
-        with old_policy or contextlib.nullcontext():  # with `old_policy: sampler` the one that sampled the batch
-            learned = learner.update(batch, signal_R, iteration, observer)
-        # Phase 3: theta_old follows theta.
-        learner.move_old()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()  # the clock must not stop while the GPU still works
-        now = time.perf_counter()
-        self.state["seconds"] += now - started
-        times = {"time/update": now - update_started, "time/total": self.state["seconds"]}
-        return batch, signal_R, {**batch.metrics, **learned, "skipped_updates": self.state["skipped"], **times}
-
-    def sample_and_score(self, iteration: int, observer: Observer) -> Batch:
-        """Phase 1: scored rollouts of theta_old, with max_staleness of an earlier one, for the iteration's prompts."""
-        batch = gathered(self.rollouts.roll(iteration, observer), *self.sizes)
-        if batch.failed or self.state["failing"]:
-            self._count_failures(batch, iteration, observer)
-        return batch
-
     def run_iteration(self, step: int, context: Context | None = None) -> dict[str, Any]:
         """`iterate`, then its accounts: FLOPs, records of rollouts, the queue. context: of the run, if any."""
         context, passes = context or Context(), list[Pass]()
@@ -261,24 +227,6 @@ class LFPOTrainer(Trainer):
             if self.versions is not None:
                 self.versions.keep_only(self.queue.versions())
         return {"step": step + 1, **metrics, "flops": self.state["flops"]}
-
-    def _count_failures(self, batch: Batch, iteration: int, observer: Observer) -> None:
-        """Report a reward function when it begins to fail; after MAX_FAILED batches in a row without any of its rewards
-        stop. A failure on some of the ranks costs only their rewards."""
-        kind = "reward function" if self.environment is None else "environment"
-        before, failed = self.state["failing"], batch.failed
-        lost = {name: batch.metrics[f"rewards/{name}/failed"] for name in failed}
-        failing = {name: (before.get(name, 0) + 1) * (lost[name] == 1) for name in failed}
-        self.state["failing"] = failing
-        for name, times in failing.items():
-            if name not in before:
-                where = "" if lost[name] == 1 else f" on {lost[name]:.0%} of the ranks"
-                observer.note(
-                    f"{kind} {name!r} failed in iteration {iteration + 1}{where}: {failed[name]}; "
-                    "its rewards of that batch count as None"
-                )
-            if times >= MAX_FAILED:
-                raise CannotGoOn(f"{kind} {name!r} failed for {times} batches in a row, last with: {failed[name]}")
 
     def log_rollouts(self, iteration: int, batch: Batch, signal_B: torch.Tensor, context: Context) -> None:
         """Collect the records of all ranks on rank 0 and write them."""

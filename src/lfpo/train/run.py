@@ -11,11 +11,12 @@ from typing import Any, NoReturn
 
 from lfpo.base import distributed
 from lfpo.base.environment import use_threads
+from lfpo.base.progress import duration
 from lfpo.config.build import to_dict
 from lfpo.config.errors import CannotGoOn, UserError, last_line
 from lfpo.config.files import read_json
 from lfpo.core import collectives
-from lfpo.core.observer import Observer, duration
+from lfpo.core.observer import Observer
 from lfpo.report import write_report
 from lfpo.runs.card import model_card
 from lfpo.runs.context import Context, Stopped, StopRequests
@@ -125,7 +126,7 @@ class TrainingRun:
                     raise Stopped(stopped.number, f"{stopped}: {self.keep()}") from None
                 except BaseException as error:  # also a KeyboardInterrupt or SystemExit of the user's code
                     self.end_with(error)
-            self.context.observer.end()
+            self.context.observer.begin("")
             try:
                 card = model_card(self.folder, to_dict(self.args), trainer.kind)
                 return export_model(self.folder.dir, trainer.export(), trainer.tokenizer, card=card)
@@ -209,7 +210,7 @@ class TrainingRun:
             keep=self.args.save_total_limit,
         )
         self.saved, self.saving = self.done, False
-        self.context.observer.end()
+        self.context.observer.begin("")
         self.callbacks.saved(self.done, self.folder.dir / "checkpoints")
 
     def keep(self) -> str:

@@ -1,0 +1,31 @@
+"""Reward functions, and environments, that fail in training: said once, and after too many batches the end of it."""
+
+from typing import Any
+
+from lfpo.config.errors import CannotGoOn
+from lfpo.core.batch import Batch
+from lfpo.core.observer import Observer
+
+MAX_FAILED = 5  # batches in a row for which a reward function fails, after which training stops
+
+
+def count_failures(state: dict[str, Any], batch: Batch, iteration: int, observer: Observer) -> None:
+    """Report a reward function when it begins to fail; after MAX_FAILED batches in a row without any of its rewards
+    stop. A failure on some of the ranks costs only their rewards.
+
+    state: its `failing` holds, for each function that fails, for how many batches in a row all ranks lost its rewards.
+    """
+    kind = "environment" if any(turn.number for turn in batch.turns) else "reward function"
+    before, failed = state["failing"], batch.failed
+    lost = {name: batch.metrics[f"rewards/{name}/failed"] for name in failed}
+    failing = {name: (before.get(name, 0) + 1) * (lost[name] == 1) for name in failed}
+    state["failing"] = failing
+    for name, times in failing.items():
+        if name not in before:
+            where = "" if lost[name] == 1 else f" on {lost[name]:.0%} of the ranks"
+            observer.note(
+                f"{kind} {name!r} failed in iteration {iteration + 1}{where}: {failed[name]}; "
+                "its rewards of that batch count as None"
+            )
+        if times >= MAX_FAILED:
+            raise CannotGoOn(f"{kind} {name!r} failed for {times} batches in a row, last with: {failed[name]}")
