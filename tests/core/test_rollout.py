@@ -16,8 +16,8 @@ from lfpo.config.reveal import needs
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.attention import FULL
 from lfpo.core.forward import FORWARD_TOKENS, bucket, pieces
+from lfpo.core.noise import uniform
 from lfpo.core.reveal import PLAN, Proposal, Reveal, Rule
-from lfpo.core.rng import uniform
 from lfpo.core.trajectory import Trajectory
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.rollout.reveal.published import dynamic, origin_steps

@@ -123,10 +123,10 @@ def test_a_group_counts_each_episode_once_whatever_its_turns(llada: Path):
     assert batch.group_R.tolist() == [0, 0, 0, 1, 1, 1]
     signal_R = make_objective({"name": "diffu_grpo"}).signal(batch.reward_R, batch.group_R)
     assert signal_R.tolist() == pytest.approx([-2 / 3, 1 / 3, 1 / 3, -1 / 3, 2 / 3, -1 / 3])
-    signal_B = batch.of_rank(signal_R)
+    signal_B = signal_R[batch.rollout_B]
     assert signal_B.tolist() == pytest.approx([x / 3 for x in (-2, 1, 1, 1, -1, -1, 2, 2, -1, -1)])
     # A block holds whole rollouts, each with all its turns.
-    assert batch.rows_of(torch.tensor([1, 4])).tolist() == [1, 2, 6, 7]
+    assert torch.isin(batch.rollout_B, torch.tensor([1, 4])).nonzero().flatten().tolist() == [1, 2, 6, 7]
     assert batch.metrics["turns/mean"] == 10 / 6
     assert batch.metrics["rewards/Scripted/mean"] == batch.metrics["reward"] == 0.5
     records = rollout_records(batch, signal_B, tokenizer)

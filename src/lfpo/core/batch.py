@@ -64,7 +64,7 @@ class Batch:
 
     A rollout has a row, or with an environment one for each of its turns; B counts rows.
 
-    turns, trajectory, rewards, version: see Rolled. first: the number of this rank's first rollout among all R.
+    turns, trajectory, rewards, version: see Rolled. rollout_B: int64 [B], on the CPU: the number of each row's rollout among all R.
     reward_R, group_R [R]: reward (float64) and prompt number (int64) of every rollout on every rank, on the CPU. A NaN
         is neutral: nothing is learned from that rollout (see lfpo.core.objective.signal_of).
     predicted_RM: float64 [R, M], rewards of the predictions kept at M steps, of all ranks; None if none were.
@@ -74,35 +74,13 @@ class Batch:
     turns: list[Turn]
     trajectory: Trajectory
     rewards: Rewards
-    first: int
+    rollout_B: torch.Tensor
     reward_R: torch.Tensor
     predicted_RM: torch.Tensor | None
     group_R: torch.Tensor
     failed: dict[str, str]
     metrics: dict[str, float]
     version: int
-
-    @property
-    def rollout_B(self) -> torch.Tensor:
-        """The number of each row's rollout among all R, int64 [B]."""
-        return self.first + torch.tensor([turn.rollout for turn in self.turns])
-
-    def rows_of(self, block: torch.Tensor) -> torch.Tensor:
-        """Which of this rank's rows are of the rollouts numbered `block`; int64, 0 .. B - 1, ascending."""
-        return torch.isin(self.rollout_B, block).nonzero().flatten()
-
-    def of_rank(self, value_R: torch.Tensor) -> torch.Tensor:
-        """The values of the rollouts of this rank's rows [B], on the trajectory's device."""
-        return value_R[self.rollout_B].to(self.trajectory.tokens.device)
-
-    def seeds(self, rows: torch.Tensor, iteration: int) -> list[int]:
-        """The keys of the random choices of some of this rank's rows in an iteration."""
-        return [key(self.turns[b].seed, iteration) for b in rows.tolist()]
-
-    @property
-    def unscored(self) -> bool:
-        """Whether no rollout of any rank has a reward: there is nothing to learn from. The same on all ranks."""
-        return bool(self.reward_R.isnan().all())
 
 
 def gathered(rolled: Rolled, prompts: int, generations: int) -> Batch:
@@ -130,8 +108,9 @@ def gathered(rolled: Rolled, prompts: int, generations: int) -> Batch:
     metrics |= {name: max(part[name] for part in times_of) for name in rolled.times}
     metrics |= means_of_sums(sums_of)
     first = collectives.share(prompts)[0] * generations
+    rollout_B = first + torch.tensor([turn.rollout for turn in rolled.turns])
     return Batch(
-        rolled.turns, trajectory, rewards, first, reward_R, predicted_RM, group_R, failed, metrics, rolled.version
+        rolled.turns, trajectory, rewards, rollout_B, reward_R, predicted_RM, group_R, failed, metrics, rolled.version
     )
 
 
@@ -180,7 +159,7 @@ def trajectory_sums(t: Trajectory) -> dict[str, tuple[float, int]]:
     }
     if t.sampler.edits:
         per_row["edits"] = (t.with_edits("reveal_step")[:, t.tokens.shape[1] :] >= 0).sum(-1)
-    sums = {name: (float(value.double().sum()), len(t)) for name, value in per_row.items()}
+    sums = {name: (float(value.double().sum()), len(lengths)) for name, value in per_row.items()}
     entropy = t.entropy.double().masked_fill(~t.counted, 0.0).sum()
     return sums | {"entropy/rollout": (float(entropy), int(lengths.sum()))}
 

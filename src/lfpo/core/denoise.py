@@ -29,8 +29,8 @@ from lfpo.core.forward import (
     unstarted,
 )
 from lfpo.core.model import MaskedDiffusionLM
+from lfpo.core.noise import uniform
 from lfpo.core.reveal import TOKENS, Pace, Proposal, Revealed, Rule
-from lfpo.core.rng import uniform
 from lfpo.core.schedule import reveal_schedule
 from lfpo.core.trajectory import Trajectory
 

@@ -22,11 +22,11 @@ from lfpo.core.batch import Batch, means_of_sums
 from lfpo.core.collectives import local
 from lfpo.core.measures import Measures, add_measures
 from lfpo.core.model import MaskedDiffusionLM, one_pass
-from lfpo.core.objective import Objective, check_range, signal_of
+from lfpo.core.objective import Objective, signal_of
 from lfpo.core.observer import Observer
 from lfpo.core.optim import Average, ema_update, set_lr, step_if_finite
 from lfpo.core.predictions import Predictions
-from lfpo.core.rng import generator
+from lfpo.core.rng import generator, key
 from lfpo.core.roles import CURRENT, OLD
 from lfpo.core.views import Views, fully_masked, in_passes
 
@@ -74,21 +74,20 @@ class Learner:
     def signal(self, batch: Batch, iteration: int) -> torch.Tensor:
         """What the loss takes instead of the reward: r in [0, 1] for LFPO, an advantage for others; float64 [R], or
         [R, M] for M kept predictions. Rollouts without a reward are neutral."""
-        begins = not self.checked_range and not batch.unscored
-        objective = self.at(iteration)
-        if begins:
-            check_range(objective, batch.reward_R)
-            self.checked_range = True
         reward = batch.reward_R if batch.predicted_RM is None else batch.predicted_RM
-        return signal_of(objective, reward, batch.group_R)
+        to_check = None if self.checked_range else batch.reward_R
+        signal_R = signal_of(self.at(iteration), reward, batch.group_R, to_check)
+        self.checked_range |= not batch.reward_R.isnan().all()
+        return signal_R
 
     def update(self, batch: Batch, signal_R: torch.Tensor, iteration: int, observer: Observer) -> dict[str, float]:
         """Phase 2: an optimiser step of theta after each block of rollouts; some objectives go through all blocks
         several times. Returns metrics, means over the steps. theta_old does not change. A collective."""
-        objective, signal_B = self.at(iteration), batch.of_rank(signal_R)
+        objective, device = self.at(iteration), batch.trajectory.tokens.device
+        signal_B = signal_R[batch.rollout_B].to(device)
         measures = dict[str, torch.Tensor]()
         # Without any reward there is nothing to learn from, and no step decays weights or moments.
-        blocks = [] if batch.unscored else optimizer_blocks(self.args, objective, iteration)
+        blocks = [] if batch.reward_R.isnan().all() else optimizer_blocks(self.args, objective, iteration)
         results = []
         for inner in range(objective.num_iterations):
             for number, block in enumerate(blocks):
@@ -150,7 +149,7 @@ def optimizer_step(
     # Before the iteration's first step theta may still equal theta_old, as after a move with ema_decay 0.
     if step.inner == step.number == 0 and equal_weights(policies[OLD], policies[CURRENT]):
         policies = {**policies, OLD: policies[CURRENT]}  # one forward for both
-    rows, trajectory = batch.rows_of(step.block), batch.trajectory
+    rows, trajectory = torch.isin(batch.rollout_B, step.block).nonzero().flatten(), batch.trajectory
     filler = None
     if args.fsdp or not len(rows):
         filler = fully_masked(trajectory.rows(rows.new_zeros(1)))
@@ -158,7 +157,7 @@ def optimizer_step(
     # Noised inputs: input_ids, target [S, L]. For LFPO K random masks of each completion (states "noised", the
     # default), or K states that the sampler visited (states "stratified").
     if len(rows):
-        seeds = batch.seeds(rows, step.iteration)
+        seeds = [key(batch.turns[b].seed, step.iteration) for b in rows.tolist()]
         views = objective.views(trajectory.rows(rows).in_rounds(), signal_B, seeds, step.inner)
     else:  # no views, but this rank joins the collectives below
         assert filler is not None

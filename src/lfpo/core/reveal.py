@@ -12,7 +12,7 @@ import torch
 
 from lfpo.config.reveal import RuleKeys
 from lfpo.config.sampler import SamplerConfig
-from lfpo.core.rng import uniform
+from lfpo.core.noise import uniform
 
 # What a row's random numbers are for: drawing tokens, the rule's choices at one forward, the rule's choices for a row.
 TOKENS, ORDER, PLAN = range(3)

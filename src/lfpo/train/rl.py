@@ -221,7 +221,7 @@ class LFPOTrainer(Algorithm, Trainer):
         flops = rollout_flops(self.policies[OLD], batch.trajectory)
         flops += sum(pass_flops(self.policies[ran.policy], ran) for ran in passes)
         self.state["flops"] += collectives.sum_number(flops)
-        self.log_rollouts(step, batch, batch.of_rank(signal_R), context)
+        self.log_rollouts(step, batch, signal_R[batch.rollout_B], context)
         if self.queue is not None:
             self.queue.forget(step)  # only now: a checkpoint before it still needs the batch
             if self.versions is not None:

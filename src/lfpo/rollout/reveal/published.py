@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core.noise import uniform
 from lfpo.core.reveal import PLAN, Proposal, Reveal, before_first, best, ranked
-from lfpo.core.rng import uniform
 
 
 def dream(step: Proposal) -> Reveal:
