@@ -29,11 +29,12 @@ from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives
 from lfpo.core.advantages import check_groups, group_sizes
 from lfpo.core.engine import Request
-from lfpo.core.forward import ActiveRows, Drawing, Hook
+from lfpo.core.hooks import DrawnTokens, Hook
 from lfpo.core.measures import Measures, measure_targets
 from lfpo.core.objective import Objective
 from lfpo.core.predictions import Predictions
 from lfpo.core.rollouts import LocalEngine
+from lfpo.core.rows import ActiveRows
 from lfpo.core.schedule import reveal_schedule
 from lfpo.core.trajectory import GIVES, Trajectory
 from lfpo.core.views import Views, noised
@@ -217,7 +218,7 @@ class Branch(Hook):
         self.seed_BL = seed_B[nodes(len(seeds), tree).to(device)[:, 1:]]  # one for each level
         self.per_level = steps // len(tree)
 
-    def __call__(self, active: ActiveRows, drawn: Drawing) -> None:
+    def __call__(self, active: ActiveRows, drawn: DrawnTokens) -> None:
         level = ((drawn.at + 1) // self.per_level).clamp(max=self.seed_BL.shape[1] - 1)
         active.seed = torch.where(drawn.alive, self.seed_BL[active.row, level], active.seed)
 

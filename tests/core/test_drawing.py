@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from lfpo.config.sampler import SamplerConfig
-from lfpo.core.draw import CHUNK_ELEMENTS, LOGIT_ELEMENTS, Drawn, draw, draw_from_logits, inverse_cdf
+from lfpo.core.draw import Drawn, draw_from_logits, inverse_cdf
+from lfpo.core.reveal import CHUNK_ELEMENTS, LOGIT_ELEMENTS, draw
 from lfpo.rollout.sampling import find_rule
 
 JUST_BELOW_ONE = 1 - 2.0**-53

@@ -44,7 +44,7 @@ def test_batch_i_is_sampled_by_version_i_minus_k(k: int, llada: Path, tmp_path: 
         batches.append(gathered(*args, **settings))
         return batches[-1]
 
-    monkeypatch.setattr("lfpo.train.rl.gathered", collected)
+    monkeypatch.setattr("lfpo.core.algorithm.gathered", collected)
     trainer.train()
     assert [batch.version for batch in batches] == [max(0, i - k) for i in range(4)]
     assert [m["engine/staleness"] for m in metrics(tmp_path / "run")] == [min(i, k) for i in range(4)]
@@ -86,7 +86,7 @@ def test_theta_old_of_the_loss(old_policy: str, llada: Path, tmp_path: Path, mon
         seen.append(flat(policies[OLD]))
         return accumulate_gradients(objective, policies, *args, **settings)
 
-    monkeypatch.setattr("lfpo.train.rl.gathered", collected)
+    monkeypatch.setattr("lfpo.core.algorithm.gathered", collected)
     monkeypatch.setattr("lfpo.core.learner.accumulate_gradients", updated)
     trainer.train()
     assert not torch.equal(weights[0], weights[1])

@@ -18,10 +18,10 @@ from torch.nn import functional as F
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.attention import Doubled, mask_bias
 from lfpo.core.draw import inverse_cdf
-from lfpo.core.forward import left_pad, sampling_structure
 from lfpo.core.fused import rows_of_a_chunk
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.noise import uniform
+from lfpo.core.rows import left_pad
 from lfpo.core.trajectory import Trajectory, join
 from lfpo.core.views import pack_by_tokens
 
@@ -120,7 +120,7 @@ class _Rows:
         assert sampler.gen_length and sampler.block_length
         self.model, self.sampler, self.forwarded = model, sampler, forwarded
         self.settings, self.size = sampler.canvas, sampler.block_length
-        self.structure = dataclasses.replace(sampling_structure(sampler, model), doubled=True)
+        self.structure = dataclasses.replace(model.sampling_structure(sampler.block_length), doubled=True)
         device, shape = model.device, (len(prompts), sampler.gen_length)
         ids, mask = (x.to(device) for x in left_pad(prompts, model.pad_id))
         zero = torch.zeros(len(prompts), dtype=torch.long, device=device)
@@ -139,7 +139,7 @@ class _Rows:
             sampler=sampler,
             mask_id=model.mask_id,
             eos_id=model.eos_id,
-            structure=sampling_structure(sampler, model),
+            structure=model.sampling_structure(sampler.block_length),
             canvases=torch.full(states, NEVER, dtype=torch.int32, device=device),
         )
 

@@ -1,19 +1,15 @@
-"""Tokens drawn from hidden states, a bounded number of positions at a time."""
+"""Tokens drawn from logits."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
 from lfpo.config.sampler import SamplerConfig
-from lfpo.core.model import MaskedDiffusionLM
-from lfpo.core.reveal import Score
 
-# Elements of the logits that one product with the head makes. On a GPU 2,048 positions of a large vocabulary, because
-# each product reads the whole head. On a CPU not less: glibc's heap serves tensors under 32 MiB and fragments; at 2**21
-# the same rollout took ten times the memory.
-LOGIT_ELEMENTS = {"cpu": 2**24, "cuda": 2**28}
-# Elements of them that are drawn from at once, which takes a few more tensors of that size.
-CHUNK_ELEMENTS = {"cpu": 2**24, "cuda": 2**26}
+# Scores [T] of T drawn tokens, from the probabilities [T, V] they are drawn from (after temperature, top_k and top_p;
+# float64) and the tokens [T].
+Score = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Drawn(NamedTuple):
@@ -32,38 +28,6 @@ class Drawn(NamedTuple):
     entropy: torch.Tensor
     sureness: torch.Tensor
     score: torch.Tensor
-
-
-def draw(
-    model: MaskedDiffusionLM,
-    hidden_TD: list[torch.Tensor],
-    sampler: SamplerConfig,
-    uniform_T: torch.Tensor,
-    score: Score | None = None,
-    *,
-    without_mask: bool = False,
-) -> Drawn:
-    """Draw a token at each of T positions; the mask token is never drawn.
-
-    hidden_TD: hidden states [T, D]; with guidance, a second tensor of those without the prompt.
-    uniform_T: float64 in [0, 1), the only randomness. T may be 0. score: of the reveal rule (Rule.score).
-    without_mask: whether the sureness leaves out the mask token's share.
-    The logits [T, V] are computed and drawn from in pieces (LOGIT_ELEMENTS, CHUNK_ELEMENTS). Probabilities are float64
-    where products with the head are exact, else float32.
-    """
-    kind, parts = uniform_T.device.type, []
-    head_rows = max(1, LOGIT_ELEMENTS.get(kind, LOGIT_ELEMENTS["cpu"]) // model.vocab_size)
-    draw_rows = max(1, CHUNK_ELEMENTS.get(kind, CHUNK_ELEMENTS["cpu"]) // model.vocab_size)
-    for start in range(0, max(1, len(uniform_T)), head_rows):
-        piece = slice(start, start + head_rows)
-        logits = model.head(hidden_TD[0][piece])
-        dtype = torch.float64 if model.products == "float32" else torch.float32
-        if sampler.cfg_scale:
-            unguided = model.head(hidden_TD[1][piece]).to(dtype)
-            logits = unguided + (sampler.cfg_scale + 1) * (logits - unguided)
-        for some, uniform in zip(logits.split(draw_rows), uniform_T[piece].split(draw_rows), strict=True):
-            parts.append(draw_from_logits(some, sampler, model.mask_id, uniform, score, dtype, without_mask))
-    return Drawn(*(torch.cat(pieces) for pieces in zip(*parts, strict=True)))
 
 
 def draw_from_logits(

@@ -100,6 +100,10 @@ class MaskedDiffusionLM(nn.Module):
         """How tokens attend to each other while the model samples."""
         return Structure(self.block_length, causal=self.causal_context)
 
+    def sampling_structure(self, block_length: int | None) -> Structure:
+        """The same with a sampler's block length, where the model has blocks."""
+        return dataclasses.replace(self.structure, block_length=block_length) if self.block_length else FULL
+
     @property
     def training_structure(self) -> Structure:
         """The same in forwards that predict masked tokens of known rows, as in training: with blocks in the doubled

@@ -1,6 +1,7 @@
-"""Reveal rules: what a rule gets (Proposal), what it decides (Reveal), and what the sampler must know of it (Rule).
+"""One step of the rows in flight: tokens are drawn, and a reveal rule says which of them stay.
 
-Also the two plainest rules, and the pace of rows whose rule follows a plan.
+What a rule gets (Proposal), what it decides (Reveal), and what the sampler must know of it (Rule); the two plainest
+rules; and the step itself (Denoiser).
 """
 
 import math
@@ -12,7 +13,19 @@ import torch
 
 from lfpo.config.reveal import RuleKeys
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core.draw import Drawn, Score, draw_from_logits
+from lfpo.core.hooks import DrawnTokens, Hook
+from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.noise import uniform
+from lfpo.core.rows import ActiveRows
+
+# Elements of the logits that one product with the head makes. On a GPU 2,048 positions of a large vocabulary, because
+# each product reads the whole head. On a CPU not less: glibc's heap serves tensors under 32 MiB and fragments; at 2**21
+# the same rollout took ten times the memory.
+LOGIT_ELEMENTS = {"cpu": 2**24, "cuda": 2**28}
+# Elements of them that are drawn from at once, which takes a few more tensors of that size.
+CHUNK_ELEMENTS = {"cpu": 2**24, "cuda": 2**26}
+
 
 # What a row's random numbers are for: drawing tokens, the rule's choices at one forward, the rule's choices for a row.
 TOKENS, ORDER, PLAN = range(3)
@@ -100,9 +113,6 @@ class Reveal(NamedTuple):
     goes_on: torch.Tensor | None = None
 
 
-# Scores [T] of T drawn tokens, from the probabilities [T, V] they are drawn from (after temperature, top_k and top_p;
-# float64) and the tokens [T].
-Score = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 # Called with the sampler, the schedule's counts (a list), the seeds of B rows, and the masked positions of each block
 # of each row. Returns how many positions each forward reveals, as [row][block][forward], each above 0.
 Plan = Callable[[SamplerConfig, Sequence[int], Sequence[int], Sequence[Sequence[int]]], list[list[list[int]]]]
@@ -156,88 +166,163 @@ def threshold(step: Proposal) -> Reveal:
     return Reveal(step.eligible & ((step.confidence >= step.sampler.threshold) | (rank == 0)))
 
 
-# Where fewer positions are left than the schedule says, all of them are revealed. SDAR's code then writes another
-# position again, which may be one of the prompt.
+@dataclass(frozen=True)
+class Denoiser:
+    """What one forward does to the rows in flight.
 
-
-def scheduled_plan(
-    sampler: SamplerConfig, counts: Sequence[int], seeds: Sequence[int], sizes: Sequence[Sequence[int]]
-) -> list[list[list[int]]]:
-    """Rule.plan of rules that reveal what the schedule says, or what is left in the block if that is less."""
-    of_size = {size: _spent(counts, size) for row in sizes for size in row}
-    return [[of_size[size] for size in row] for row in sizes]
-
-
-def _spent(counts: Sequence[int], size: int) -> list[int]:
-    revealed = []
-    for count in counts:
-        if count and size:
-            revealed.append(min(count, size))
-            size -= revealed[-1]
-    return revealed
-
-
-class Pace:
-    """The forwards of rows whose reveal rule follows a plan (Rule.plan): masked positions and active block of each.
-
-    counts: reveal_schedule. seeds, sizes: of each row, its seed, and the positions of each block.
-    stops: whether rows stop at EOS. stores: whether a forward that stores it follows each block but the last. planned:
-        whether forwards follow the rule's plan and these alone; over a causal context others come between.
-
-    known: False where the rule has no plan, or where early_stop "confidence" commits blocks ahead of it.
-    exact: whether the end of a row is known too; a row that stops at EOS may end sooner.
+    sampler: with its lengths filled in. counts: its reveal_schedule, on the model's device.
+    whole_completion: tokens are drawn at all masked positions, not at those of the active block alone.
+    between: a forward that stores the finished block comes between two blocks. causal: over a causal context, where the
+        first such forward runs the prompt. leads: such a forward also reveals the first token of the next block.
     """
 
-    def __init__(
-        self,
-        sampler: SamplerConfig,
-        rule: Rule,
-        counts: Sequence[int],
-        seeds: Sequence[int],
-        sizes: Sequence[Sequence[int]],
-        *,
-        stops: bool,
-        stores: bool = False,
-        planned: bool = True,
-    ):
-        plan, self.size = rule.plan if planned else None, sampler.block_length or 0
-        self.forwards = [0] * len(seeds)
-        # Of each row, active block and masked positions before each forward, and once more after the last one.
-        self.steps: list[list[tuple[int, int]]] = []
-        self.known = plan is not None and not sampler.stops_at_confidence
-        self.exact = self.known and not stops
-        if plan is not None and self.known:
-            plans = plan(sampler, counts, seeds, sizes)
-            self.steps = [_steps(reveals, row, stores) for reveals, row in zip(plans, sizes, strict=True)]
+    model: MaskedDiffusionLM
+    sampler: SamplerConfig
+    rule: Rule
+    counts: torch.Tensor
+    hooks: Sequence[Hook]
+    whole_completion: bool
+    between: bool
+    causal: bool
+    leads: bool
 
-    def advance(self, rows: Sequence[int]) -> int:
-        """Count one forward of each row; returns the masked positions in their active blocks before it, or an upper
-        bound."""
-        masked = sum(masked for _, masked in self._at(rows)) if self.known else len(rows) * self.size
-        for row in rows:
-            self.forwards[row] += 1
-        return masked
+    def step(self, active: ActiveRows, hidden: list[torch.Tensor], count: int) -> None:
+        """Draw tokens, reveal and edit those that the rule picks, and move each row's clocks on. Finished rows do not
+        change, and rows whose forward stored a block only become ready for the next one.
 
-    def active(self, rows: Sequence[int]) -> list[int]:
-        """The active block of each row, its last block if it has ended; only where `known`."""
-        return [block for block, _ in self._at(rows)]
+        hidden: hidden states [A, block_length, D] of each row's active block (two such tensors with guidance), or with
+            `whole_completion` of all positions. Of rows that are storing the first state alone has a meaning.
+        count: the masked positions of the active blocks, or an upper bound.
+        """
+        sampler = self.sampler
+        assert sampler.block_length
+        leading = active.storing & self.leads
+        alive = ~active.done & (leading | ~active.storing)
+        place = torch.arange(active.tokens.shape[1], device=alive.device) + active.offset[:, None]  # in row's blocks
+        in_block = (place // sampler.block_length == active.block[:, None]) & alive[:, None]
+        masked = (active.tokens == self.model.mask_id) & alive[:, None]
+        unrevealed = in_block & masked
+        eligible = unrevealed & (~leading[:, None] | (place % sampler.block_length == 0))
+        drawn, revealed = eligible, None
+        if self.whole_completion:
+            drawn, count = masked, masked.numel()
+        if sampler.edits:
+            # A forward counts one step, so steps since the block's last mask was replaced count forwards without masks.
+            since = active.clock - active.reveal_step.masked_fill(~in_block, -1).amax(-1)
+            revealed = Revealed(in_block & ~masked, active.tokens, torch.where(eligible.any(-1), 0, since))
+            drawn = in_block
+        token, confidence, entropy, sureness, score = self._draw(active, hidden, drawn, count)
+        step = Proposal(
+            eligible=eligible,
+            token=token,
+            confidence=sureness,
+            entropy=entropy,
+            score=score,
+            block_step=active.block_step,
+            counts=self.counts,
+            seed=active.seed,
+            nfe=active.nfe,
+            sampler=sampler,
+            revealed=revealed,
+        )
+        positions, at_step, edit, goes_on = self.rule.reveal(step)
+        reveal, scheduled = positions & eligible, at_step is not None
+        at_step = active.block_step if at_step is None else torch.where(leading, active.block_step, at_step)
+        if sampler.stops_at_confidence:
+            # A new state is met first at the current step. If all of it is confident, the block is committed there.
+            confident = ((sureness >= sampler.early_stop_threshold) | ~eligible).all(-1)
+            reveal = torch.where(confident[:, None], eligible, reveal)
+            at_step = torch.where(confident, active.block_step, at_step)
+        edit = None if edit is None or revealed is None else edit & revealed.editable
+        at = active.clock + torch.where(alive, at_step - active.block_step, 0)  # over steps that reveal nothing
+        for hook in self.hooks:
+            hook(active, DrawnTokens(alive, masked, token, confidence, entropy, at, edit))
 
-    def ended(self, rows: Sequence[int]) -> list[bool]:
-        """Whether each row is finished; only where `exact`."""
-        return [self.forwards[row] >= len(self.steps[row]) - 1 for row in rows]
+        active.tokens = torch.where(reveal if edit is None else reveal | edit, token, active.tokens)
+        active.confidence = torch.where(reveal, confidence.float(), active.confidence)
+        active.entropy = torch.where(reveal, entropy.float(), active.entropy)
+        active.reveal_step = torch.where(reveal, at[:, None], active.reveal_step)
+        active.nfe += alive * (2 if sampler.cfg_scale else 1)
+        active.clock = at + alive
+        active.block_step = torch.where(alive, at_step, active.block_step) + (alive & ~leading)
 
-    def _at(self, rows: Sequence[int]) -> list[tuple[int, int]]:
-        return [self.steps[row][min(self.forwards[row], len(self.steps[row]) - 1)] for row in rows]
+        complete = alive & ((unrevealed & ~reveal).sum(-1) == 0)
+        if goes_on is not None:
+            complete &= ~goes_on
+        # With the confidence stop the next block starts at once, and in the published samplers of models that attend
+        # block by block; otherwise the schedule's remaining steps are spent first.
+        if scheduled and not sampler.stops_at_confidence and not self.model.block_length:
+            remaining = len(self.counts) - active.block_step
+        else:
+            remaining = torch.zeros_like(active.block_step)
+        self._next_block(active, complete, remaining)
+
+    def _draw(
+        self, active: ActiveRows, hidden: list[torch.Tensor], where: torch.Tensor, count: int
+    ) -> list[torch.Tensor]:
+        """The fields of Drawn at the positions `where` [A, C], each [A, C], zero where nothing was drawn. count: these
+        positions, or an upper bound."""
+        if where.is_cuda:  # asking the device where they are would wait for it: these positions first, then others
+            place_T = where.flatten().int().argsort(descending=True, stable=True)[: max(1, count)]
+            row_T, column_T = place_T // where.shape[1], place_T % where.shape[1]
+        else:
+            row_T, column_T = where.nonzero().unbind(-1)
+        within_T = (column_T + active.offset[row_T]) % hidden[0].shape[1]
+        hidden_TD = [h[row_T, within_T] for h in hidden]
+        noise_T = uniform(active.seed[row_T], TOKENS, active.nfe[row_T], column_T)
+        drawn = draw(self.model, hidden_TD, self.sampler, noise_T, self.rule.score, without_mask=self.causal)
+        fields = []
+        for value in drawn:
+            fields.append(value.new_zeros(where.shape))
+            fields[-1][row_T, column_T] = value
+        return fields
+
+    def _next_block(self, active: ActiveRows, complete: torch.Tensor, remaining: torch.Tensor) -> None:
+        """Move rows whose block is complete to the next block, and mark finished rows.
+
+        complete: [A] bool. remaining: scheduled steps left in a complete block, [A] int64.
+        """
+        is_eos = active.tokens == self.model.eos_id
+        stopped = torch.zeros_like(complete)
+        if self.sampler.stops_at_eos:  # an EOS with no mask before it: all up to it is revealed
+            masks_before = (active.tokens == self.model.mask_id).int().cumsum(-1)
+            stopped = (is_eos & (masks_before == 0)).any(-1)
+        if self.model.block_length:  # as published: no block follows one with an EOS, on which nothing before depends
+            stopped |= complete & is_eos.any(-1)
+        active.clock += torch.where(complete & ~stopped, remaining, 0)
+        active.block += complete
+        active.block_step = torch.where(complete, 0, active.block_step)
+        active.done |= stopped | (active.block >= active.blocks)
+        active.storing = complete & ~active.done & self.between
 
 
-def _steps(reveals: Sequence[Sequence[int]], sizes: Sequence[int], stores: bool) -> list[tuple[int, int]]:
-    """(active block, masked positions in it) before each forward of a row and after the last, from the positions that
-    each forward of each block reveals. stores: a forward that reveals nothing comes between two blocks."""
-    steps: list[tuple[int, int]] = []
-    for block, (revealed, masked) in enumerate(zip(reveals, sizes, strict=True)):
-        if stores and block:
-            steps.append((block, 0))
-        for count in revealed:
-            steps.append((block, masked))
-            masked -= count
-    return [*steps, (len(sizes) - 1, 0)]
+def draw(
+    model: MaskedDiffusionLM,
+    hidden_TD: list[torch.Tensor],
+    sampler: SamplerConfig,
+    uniform_T: torch.Tensor,
+    score: Score | None = None,
+    *,
+    without_mask: bool = False,
+) -> Drawn:
+    """Draw a token at each of T positions; the mask token is never drawn.
+
+    hidden_TD: hidden states [T, D]; with guidance, a second tensor of those without the prompt.
+    uniform_T: float64 in [0, 1), the only randomness. T may be 0. score: of the reveal rule (Rule.score).
+    without_mask: whether the sureness leaves out the mask token's share.
+    The logits [T, V] are computed and drawn from in pieces (LOGIT_ELEMENTS, CHUNK_ELEMENTS). Probabilities are float64
+    where products with the head are exact, else float32.
+    """
+    kind, parts = uniform_T.device.type, []
+    head_rows = max(1, LOGIT_ELEMENTS.get(kind, LOGIT_ELEMENTS["cpu"]) // model.vocab_size)
+    draw_rows = max(1, CHUNK_ELEMENTS.get(kind, CHUNK_ELEMENTS["cpu"]) // model.vocab_size)
+    for start in range(0, max(1, len(uniform_T)), head_rows):
+        piece = slice(start, start + head_rows)
+        logits = model.head(hidden_TD[0][piece])
+        dtype = torch.float64 if model.products == "float32" else torch.float32
+        if sampler.cfg_scale:
+            unguided = model.head(hidden_TD[1][piece]).to(dtype)
+            logits = unguided + (sampler.cfg_scale + 1) * (logits - unguided)
+        for some, uniform in zip(logits.split(draw_rows), uniform_T[piece].split(draw_rows), strict=True):
+            parts.append(draw_from_logits(some, sampler, model.mask_id, uniform, score, dtype, without_mask))
+    return Drawn(*map(torch.cat, zip(*parts, strict=True)))

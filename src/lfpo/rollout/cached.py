@@ -10,17 +10,8 @@ import torch
 from torch.nn import functional as F
 
 from lfpo.config.sampler import SamplerConfig
-from lfpo.core.forward import (
-    ActiveRows,
-    Forward,
-    bucket,
-    completion_columns,
-    device_index,
-    first_offset,
-    padded,
-    pieces,
-    rows_in_flight,
-)
+from lfpo.core.forward import Forward, bucket, device_index, padded, pieces
+from lfpo.core.rows import ActiveRows, completion_columns, first_offset, rows_in_flight
 from lfpo.models.kv_cache import KeyValueCache, Pair, columns_for, window_hidden
 
 
@@ -42,9 +33,16 @@ class CachedForward(Forward):
         totals = [len(p) + completion_columns(self.sampler, self.model) for p in self.prompts]
         stores = bool(self.model.block_length)
         self.cache = KeyValueCache(cache_capacity(totals, self.sampler, rollout_tokens, stores))
+        self.cached: list[int] = []  # the rows in the cache, in its order
 
-    def keep(self, index: list[int]) -> None:
-        self.cache.keep(device_index(index, self.model.device))
+    def _inputs(self, active: ActiveRows, row_ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor, list[bool]]:
+        """As that of Forward; rows that have left are dropped from the cache. Those that stay keep their order, and
+        come before new ones."""
+        stay = [place for place, row in enumerate(self.cached) if row in set(row_ids)]
+        if len(stay) < len(self.cached):
+            self.cache.keep(device_index(stay, self.model.device))
+        self.cached = list(row_ids)
+        return super()._inputs(active, row_ids)
 
     def _shape(self, size: int, length: int) -> tuple[int, int]:
         """Rows and tokens a row that are held for `size` rows of `length` tokens; compiled windows have few shapes."""
@@ -96,9 +94,10 @@ class ApproximateCache(CachedForward):
         """As that of Forward: from whole rows where the cache is renewed, else from the active block (for "prefix",
         also what follows it) and the cache."""
         ids, mask, fresh = self._inputs(active, row_ids)
-        # Unless the pace is known, this is the one wait for the device in a step.
-        last = active.blocks - 1
-        blocks = self.pace.active(row_ids) if self.pace.known else torch.minimum(active.block, last).tolist()
+        if self.pace is not None:
+            blocks = self.pace.active(row_ids)
+        else:  # the one wait for the device in a step
+            blocks = torch.minimum(active.block, active.blocks - 1).tolist()
         renewed = [self._due(row, block) for row, block in zip(row_ids, blocks, strict=True)]
         due_places = [i for i, due in enumerate(renewed) if due]
         start, window = self._block_start(active), self.block_length

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from lfpo.core.forward import ActiveRows, Drawing, Hook
+from lfpo.core.hooks import DrawnTokens, Hook
+from lfpo.core.rows import ActiveRows
 from lfpo.core.trajectory import Trajectory, per_position
 
 
@@ -87,7 +88,7 @@ class EditRecord(Hook):
         self.numbers: list[torch.Tensor] = []  # [4, n] int64: row, position, step, new token
         self.scores: list[torch.Tensor] = []  # [2, n] float32: confidence and entropy of the new token
 
-    def __call__(self, active: ActiveRows, drawn: Drawing) -> None:
+    def __call__(self, active: ActiveRows, drawn: DrawnTokens) -> None:
         """Record one forward's edits. On a GPU this waits for the device."""
         edit = torch.zeros_like(drawn.masked) if drawn.edit is None else drawn.edit
         row_N, column_N = at = edit.nonzero().unbind(-1)

@@ -14,9 +14,10 @@ from lfpo.config.sampler import SamplerConfig
 from lfpo.core import collectives
 from lfpo.core.batch import Rolled
 from lfpo.core.encoding import decode_completions
-from lfpo.core.forward import ActiveRows, Drawing, Hook
+from lfpo.core.hooks import DrawnTokens, Hook
 from lfpo.core.observer import Observer
 from lfpo.core.rollouts import RolloutSource
+from lfpo.core.rows import ActiveRows
 from lfpo.core.trajectory import Trajectory
 from lfpo.models import MaskedDiffusionLM
 from lfpo.prompts.tasks import Row
@@ -45,7 +46,7 @@ class KeptPredictions(Hook):
         self.confidence = self.tokens.float()
         self.made = self.tokens[:, :, 0].bool()
 
-    def __call__(self, active: ActiveRows, drawn: Drawing) -> None:
+    def __call__(self, active: ActiveRows, drawn: DrawnTokens) -> None:
         """Keep one forward's predictions for the chosen steps from a row's last reveal up to its next one."""
         since = active.reveal_step.amax(-1) + 1
         met = (self.step_M >= since[:, None]) & (self.step_M <= drawn.at[:, None]) & ~active.done[:, None]

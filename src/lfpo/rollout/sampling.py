@@ -15,10 +15,12 @@ from lfpo.core.canvas import denoise_canvases
 from lfpo.core.denoise import Finished, Forwarded, denoise
 from lfpo.core.encoding import misfit
 from lfpo.core.engine import Request
-from lfpo.core.forward import Forward, Hook, completion_columns, sampling_structure
+from lfpo.core.forward import Forward
+from lfpo.core.hooks import Hook
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.reveal import Rule
 from lfpo.core.rollouts import LocalEngine
+from lfpo.core.rows import completion_columns
 from lfpo.core.trajectory import Trajectory
 from lfpo.rollout.cached import ApproximateCache, DoubledForward, StoredBlocks
 from lfpo.rollout.edits import EditRecord
@@ -47,9 +49,9 @@ def rollout(
     prompts: B lists of token ids, of any lengths.
     seeds: B integers; row i's noise is a function of seeds[i].
     rollout_tokens: tokens of one forward, so rows x length run at once. With a cache a row's forward is its window,
-        and keys and values of at most CACHED times rollout_tokens are held (see lfpo.core.forward). It bounds memory
+        and keys and values of at most CACHED times rollout_tokens are held (see lfpo.core.rows). It bounds memory
         and never changes a result beyond rounding.
-    hook: called after each forward, before the rows change (see lfpo.core.forward.Hook).
+    hook: called after each forward, before the rows change (see lfpo.core.hooks.Hook).
     finished: called with rows as they are finished: their indices, ascending, and their trajectory.
     forwarded: called after each forward with the number of its rows, long before the first of them is finished.
     compiled: run forwards through torch.compile, padded to few shapes. Worth it on a GPU and in long runs.
@@ -91,7 +93,7 @@ def run_unit(
     stores = bool(model.block_length) and store_blocks
     if stores:
         make_forward = StoredBlocks
-    elif sampling_structure(sampler, model).causal:
+    elif model.sampling_structure(sampler.block_length).causal:
         make_forward = DoubledForward
     elif sampler.cache != "none":
         make_forward = ApproximateCache

@@ -5,15 +5,15 @@ from collections.abc import Callable
 import torch
 
 from lfpo.config.reveal import REVEAL_RULES
+from lfpo.core.draw import Score
+from lfpo.core.pace import scheduled_plan
 from lfpo.core.reveal import (
     Plan,
     Proposal,
     Reveal,
     Rule,
-    Score,
     best,
     highest_score,
-    scheduled_plan,
     threshold,
 )
 from lfpo.rollout.reveal import published
