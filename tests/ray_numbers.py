@@ -28,13 +28,13 @@ from lfpo.config.train import LFPOConfig
 from lfpo.core.encoding import encode_rows
 from lfpo.core.engine import Request
 from lfpo.core.roles import OLD
-from lfpo.core.rollouts import units_of
 from lfpo.core.trajectory import Trajectory
 from lfpo.models import init_model, load_tokenizer, save_model
 from lfpo.models.layouts import LAYOUTS
 from lfpo.models.policies import load_policies
 from lfpo.prompts.tasks import get_task
 from lfpo.ray.engine import RayEngine, Worker
+from lfpo.rollout.local_engine import units_of
 from lfpo.runs.display import Display
 from lfpo.train.rl import LFPOTrainer
 

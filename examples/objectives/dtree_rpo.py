@@ -33,15 +33,14 @@ from lfpo.core.hooks import DrawnTokens, Hook
 from lfpo.core.measures import Measures, measure_targets
 from lfpo.core.objective import Objective
 from lfpo.core.predictions import Predictions
-from lfpo.core.rollouts import LocalEngine
 from lfpo.core.rows import ActiveRows
 from lfpo.core.schedule import reveal_schedule
 from lfpo.core.trajectory import GIVES, Trajectory
 from lfpo.core.views import Views, noised
 from lfpo.models import MaskedDiffusionLM
 from lfpo.objectives.policy_gradient import clipped_losses
-from lfpo.rollout.local_engine import local_engine
-from lfpo.rollout.sampling import rollout, run_unit
+from lfpo.rollout.local_engine import LocalEngine, local_engine, run_unit
+from lfpo.rollout.sampling import rollout
 
 
 @dataclass(frozen=True)

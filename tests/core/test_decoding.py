@@ -11,9 +11,9 @@ from lfpo.config.build import build
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.schedule import reveal_counts
+from lfpo.rollout.local_engine import find_rule
 from lfpo.rollout.reveal import Proposal
 from lfpo.rollout.reveal.published import origin_steps
-from lfpo.rollout.sampling import find_rule
 
 
 def revealed(

@@ -9,7 +9,7 @@ import torch
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.draw import Drawn, draw_from_logits, inverse_cdf
 from lfpo.core.reveal import CHUNK_ELEMENTS, LOGIT_ELEMENTS, draw
-from lfpo.rollout.sampling import find_rule
+from lfpo.rollout.local_engine import find_rule
 
 JUST_BELOW_ONE = 1 - 2.0**-53
 MASK = 4

@@ -22,8 +22,9 @@ from lfpo.objectives.needs import check_rollouts
 from lfpo.objectives.step_views import step_means, step_views
 from lfpo.report.completions import playable
 from lfpo.rollout.edits import EditedTrajectory
+from lfpo.rollout.local_engine import find_rule
 from lfpo.rollout.reveal import Proposal
-from lfpo.rollout.sampling import find_rule, rollout
+from lfpo.rollout.sampling import rollout
 from lfpo.train.records import completion_record
 from small_runs import AS_PUBLISHED
 from test_block_rollout import SEEDS, edits_of

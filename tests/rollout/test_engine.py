@@ -29,7 +29,6 @@ from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives
 from lfpo.core.engine import Request
 from lfpo.core.roles import CURRENT, OLD
-from lfpo.core.rollouts import LocalEngine
 from lfpo.core.trajectory import Trajectory
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.loading import EMBEDDED
@@ -41,6 +40,7 @@ from lfpo.ray.cluster import connect, wait_for_start
 from lfpo.ray.engine import Job, RayEngine, Worker, set_weights, weights_of
 from lfpo.ray.rewards import by_tasks
 from lfpo.rewards import Rewards, in_child, score
+from lfpo.rollout.local_engine import LocalEngine
 from lfpo.rollout.sampling import as_it_is, rollout
 from lfpo.runs.context import Context
 from lfpo.runs.directory import Run

@@ -8,8 +8,8 @@ import torch
 import engine_conformance
 from engine_conformance import CHECKS, Sampled, conformance
 from lfpo import load_model
-from lfpo.core.rollouts import LocalEngine
 from lfpo.core.trajectory import Trajectory
+from lfpo.rollout.local_engine import LocalEngine
 from lfpo.rollout.sampling import as_it_is
 
 PROMPTS = [[5, 6, 7], [8]]

@@ -6,7 +6,7 @@ from typing import Annotated
 from lfpo.config.checks import Count, CountOrZero, NotNegative, OneOf, Seconds, check_ranges
 from lfpo.config.plugins import DOTTED, dotted
 
-# Name -> what makes an engine (lfpo.core.rollouts.Engine) from an LFPOConfig.
+# Name -> what makes an engine (lfpo.core.engine.Engine) from an LFPOConfig.
 ENGINES = {"local": "lfpo.rollout.local_engine:local_engine", "ray": "lfpo.ray.engine:RayEngine"}
 
 

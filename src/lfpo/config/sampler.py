@@ -49,6 +49,9 @@ class CanvasSettings(NamedTuple):
         return self.t_min + (self.t_max - self.t_min) * left
 
 
+DEFAULT_LENGTH = 128  # completion length in tokens, where a sampler outside of a run gives none
+
+
 @dataclass(frozen=True)
 class SamplerConfig:
     """How a completion is denoised.

@@ -1,5 +1,5 @@
 """The seam between training and sampling: an engine turns prompts into trajectories. What each is, and no code:
-lfpo.core.rollouts.LocalEngine runs the model in this process."""
+lfpo.rollout.local_engine runs the model in this process."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass

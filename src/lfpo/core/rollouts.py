@@ -1,15 +1,14 @@
 """Phase 1 of an iteration: sample rollouts from theta_old and score them. Each rank samples and scores its own.
 
-An engine turns prompts into trajectories; `LocalEngine` runs the model here. A source of rollouts gives them scored, as
+An engine (lfpo.core.engine) turns prompts into trajectories. A source of rollouts gives them scored, as
 Rolled: `Sampled` is the plain one. A queue (lfpo.train.queue), an environment (lfpo.rollout.episodes) and rewards of
 kept predictions (lfpo.rollout.kept) wrap it.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -18,82 +17,13 @@ from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives
 from lfpo.core.batch import Rolled, Turn
-from lfpo.core.denoise import Finished, Forwarded
 from lfpo.core.encoding import decode_completions, encode_rows, reward_arguments
-from lfpo.core.engine import Engine, Request, Ticket, Version
+from lfpo.core.engine import Engine, Request
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.observer import Observer
 from lfpo.core.rng import key
 from lfpo.core.scoring import RewardFunction, Rewards, Row, measured, score_named
-from lfpo.core.trajectory import GIVES, Trajectory, join
-
-
-def units_of(request: Request, rows: int) -> list[Request]:
-    """A request cut into units of so many rows (0: one unit), in order; a multiple of its `generations`."""
-    size = rows or max(1, len(request.prompts))
-    cuts = [slice(i, i + size) for i in range(0, len(request.prompts), size)]
-    return [dataclasses.replace(request, prompts=request.prompts[cut], seeds=request.seeds[cut]) for cut in cuts]
-
-
-class LocalEngine:
-    """Samples in this process; a request that is submitted is sampled at once.
-
-    rollout_tokens, compiled: those of `rollout`. rows_per_unit: of a unit of work (0: a request is one unit).
-    run: samples a unit: lfpo.rollout.sampling.run_unit, or what is called like it.
-    """
-
-    gives: Collection[str] = GIVES
-    forwarded: Forwarded | None = None
-
-    def __init__(
-        self,
-        run: Callable[..., Trajectory],
-        *,
-        rollout_tokens: int,
-        compiled: bool = False,
-        rows_per_unit: int = 0,
-    ):
-        self.rows_per_unit, self.run = rows_per_unit, run
-        self.rollout_tokens, self.compiled = rollout_tokens, compiled
-        self.policy: MaskedDiffusionLM | None = None
-        self.version: Version = 0
-
-    def update(self, version: Version, policy: MaskedDiffusionLM) -> None:
-        self.version, self.policy = version, policy
-
-    def sample(self, request: Request, finished: Finished | None = None) -> Trajectory:
-        assert self.policy is not None
-        parts: list[Trajectory] = []
-
-        def on_finished(index: list[int], trajectory: Trajectory) -> None:
-            assert finished is not None
-            first = sum(map(len, parts))  # rows of earlier units
-            finished([first + i for i in index], trajectory)
-
-        options: dict[str, Any] = {"rollout_tokens": self.rollout_tokens, "compiled": self.compiled}
-        options["finished"] = None if finished is None else on_finished  # else no trajectory is made of finished rows
-        options["forwarded"] = self.forwarded
-        with self.policy.ready_to_sample() as model:
-            for unit in units_of(request, self.rows_per_unit):
-                parts.append(self.run(model, unit, **options))
-        return join(parts, self.policy.pad_id)
-
-    def submit(self, request: Request, finished: Finished | None = None) -> Ticket:
-        return Ticket(self.version, self.sample(request, finished))
-
-    def result(self, ticket: Ticket, finished: Finished | None = None) -> Trajectory:
-        return ticket.work
-
-    def idle(self) -> None:
-        assert self.policy is not None
-        with self.policy.ready_to_sample():
-            pass
-
-    def metrics(self) -> dict[str, float]:
-        return {}
-
-    def close(self) -> None:
-        self.policy = None
+from lfpo.core.trajectory import Trajectory
 
 
 class RolloutSource(Protocol):
@@ -157,11 +87,11 @@ class Sampled:
         return rows, Request(prompts, seeds, self.sampler, n, self.keep_steps)
 
     def roll(self, iteration: int, observer: Observer) -> Rolled:
-        self.engine.update(iteration, self.policy)
-        self.engine.forwarded = observer.forward
-        started = time.perf_counter()
         rows, request = self.request_of(iteration)
         observer.begin("sampling", len(rows), "rollouts")
+        started = time.perf_counter()
+        self.engine.update(iteration, self.policy)
+        self.engine.forwarded = observer.forward
         trajectory = self.engine.sample(request, observer.finished)
         return self.scored(rows, request, trajectory, iteration, started, observer)
 

@@ -10,7 +10,7 @@ from lfpo.config.train import LFPOConfig
 from lfpo.core.objective import Objective
 from lfpo.core.trajectory import GIVES
 
-# What an objective may name in `needs` beside lfpo.core.rollouts.GIVES, and how an error calls it. A model that
+# What an objective may name in `needs` beside lfpo.core.trajectory.GIVES, and how an error calls it. A model that
 # attends block by block predicts a block from itself and from the blocks before it, without masks.
 NEEDS = {
     "full_attention": "a model with full attention",

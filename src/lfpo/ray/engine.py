@@ -27,13 +27,12 @@ from lfpo.core import collectives
 from lfpo.core.denoise import Finished, Forwarded
 from lfpo.core.engine import Request, Ticket, Version
 from lfpo.core.roles import CURRENT, OLD
-from lfpo.core.rollouts import units_of
 from lfpo.core.trajectory import GIVES, Trajectory, join
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.placement import narrow_matrices
 from lfpo.models.policies import load_policies, ready_to_sample
 from lfpo.ray.cluster import LOOK, START, cause, check_head, connect, first_line, import_ray, wait_for_start
-from lfpo.rollout.sampling import run_unit
+from lfpo.rollout.local_engine import run_unit, units_of
 
 # Name -> (bytes, dtype). numpy arrays of bytes go through Ray's object store without copies.
 Weights = dict[str, tuple[Any, torch.dtype]]
@@ -208,7 +207,7 @@ class Dispatcher:
 
 
 class RayEngine:
-    """An engine (lfpo.core.rollouts.Engine) of `args.engine.workers` Ray actors. All ranks make it; rank 0 calls Ray.
+    """An engine (lfpo.core.engine.Engine) of `args.engine.workers` Ray actors. All ranks make it; rank 0 calls Ray.
     Raises UserError where Ray is missing, or its cluster has too few cores or GPUs, or another version of lfpo."""
 
     gives: Collection[str] = GIVES

@@ -1,33 +1,17 @@
-"""Rollouts as a sampler's settings ask for them: lfpo.core.denoise with the reveal rule, the forwards and the hooks
-that they need."""
+"""Rollouts of a model outside of a run: one call, or an engine for code that wants one."""
 
-import functools
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
-
-import torch
+from collections.abc import Sequence
 
 from lfpo.config.errors import UserError
-from lfpo.config.reveal import own_rule
-from lfpo.config.sampler import SamplerConfig
-from lfpo.core.canvas import denoise_canvases
-from lfpo.core.denoise import Finished, Forwarded, denoise
+from lfpo.config.sampler import DEFAULT_LENGTH, SamplerConfig
+from lfpo.core.denoise import Finished, Forwarded
 from lfpo.core.encoding import misfit
 from lfpo.core.engine import Request
-from lfpo.core.forward import Forward
 from lfpo.core.hooks import Hook
 from lfpo.core.model import MaskedDiffusionLM
-from lfpo.core.reveal import Rule
-from lfpo.core.rollouts import LocalEngine
-from lfpo.core.rows import completion_columns
 from lfpo.core.trajectory import Trajectory
-from lfpo.rollout.cached import ApproximateCache, DoubledForward, StoredBlocks
-from lfpo.rollout.edits import EditRecord
-from lfpo.rollout.kept import KeptPredictions
-from lfpo.rollout.reveal import RULES
-
-DEFAULT_LENGTH = 128  # completion length in tokens if the sampler gives none
+from lfpo.rollout.local_engine import LocalEngine, run_unit
+from lfpo.rollout.variants import check_context
 
 
 def rollout(
@@ -78,80 +62,8 @@ def rollout(
     return run_unit(model, request, hook=hook, store_blocks=store_blocks, **limits, **observers)
 
 
-def run_unit(
-    model: MaskedDiffusionLM, unit: Request, *, hook: Hook | None = None, store_blocks: bool = True, **options: Any
-) -> Trajectory:
-    """The trajectories of a request whose rows are sampled together and fit the model. options: further arguments
-    of `rollout`."""
-    check_context(unit.sampler, model)
-    if model.uniform:
-        return _canvases(model, unit, hook=hook, **options)
-    sampler, rule = unit.sampler, find_rule(unit.sampler.rule_name)
-    if not (sampler.gen_length and sampler.block_length and (sampler.steps or rule.schedule is None)):
-        sampler = sampler.fitted("sampler", DEFAULT_LENGTH, model.block_length)
-    make_forward: Callable[..., Forward] = Forward
-    stores = bool(model.block_length) and store_blocks
-    if stores:
-        make_forward = StoredBlocks
-    elif model.sampling_structure(sampler.block_length).causal:
-        make_forward = DoubledForward
-    elif sampler.cache != "none":
-        make_forward = ApproximateCache
-
-    hooks = [] if hook is None else [hook]
-    if unit.keep_steps or sampler.edits:
-        shape = (len(unit.prompts), completion_columns(sampler, model))
-        like = torch.empty(shape, dtype=torch.long, device=model.device)
-        hooks += [KeptPredictions(unit.keep_steps, like, sampler, model)] if unit.keep_steps else []
-        hooks += [EditRecord(like)] if sampler.edits else []
-    run = partial(
-        denoise, make_forward=make_forward, hooks=hooks, whole_completion=bool(unit.keep_steps), stores=stores
-    )
-    return run(model, unit.prompts, sampler, unit.seeds, rule, **options)
-
-
-def _canvases(
-    model: MaskedDiffusionLM, unit: Request, *, hook: Hook | None, compiled: bool = False, **options: Any
-) -> Trajectory:
-    """`run_unit` where noise is uniform. Raises UserError for what needs tokens that are revealed once."""
-    for name, value in (("rollout_compile", compiled), ("keep_steps", unit.keep_steps), ("hook", hook)):
-        if value:
-            raise UserError(f"{name}: {model.family.name} models revise their tokens, which does not go with it")
-    sampler = unit.sampler.fitted("sampler", DEFAULT_LENGTH, model.block_length)
-    return denoise_canvases(model, unit.prompts, sampler, unit.seeds, **options)
-
-
-def check_context(sampler: SamplerConfig, model: MaskedDiffusionLM) -> None:
-    """Raise UserError for settings that go with a causal context only, or not with one."""
-    if model.uniform != (sampler.rule_name == "canvas"):
-        what = "are sampled by the rule 'canvas' alone" if model.uniform else "fill in masks, and 'canvas' has none"
-        advice = "set it to canvas" if model.uniform else "take another rule"
-        raise UserError(f"sampler.rule: {model.family.name} models {what}; {advice}")
-    causal = bool(model.block_length) and model.causal_context
-    if sampler.first_token is not None and not causal:
-        raise UserError(
-            f"sampler: first_token {sampler.first_token!r} is for models with a causal context, and "
-            f"{model.family.name} models have none; leave it out"
-        )
-    if sampler.edits and causal:
-        raise UserError(
-            f"sampler: editing_threshold {sampler.editing_threshold} is LLaDA2.1's, and {model.family.name} models "
-            "were not trained to revise tokens; leave it out"
-        )
-
-
 def as_it_is(model: MaskedDiffusionLM, rollout_tokens: int = 16384) -> LocalEngine:
     """An engine that samples from a model in this process, without getting it ready."""
     engine = LocalEngine(run_unit, rollout_tokens=rollout_tokens)
     engine.update(0, model)
     return engine
-
-
-@functools.cache
-def find_rule(name: str) -> Rule:
-    """The reveal rule of this name or dotted path (SamplerConfig.rule_name); a plain function becomes `Rule(function)`.
-
-    Raises UserError for an unknown name, a path that leads nowhere, or an object that is neither.
-    """
-    rule = RULES.get(name) or own_rule(name)
-    return rule if isinstance(rule, Rule) else Rule(rule)

@@ -35,7 +35,7 @@ from lfpo.plan.flops import pass_flops, rollout_flops
 from lfpo.rewards import RewardFunction
 from lfpo.rollout.episodes import Environment, Played
 from lfpo.rollout.kept import WithPredictions
-from lfpo.rollout.sampling import check_context
+from lfpo.rollout.variants import check_context
 from lfpo.runs.context import Context
 from lfpo.runs.directory import Run
 from lfpo.runs.display import Display

@@ -1,0 +1,74 @@
+"""What rollouts may need beside plain denoising: caches, blocks, a causal context, edits, kept predictions, canvases."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lfpo.config.errors import UserError
+from lfpo.config.sampler import DEFAULT_LENGTH, SamplerConfig
+from lfpo.core.canvas import denoise_canvases
+from lfpo.core.engine import Request
+from lfpo.core.forward import Forward
+from lfpo.core.hooks import Hook
+from lfpo.core.model import MaskedDiffusionLM
+from lfpo.core.rows import completion_columns
+from lfpo.core.trajectory import Trajectory
+from lfpo.rollout.cached import ApproximateCache, DoubledForward, StoredBlocks
+from lfpo.rollout.edits import EditRecord
+from lfpo.rollout.kept import KeptPredictions
+
+
+def variant(
+    model: MaskedDiffusionLM, unit: Request, sampler: SamplerConfig, hook: Hook | None, *, store_blocks: bool
+) -> dict[str, Any]:
+    """Arguments of lfpo.core.denoise for a request. sampler: its sampler, with lengths filled in. hook, store_blocks:
+    see lfpo.rollout.sampling.rollout. Raises UserError for settings that do not go with the model."""
+    check_context(sampler, model)
+    make_forward: Callable[..., Forward] = Forward
+    stores = bool(model.block_length) and store_blocks
+    if stores:
+        make_forward = StoredBlocks
+    elif model.sampling_structure(sampler.block_length).causal:
+        make_forward = DoubledForward
+    elif sampler.cache != "none":
+        make_forward = ApproximateCache
+
+    hooks = [] if hook is None else [hook]
+    if unit.keep_steps or sampler.edits:
+        shape = (len(unit.prompts), completion_columns(sampler, model))
+        like = torch.empty(shape, dtype=torch.long, device=model.device)
+        hooks += [KeptPredictions(unit.keep_steps, like, sampler, model)] if unit.keep_steps else []
+        hooks += [EditRecord(like)] if sampler.edits else []
+    return {"make_forward": make_forward, "hooks": hooks, "whole_completion": bool(unit.keep_steps), "stores": stores}
+
+
+def run_canvases(
+    model: MaskedDiffusionLM, unit: Request, *, hook: Hook | None, compiled: bool = False, **options: Any
+) -> Trajectory:
+    """A request's trajectories where noise is uniform. Raises UserError for what needs tokens that are revealed once."""
+    check_context(unit.sampler, model)
+    for name, value in (("rollout_compile", compiled), ("keep_steps", unit.keep_steps), ("hook", hook)):
+        if value:
+            raise UserError(f"{name}: {model.family.name} models revise their tokens, which does not go with it")
+    sampler = unit.sampler.fitted("sampler", DEFAULT_LENGTH, model.block_length)
+    return denoise_canvases(model, unit.prompts, sampler, unit.seeds, **options)
+
+
+def check_context(sampler: SamplerConfig, model: MaskedDiffusionLM) -> None:
+    """Raise UserError for settings that go with a causal context only, or not with one."""
+    if model.uniform != (sampler.rule_name == "canvas"):
+        what = "are sampled by the rule 'canvas' alone" if model.uniform else "fill in masks, and 'canvas' has none"
+        advice = "set it to canvas" if model.uniform else "take another rule"
+        raise UserError(f"sampler.rule: {model.family.name} models {what}; {advice}")
+    causal = bool(model.block_length) and model.causal_context
+    if sampler.first_token is not None and not causal:
+        raise UserError(
+            f"sampler: first_token {sampler.first_token!r} is for models with a causal context, and "
+            f"{model.family.name} models have none; leave it out"
+        )
+    if sampler.edits and causal:
+        raise UserError(
+            f"sampler: editing_threshold {sampler.editing_threshold} is LLaDA2.1's, and {model.family.name} models "
+            "were not trained to revise tokens; leave it out"
+        )
