@@ -11,7 +11,6 @@ import torch
 from lfpo.config.errors import UserError
 from lfpo.config.reveal import own_rule
 from lfpo.config.sampler import SamplerConfig
-from lfpo.core.canvas import denoise_canvases
 from lfpo.core.denoise import Finished, Forwarded, denoise
 from lfpo.core.encoding import misfit
 from lfpo.core.engine import Request
@@ -21,6 +20,7 @@ from lfpo.core.reveal import Rule
 from lfpo.core.rollouts import LocalEngine
 from lfpo.core.trajectory import Trajectory
 from lfpo.rollout.cached import ApproximateCache, DoubledForward, StoredBlocks
+from lfpo.rollout.canvas import denoise_canvases
 from lfpo.rollout.edits import EditRecord
 from lfpo.rollout.kept import KeptPredictions
 from lfpo.rollout.reveal import RULES
