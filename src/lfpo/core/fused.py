@@ -184,9 +184,11 @@ def _chunk(
     # logits from mixed hidden states, in one product.
     if head_old is not None or cap is not None or (kernel is not None and len(branches) > 1):
         z = product(hidden, head.T, precision)
-        z_old = product(hidden_old, (head if head_old is None else head_old).T, precision)
+        one = head_old is None and _same_memory(hidden, hidden_old)  # a policy beside itself, as in supervised training
+        z_old = z if one else product(hidden_old, (head if head_old is None else head_old).T, precision)
         if cap is not None and kernel is None:
-            z, z_old = cap_in_place(z, cap), cap_in_place(z_old, cap)
+            z = cap_in_place(z, cap)
+            z_old = z if one else cap_in_place(z_old, cap)
 
     def mixed(sign: torch.Tensor) -> torch.Tensor:
         mix = (sign * beta)[:, None]
