@@ -1,12 +1,53 @@
-"""Training states where noise is uniform over the vocabulary: what conditions the prediction of a noised canvas."""
+"""Training states where noise is uniform over the vocabulary: random tokens in place of masks, and what conditions the
+prediction of a canvas."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
 
 import torch
 
 from lfpo.core.attention import Structure
 from lfpo.core.fused import rows_of_a_chunk
-from lfpo.core.model import MaskedDiffusionLM
+from lfpo.core.model import NO_MASK, MaskedDiffusionLM
+from lfpo.core.rng import key, uniform
+from lfpo.core.views import Views
 
 CONDITIONED = 0.5  # share of the noised states that are conditioned on a first prediction of themselves, as published
+# Purposes of random numbers of a view: its tokens, and whether it is conditioned.
+TOKEN, SIGNAL = range(2)
+
+
+def with_noise(views: Views, seeds: Sequence[int], inner: int, vocab_size: int) -> Views:
+    """Views with uniform tokens where they have masks. Half of those that are noised are conditioned on a prediction of
+    themselves; states of the sampler on that of the canvas before, as they were.
+
+    seeds: the keys of the rollouts that `views.row` numbers. inner: the pass through them.
+    """
+    numbers, seed = Counter[int](), []
+    for row in views.row.tolist():
+        seed.append(key(seeds[row], "noise", inner, numbers[row]))
+        numbers[row] += 1
+    seed_S1 = torch.tensor(seed, dtype=torch.long, device=views.row.device)[:, None]
+    from_end_L = torch.arange(views.input_ids.shape[1], device=seed_S1.device).flip(0)  # padding is on the left
+    token_SL = (uniform(seed_S1, TOKEN, from_end_L) * vocab_size).long()
+    input_ids = torch.where(views.input_ids == NO_MASK, token_SL, views.input_ids)
+    before, temperature = views.before, views.temperature
+    if before is None or temperature is None:
+        real = views.attention_mask.bool()
+        in_canvas = real & (real.cumsum(-1) > views.prompt[:, None])
+        before, temperature = input_ids, (in_canvas & (uniform(seed_S1, SIGNAL, 0) < CONDITIONED)).float()
+    return dataclasses.replace(
+        views, input_ids=input_ids, before=before, temperature=temperature, condition=signal_of_views
+    )
+
+
+def signal_of_views(model: MaskedDiffusionLM, views: Views) -> torch.Tensor:
+    """What conditions the prediction of views: see `conditioning`."""
+    assert views.before is not None and views.temperature is not None
+    clean = views.labels if views.clean is None else views.clean
+    row = (views.before, clean, views.attention_mask, views.prompt, views.temperature)
+    return conditioning(model, *row, views.structure)
 
 
 @torch.no_grad()
