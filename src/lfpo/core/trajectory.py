@@ -171,7 +171,7 @@ class Trajectory:
         """The completion that the sampler saw when step_B[b] began, [B, C] int64."""
         return self.tokens_before(step_B).masked_fill(self.masked_before(step_B), self.mask_id)
 
-    def conditioned_before(self, step_B: torch.Tensor) -> dict[str, torch.Tensor]:
+    def conditioned_before(self, step_B: torch.Tensor) -> dict[str, Any]:
         """What a prediction of `state_before` is conditioned on, as fields of Views; nothing where tokens are masked.
         step_B: as for `masked_before`."""
         return {}

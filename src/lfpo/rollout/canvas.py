@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional as F
@@ -96,7 +96,7 @@ class CanvasTrajectory(Trajectory):
     def written_until(self, last_B: torch.Tensor) -> torch.Tensor:
         return self.tokens_before(last_B + 1)
 
-    def conditioned_before(self, step_B: torch.Tensor) -> dict[str, torch.Tensor]:
+    def conditioned_before(self, step_B: torch.Tensor) -> dict[str, Any]:
         """The canvas before that of `tokens_before`, over prompt and completion, and the temperature of its step; 0 for
         a canvas's first step and after its last one."""
         step_BC = per_position(step_B)
