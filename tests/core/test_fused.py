@@ -19,6 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.fused import CHUNK_ELEMENTS, in_chunks, rectified_sum
+from lfpo.core.head import capped
 from lfpo.core.predictions import Predictions
 from lfpo.core.rectified import rectified_loss
 from lfpo.core.roles import CURRENT, OLD
@@ -75,7 +76,8 @@ Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 def plain(case: Case, **knobs: Any) -> Result:
     """Loss and its gradients in states and head, from all logits; the reference's logits are constants."""
     hidden, head = case.hidden.detach().requires_grad_(), case.head.detach().requires_grad_()
-    z, z_ref = hidden @ head.T, case.hidden_ref @ case.head_ref.T
+    cap = knobs.pop("cap", None)
+    z, z_ref = capped(hidden @ head.T, cap), capped(case.hidden_ref @ case.head_ref.T, cap)
     loss = (case.weight * rectified_loss(z, z_ref, case.y, case.r, **knobs)).sum()
     in_hidden, in_head = torch.autograd.grad(loss, (hidden, head))
     return loss.detach(), in_hidden, in_head
@@ -151,6 +153,7 @@ def test_the_rectified_sum_by_hand_on_two_tokens():
     weights=st.tuples(st.floats(0, 2), st.floats(0, 2)),
     elements=st.integers(1, 60),
     upstream=st.sampled_from([1.0, -3.0]),
+    cap=st.sampled_from([None, 2.0]),
 )
 @settings(max_examples=100)
 def test_any_shape_in_any_chunks_gives_the_plain_sum(
@@ -162,10 +165,11 @@ def test_any_shape_in_any_chunks_gives_the_plain_sum(
     weights: tuple[float, float],
     elements: int,
     upstream: float,
+    cap: float | None,
 ):
     t, v, d = sizes
     case = random_case(heads, rewards, seed=seed, t=t, v=v, d=d)
-    knobs = {"beta": beta, "positive_weight": weights[0], "negative_weight": weights[1]}
+    knobs = {"beta": beta, "positive_weight": weights[0], "negative_weight": weights[1], "cap": cap}
     with chunks_of(elements):
         found = fused(case, upstream=upstream, **knobs)
     loss, *gradients = plain(case, **knobs)

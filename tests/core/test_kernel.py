@@ -36,10 +36,10 @@ def launched(kernel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[tuple[
     found: list[tuple[int, int, bool]] = []
 
     def launch(
-        z: torch.Tensor, z_old: Any, y: torch.Tensor, branches: list[Any], beta: float, dtype: torch.dtype
+        z: torch.Tensor, z_old: Any, y: torch.Tensor, branches: list[Any], beta: float, dtype: torch.dtype, cap: Any
     ) -> Any:
         found.append((len(z), len(branches), z_old is None))
-        return kernel.loss_and_gradient(z, z_old, y, branches, beta, dtype)
+        return kernel.loss_and_gradient(z, z_old, y, branches, beta, dtype, cap)
 
     monkeypatch.setattr(fused, "kernel_on", lambda device: launch)
     return found
@@ -55,14 +55,19 @@ def assert_close(found: Any, expected: Any, in_loss: float, in_gradient: float) 
 @pytest.mark.parametrize("v", [5, 16, 37])  # below, at and above the block of 16, of which 37 is no multiple
 @pytest.mark.parametrize("heads", ["own", "shared"])
 @pytest.mark.parametrize("rewards", ["anywhere", "binary"])
-def test_loss_and_gradients_are_those_of_the_logits(launched: list[Any], heads: str, rewards: str, v: int, t: int):
+@pytest.mark.parametrize("cap", [None, 2.0])
+def test_loss_and_gradients_are_those_of_the_logits(
+    launched: list[Any], cap: float | None, heads: str, rewards: str, v: int, t: int
+):
     case = random_case(heads, rewards, t=t, v=v)
-    knobs = {"beta": 0.3, "positive_weight": 0.5, "negative_weight": 2.0}
+    knobs: dict[str, Any] = {"beta": 0.3, "positive_weight": 0.5, "negative_weight": 2.0, "cap": cap}
     with chunks_of(3 * v):
         found = rectified(case.to(torch.float32), **knobs)
     assert_close(found, plain(case, **knobs), 2e-6, 2e-6)
     one = rewards == "binary"
-    assert launched == [(n, 1 if one else 2, one and heads == "shared") for n in ([1] if t == 1 else [3, 3, 1])]
+    assert launched == [
+        (n, 1 if one else 2, one and heads == "shared" and cap is None) for n in ([1] if t == 1 else [3, 3, 1])
+    ]
 
 
 @pytest.mark.parametrize(("precision", "in_gradient"), [("float32", 1e-6), ("tf32", 2e-3), ("bfloat16", 1e-2)])

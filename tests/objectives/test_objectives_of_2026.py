@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from letters import Table, rollouts
+from lfpo.core.head import capped
 from lfpo.core.learner import accumulate_gradients
 from lfpo.core.predictions import Predictions
 from lfpo.core.roles import CURRENT, OLD
@@ -248,18 +249,19 @@ def test_dtm_s_minimiser_is_the_tilted_posterior():
 
 
 @pytest.mark.parametrize("heads", ["own", "shared"])
-def test_mixture_sum_is_the_plain_loss(heads: str):
+@pytest.mark.parametrize("cap", [None, 2.0])
+def test_mixture_sum_is_the_plain_loss(cap: float | None, heads: str):
     """Value and gradients of states and head, in one chunk and in many."""
     case = random_case(heads)
     a, b = case.r, case.weight - 0.8
-    target = a[:, None] * (case.hidden_ref @ case.head_ref.T).softmax(-1)
+    target = a[:, None] * capped(case.hidden_ref @ case.head_ref.T, cap).softmax(-1)
     target += torch.nn.functional.one_hot(case.y, 11) * b[:, None]
     hidden, head = case.hidden.requires_grad_(), case.head.requires_grad_()
-    plain = -(target * (hidden @ head.T).log_softmax(-1)).sum()
+    plain = -(target * capped(hidden @ head.T, cap).log_softmax(-1)).sum()
     expected = torch.autograd.grad(plain, (hidden, head))
     for elements in (2**20, 22):
         with chunks_of(elements):
-            loss = mixture_sum(hidden, case.hidden_ref, head, case.head_ref, case.y, a, b)
+            loss = mixture_sum(hidden, case.hidden_ref, head, case.head_ref, case.y, a, b, cap=cap)
         assert loss.item() == pytest.approx(plain.item(), rel=1e-6)
         for found, wanted in zip(torch.autograd.grad(loss, (hidden, head)), expected, strict=True):
             torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)

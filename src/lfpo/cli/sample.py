@@ -9,7 +9,6 @@ from rich.text import Text
 
 from lfpo.base.spacing import evenly_spaced
 from lfpo.config.sample import SampleConfig
-from lfpo.core.canvas import NEVER, CanvasTrajectory
 from lfpo.core.encoding import encode_rows, prefill
 from lfpo.core.engine import Request
 from lfpo.core.rng import key
@@ -23,6 +22,7 @@ from lfpo.prompts.tasks import get_task
 from lfpo.prompts.tokenizer import token_texts
 from lfpo.rewards.answers import marked_answer
 from lfpo.rewards.sudoku import grid_digits
+from lfpo.rollout.canvas import NEVER, CanvasTrajectory
 from lfpo.rollout.sampling import as_it_is
 
 SHOWN = 24  # most states that are printed

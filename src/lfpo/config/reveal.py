@@ -59,7 +59,8 @@ CANVAS = ("entropy_bound", "max_denoising_steps", "t_min", "t_max", "stability_t
 def _check_canvas(sampler: Any) -> None:
     for key in ("temperature", "top_k", "top_p", "cfg_scale", "early_stop", "cache", "first_token"):
         if getattr(sampler, key) != getattr(type(sampler), key):
-            raise ValueError(f"{key} {getattr(sampler, key)!r} has no effect with the rule 'canvas'; leave it out")
+            advice = "set it to 0" if key == "temperature" else "leave it out"  # 1 is its default in training
+            raise ValueError(f"{key} {getattr(sampler, key)!r} has no effect with the rule 'canvas'; {advice}")
     if sampler.canvas.t_max <= sampler.canvas.t_min:
         raise ValueError(f"t_max {sampler.canvas.t_max} must be above t_min {sampler.canvas.t_min}")
 

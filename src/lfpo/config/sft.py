@@ -43,11 +43,12 @@ class SFTConfig(TrainingConfig):
 
     loss_weight: Literal["1/t", "equal"] = "1/t"
     """The weight of a masked token. 1/t: 1 / (t C), C tokens in the completion (LLaDA, SDAR); equal: 1 / the number of
-    masked tokens of the example (LLaDA2, which draws t from [0.3, 0.8])."""
+    masked tokens of the example (LLaDA2, which draws t from [0.3, 0.8]). Where noise is uniform (DiffusionGemma), 1/t:
+    every token of the completion weighs 1 / C; equal: the noised tokens alone, as masked ones."""
 
     masked_loss_weight: NotNegative = 0.3
-    """For models with a causal context, whose loss has two terms: the weight of the masked tokens' loss beside that of
-    each token after the clean ones before it, which weighs 1 (Nemotron-Labs-Diffusion)."""
+    """For models with masks and a causal context, whose loss has two terms: the weight of the masked tokens' loss
+    beside that of each token after the clean ones before it, which weighs 1 (Nemotron-Labs-Diffusion)."""
 
     steps: CountOrUnset = UNSET
     """Optimiser steps (max_steps works too). As in transformers they count where they are given (not -1), and else

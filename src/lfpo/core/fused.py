@@ -10,7 +10,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from lfpo.core.head import Precision, add_product, as_input, input_dtype, product
+from lfpo.core.head import Precision, add_product, as_input, below_cap, cap_in_place, input_dtype, product
 
 # Logits held at once, in elements, by device type: 64 MiB a tensor in float32 on a CPU, 512 MiB on a GPU, where small
 # products leave the device idle.
@@ -70,20 +70,21 @@ def rectified_sum(
     positive_weight: float = 1.0,
     negative_weight: float = 1.0,
     precision: Precision = "float32",
+    cap: float | None = None,
 ) -> torch.Tensor:
     """The rectified cross-entropy summed over tokens (LFPO, Eq. 8 to 10), a scalar:
 
         sum over T of  -w [w+ r log pi+(y) + w- (1 - r) log pi-(y)] / beta
         pi+ = softmax((1 - beta) z_old + beta z),  pi- = softmax((1 + beta) z_old - beta z)
-        z = hidden @ head.T,  z_old = hidden_old @ head_old.T
+        z = hidden @ head.T,  z_old = hidden_old @ head_old.T,  with a cap c both become c tanh(z / c)
 
     hidden_TD, head_VD: of the current policy; gradients flow into them where they are asked for. hidden_old_TD,
         head_old_VD: of theta_old, constants. y_T: tokens, int64. r_T in [0, 1]. token_weight_T: w, 1 where not given.
-    beta > 0; positive_weight and negative_weight: w+ and w-.
+    beta > 0; positive_weight and negative_weight: w+ and w-. cap: MaskedDiffusionLM.logit_cap.
 
     Loss and gradient are computed together, a chunk of tokens at a time: two products with a head for the logits, one
-    for the gradient of the states, one more for that of a trained head. Where both policies share one head and r is 0
-    or 1 everywhere, one product gives all logits, since mixed logits are the logits of mixed states. precision: of
+    for the gradient of the states, one more for that of a trained head. Where both policies share one head, r is 0 or 1
+    everywhere and there is no cap, one product gives all logits: mixed logits are those of mixed states. precision: of
     these products (lfpo.core.head); their sums and everything else are float32 (float64 for float64 states).
 
     On a GPU with Triton the step from a chunk's float32 logits to their gradient is one kernel (kernel.py), which
@@ -97,7 +98,7 @@ def rectified_sum(
     def chunk(piece: slice, head: torch.Tensor, head_old: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         weighted = [(sign[piece], share[piece]) for sign, share in branches]
         states = (hidden_TD.detach()[piece], hidden_old[piece])
-        return _chunk(*states, head, head_old, y_T[piece], weighted, beta, weight_T[piece], precision)
+        return _chunk(*states, head, head_old, y_T[piece], weighted, beta, weight_T[piece], precision, cap)
 
     return FusedSum.apply(hidden_TD, head_VD, head_old_VD.detach(), chunk, precision)
 
@@ -172,16 +173,22 @@ def _chunk(
     beta: float,
     weight: torch.Tensor,
     precision: Precision,
+    cap: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss of t tokens and its gradient in their current logits, [t, V]. head_old: None when it is `head`."""
+    """The loss of t tokens and its gradient in their products with the head, [t, V]. head_old: None when it is `head`;
+    cap: see `rectified_sum`."""
     wide = weight.dtype
     kernel = kernel_on(hidden.device) if wide == torch.float32 else None
     z = z_old = None
-    # Two heads, or a kernel that mixes two branches: logits of each policy. Otherwise `mixed` makes a branch's logits
-    # from mixed hidden states, in one product.
-    if head_old is not None or (kernel is not None and len(branches) > 1):
+    # Two heads, a cap, or a kernel that mixes two branches: logits of each policy. Otherwise `mixed` makes a branch's
+    # logits from mixed hidden states, in one product.
+    if head_old is not None or cap is not None or (kernel is not None and len(branches) > 1):
         z = product(hidden, head.T, precision)
-        z_old = product(hidden_old, (head if head_old is None else head_old).T, precision)
+        one = head_old is None and _same_memory(hidden, hidden_old)  # a policy beside itself, as in supervised training
+        z_old = z if one else product(hidden_old, (head if head_old is None else head_old).T, precision)
+        if cap is not None and kernel is None:
+            z = cap_in_place(z, cap)
+            z_old = z if one else cap_in_place(z_old, cap)
 
     def mixed(sign: torch.Tensor) -> torch.Tensor:
         mix = (sign * beta)[:, None]
@@ -192,7 +199,7 @@ def _chunk(
     if kernel is not None:
         weighted = [(sign, weight * share) for sign, share in branches]
         logits = mixed(branches[0][0]) if z is None else z
-        losses, dz = kernel(logits, z_old, y, weighted, beta, dtype=input_dtype(weight.dtype, precision))
+        losses, dz = kernel(logits, z_old, y, weighted, beta, dtype=input_dtype(weight.dtype, precision), cap=cap)
         return losses.sum(), dz
     loss, gradient = torch.zeros((), dtype=wide, device=hidden.device), None
     for sign, share in branches:
@@ -207,4 +214,6 @@ def _chunk(
         a.scatter_add_(1, y[:, None], -scale[:, None])
         gradient = a if gradient is None else gradient.add_(a)
     assert gradient is not None
+    if cap is not None and z is not None:
+        gradient = below_cap(gradient, z, cap)
     return loss, gradient

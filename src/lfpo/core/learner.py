@@ -7,7 +7,7 @@ Shapes: R rollouts of an iteration on all ranks, B of them on this rank; S views
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -56,6 +56,7 @@ class Learner:
     optimizer: of theta. average: theta's moving average, which follows each step; None where none is kept.
     state: counters that checkpoints hold, changed in place: skipped, skipped_in_a_row.
     run_dir: named in errors.
+    fill: puts noise in place of masks where it is uniform (lfpo.models.uniform.with_noise); None: there are masks.
     """
 
     args: LFPOConfig
@@ -65,6 +66,7 @@ class Learner:
     average: Average | None
     state: dict[str, Any]
     run_dir: Path
+    fill: Callable[[Views, Sequence[int], int], Views] | None = None
     checked_range: bool = False  # whether a scored batch was compared with what the objective needs of rewards
 
     def at(self, iteration: int) -> Objective:
@@ -156,12 +158,15 @@ def optimizer_step(
     signal_B = signal_B[rows] if len(rows) else signal_B[:1]  # without rows any signal serves: it gets weight 0
     # Noised inputs: input_ids, target [S, L]. For LFPO K random masks of each completion (states "noised", the
     # default), or K states that the sampler visited (states "stratified").
+    seeds = [key(batch.turns[b].seed, step.iteration) for b in rows.tolist()]
     if len(rows):
-        seeds = [key(batch.turns[b].seed, step.iteration) for b in rows.tolist()]
         views = objective.views(trajectory.rows(rows).in_rounds(), signal_B, seeds, step.inner)
     else:  # no views, but this rank joins the collectives below
         assert filler is not None
         views = filler.select(rows)
+    if learner.fill is not None:
+        views = learner.fill(views, seeds, step.inner)
+        filler = None if filler is None else learner.fill(filler, [0], 0)
     # The loss at the targets and its gradient, in passes of update_tokens tokens.
     policies[CURRENT].train()
     blocks, inners = args.optimizer_steps_per_iteration, objective.num_iterations
@@ -227,8 +232,8 @@ def accumulate_gradients(
         if weight:
             add_measures(measures, {**measured, **balance})
             if observer.passes is not None:
-                for policy in predictions.ran:
-                    observer.passes.append(piece.ran_by(policy, backward=policy == CURRENT))
+                for policy, ran in predictions.ran:
+                    observer.passes.append(ran.ran_by(policy, backward=policy == CURRENT))
     return loss_sum, measures
 
 

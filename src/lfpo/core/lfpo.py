@@ -81,5 +81,6 @@ class LFPO(settings.LFPO, Objective):
             positive_weight=self.positive_weight,
             negative_weight=self.negative_weight,
             precision=predictions.policies[CURRENT].products,
+            cap=predictions.policies[CURRENT].logit_cap,
         )
         return loss, measure_targets(predictions, r_T, neutral=0.5, beta=self.beta)

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from lfpo.core.fused import in_chunks
 from lfpo.core.model import MaskedDiffusionLM
-from lfpo.core.roles import CURRENT
+from lfpo.core.roles import CURRENT, OLD
 from lfpo.core.views import Views
 
 
@@ -29,7 +29,8 @@ class Predictions:
         self.weight_T = views.weight[views.target]
         self.second_T = torch.zeros_like(self.weight_T) if views.second is None else views.second[views.target]
         self._hidden: dict[str, torch.Tensor] = {}
-        self.ran: list[str] = []  # policies that took a forward
+        self._signal: torch.Tensor | None = None  # the conditioning of all policies, where noise is uniform
+        self.ran: list[tuple[str, Views]] = []  # policies that took a forward, and of what
         self.used: list[str] = []  # policies whose hidden states the loss has read
 
     def at_targets(self, value_B: torch.Tensor) -> torch.Tensor:
@@ -59,7 +60,7 @@ class Predictions:
                 self._hidden[policy] = self._doubled(model)
             else:
                 self._hidden[policy] = model.hidden(views.input_ids, views.attention_mask)[views.target]
-        self.ran.append(policy)
+        self.ran.append((policy, views))
         self.used.append(policy)
         return self._hidden[policy]
 
@@ -67,8 +68,18 @@ class Predictions:
         """`hidden` in the doubled layout."""
         views = self.views
         clean_SL = views.labels if views.clean is None else views.clean
+        if views.condition is not None and self._signal is None:
+            # That of theta_old for every policy: else a difference of logits were not the policy's alone.
+            self._signal = views.condition(self.policies[OLD], views)
+            assert views.temperature is not None
+            self.ran.append((OLD, views.select((views.temperature > 0).any(-1))))
         noised_SND, clean_SLD = model.noised_hidden(
-            views.input_ids, clean_SL, views.attention_mask, views.prompt, structure=views.structure
+            views.input_ids,
+            clean_SL,
+            views.attention_mask,
+            views.prompt,
+            structure=views.structure,
+            conditioning_BND=self._signal,
         )
         hidden_TD = noised_SND[views.target[:, -noised_SND.shape[1] :]]
         if views.from_clean is None:

@@ -80,6 +80,11 @@ class Trajectory:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    @property
+    def uniform(self) -> bool:
+        """Whether noise is uniform over the vocabulary: nothing is masked, and a noised state asks about all tokens."""
+        return self.mask_id < 0
+
     def to(self, device: torch.device | str) -> Trajectory:
         return dataclasses.replace(self, **{name: value.to(device) for name, value in tensor_fields(self).items()})
 
@@ -165,6 +170,11 @@ class Trajectory:
     def state_before(self, step_B: torch.Tensor) -> torch.Tensor:
         """The completion that the sampler saw when step_B[b] began, [B, C] int64."""
         return self.tokens_before(step_B).masked_fill(self.masked_before(step_B), self.mask_id)
+
+    def conditioned_before(self, step_B: torch.Tensor) -> dict[str, Any]:
+        """What a prediction of `state_before` is conditioned on, as fields of Views; nothing where tokens are masked.
+        step_B: as for `masked_before`."""
+        return {}
 
     @property
     def block_BC(self) -> torch.Tensor:

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.attention import FULL, Structure
+from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.rng import generator
 from lfpo.core.trajectory import Trajectory, tensor_fields
 
@@ -48,6 +49,11 @@ class Views:
     from_clean [S, L]: targets that the clean tokens before them predict, by the shifted logits of the causal context;
         None: none.
     second [S, L]: for losses of two terms, a second weight of the targets, 0 elsewhere.
+
+    Only where noise is uniform over the vocabulary:
+    before [S, L]: the tokens whose prediction by theta_old conditions that of input_ids. temperature [S, L]: of that
+        prediction; 0 where there is none.
+    condition: makes the signal of them, as lfpo.models.uniform.conditioning, of theta_old and these views.
     """
 
     row: torch.Tensor
@@ -66,6 +72,9 @@ class Views:
     clean: torch.Tensor | None = None
     from_clean: torch.Tensor | None = None
     second: torch.Tensor | None = None
+    before: torch.Tensor | None = None
+    temperature: torch.Tensor | None = None
+    condition: Callable[[MaskedDiffusionLM, Views], torch.Tensor] | None = None
 
     def __len__(self) -> int:
         return len(self.row)
@@ -98,6 +107,7 @@ def noised(
     unit_S: torch.Tensor | None = None,
     state_S: torch.Tensor | None = None,
     after_eos: bool = False,
+    step_SC: torch.Tensor | None = None,
 ) -> Views:
     """Views of the rollouts `row_S` with the positions `masked_SL` of prompt and completion hidden.
 
@@ -112,6 +122,7 @@ def noised(
         edits have made them others than the final tokens (None: the final tokens).
     unit_S, state_S: see Views; each view is its own unit, in state 0, unless given.
     after_eos: whether tokens after the first EOS are scored; decides `length` only.
+    step_SC: where the states are those before steps, one a view or one a position.
     """
     prompt_ids, prompt_mask = trajectory.prompt_ids[row_S], trajectory.prompt_mask[row_S]
     tokens = trajectory.tokens[row_S]
@@ -142,17 +153,19 @@ def noised(
         structure=dataclasses.replace(trajectory.structure, doubled=trajectory.structure != FULL),
         clean=None if label_SC is None else clean,
         from_clean=from_clean,
+        **({} if step_SC is None else trajectory.rows(row_S).conditioned_before(step_SC)),
     )
 
 
 def masked_at_random(trajectory: Trajectory, count: int, seeds: Sequence[int], inner: int) -> Views:
     """`count` views a rollout with random masks of all that the sampler revealed (see `stratified_masks`); targets are
-    the masked positions up to the first EOS."""
+    the masked positions up to the first EOS, with uniform noise all positions."""
     masked_KBC = stratified_masks(trajectory.scored(True), seeds, inner, count=count, least=1)
     row_S = torch.arange(len(trajectory), device=masked_KBC.device).repeat_interleave(count)
     masked_SC = masked_KBC.transpose(0, 1).flatten(0, 1)
     state_S = torch.arange(count, device=row_S.device).repeat(len(trajectory))
-    return noised(trajectory, row_S, masked_SC, masked_SC & trajectory.counted[row_S], state_S=state_S)
+    target_SC = (masked_SC | trajectory.uniform) & trajectory.counted[row_S]
+    return noised(trajectory, row_S, masked_SC, target_SC, state_S=state_S)
 
 
 def stratified_masks(

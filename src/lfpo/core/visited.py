@@ -21,7 +21,8 @@ def replay(trajectory: Trajectory, row_S: torch.Tensor, step_S: torch.Tensor) ->
     """
     rows = trajectory.rows(row_S)
     target = rows.open_before(step_S) & rows.counted
-    return noised(trajectory, row_S, rows.masked_before(step_S), target, shown_SC=rows.tokens_before(step_S))
+    shown = rows.tokens_before(step_S)
+    return noised(trajectory, row_S, rows.masked_before(step_S), target, shown_SC=shown, step_SC=step_S)
 
 
 def visited_states(trajectory: Trajectory, k: int, seeds: Sequence[int], inner: int) -> Views:

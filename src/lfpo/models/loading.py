@@ -135,7 +135,7 @@ def init_model(
     device: torch.device | str = "cpu",
 ) -> MaskedDiffusionLM:
     """A randomly initialised model of a family's config.json: normal weights of standard deviation `init_std` (0.02),
-    unit norms, zero biases. tokenizer: supplies token ids that the config does not name.
+    unit norms and factors, zero biases. tokenizer: supplies token ids that the config does not name.
 
     Raises UserError for an unknown family and a missing or wrong field.
     """
@@ -146,8 +146,11 @@ def init_model(
     tie(backbone)
     backbone.model.rotary_emb.to(device)
     empty = {name: torch.empty(p.shape, dtype=dtype, device=device) for name, p in backbone.named_parameters()}
-    zeros = {name: torch.zeros(b.shape, dtype=b.dtype, device=device) for name, b in saved_buffers(backbone)}
-    assign(backbone, empty | zeros)
+    buffers = {  # biases of routers, and factors of layers
+        name: torch.full(b.shape, float(name.endswith("scalar")), dtype=b.dtype, device=device)
+        for name, b in saved_buffers(backbone)
+    }
+    assign(backbone, empty | buffers)
     with torch.no_grad():
         for name, weight in backbone.named_parameters():
             if name.endswith("bias"):

@@ -11,7 +11,7 @@ from lfpo.base import distributed
 from lfpo.config.errors import UserError
 from lfpo.config.training import TrainingConfig
 from lfpo.core import collectives
-from lfpo.core.model import MaskedDiffusionLM, check_masks
+from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.roles import BASE, CURRENT, OLD
 from lfpo.models.autocast import autocasts
 from lfpo.models.four_bit import quantize
@@ -45,7 +45,6 @@ def load_policies(
         shard(model.to(device), mesh, cast=autocast)
     elif args.load_in_4bit:
         quantize(model.backbone, device, torch.bfloat16 if autocast else model.dtype)
-    check_masks(model, "training")
     # The same precision in updates, rollouts and evaluation, so that they run the same policy.
     model.autocast = autocasts(args, device.type, model.backbone.config.hidden_size)
     model.head_precision = args.head_precision

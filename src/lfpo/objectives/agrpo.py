@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from lfpo.config import clipped as settings
 from lfpo.core.draw import kept_tokens
 from lfpo.core.measures import Measures
+from lfpo.core.model import NO_MASK
 from lfpo.core.objective import Objective
 from lfpo.core.predictions import Predictions
 from lfpo.core.rng import generator
@@ -24,6 +25,8 @@ class AGRPO(settings.AGRPO, Objective):
     those that the sampler drew from: at its temperature, among the tokens that its top-k and top-p kept.
 
     A rollout's steps end with the one that reveals its first EOS (the public code leaves that one out).
+    Of a canvas, whose tokens are revised, the tokens that each step accepted count; its last step, which takes the most
+    probable tokens, has none.
     The expectation over steps is a mean, not a sum: a rollout of T steps counts 1/T. The probability of choosing
     positions is left out, so the gradient is exact for `remasking: random` only, which the authors use.
     """
@@ -67,6 +70,14 @@ def logp_as_drawn(predictions: Predictions, policy: str = CURRENT) -> torch.Tens
     to the tokens that top-k and top-p of theta_old keep."""
     views, model, old = predictions.views, predictions.policies[policy], predictions.policies[OLD]
     sampler = views.sampler
+    if views.mask_id == NO_MASK:  # a canvas, which cools down from step to step and keeps all tokens
+        of_step = [sampler.canvas.temperature(step) for step in range(sampler.canvas.max_denoising_steps)]
+        temperature_T = torch.tensor(of_step, device=views.state.device)[views.state][predictions.view_T]
+
+        def at_step(hidden: torch.Tensor, labels: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+            return -F.cross_entropy(model.head(hidden) / temperature[:, None], labels, reduction="none")
+
+        return predictions.in_chunks(at_step, policy, predictions.labels_T, temperature_T)
 
     def as_drawn(hidden: torch.Tensor, labels: torch.Tensor, hidden_old: torch.Tensor) -> torch.Tensor:
         scores = model.head(hidden) / sampler.temperature

@@ -28,6 +28,8 @@ class BGPO(settings.BGPO, Objective):
     counts the fields of a batch instead of its rows; neither is kept. Its KL term, off by default, is left out.
     """
 
+    needs = frozenset({"masks"})
+
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         """mc_samples views a rollout, S = mc_samples B, each a unit."""
         masked_DBC = stratified_masks(trajectory.scored(self.after_eos), seeds, inner, count=self.mc_samples, least=1)

@@ -24,7 +24,7 @@ class CJGRPO(settings.CJGRPO, Objective):
     The public codes take the means over a micro-batch; here they are over all rollouts of an optimiser step.
     """
 
-    needs = frozenset({"reveal_step"})
+    needs = frozenset({"masks", "reveal_step"})
     loss = token_loss
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:

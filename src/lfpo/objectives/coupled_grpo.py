@@ -24,6 +24,8 @@ class CoupledGRPO(settings.CoupledGRPO, Objective):
     Every pass draws new masks. In the public code two passes can share one, because of how its buffer is indexed.
     """
 
+    needs = frozenset({"masks"})
+
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         ratio = torch.empty(len(trajectory))
         masked = torch.empty(trajectory.tokens.shape, dtype=torch.bool)

@@ -21,7 +21,7 @@ class DiffuGRPO(settings.DiffuGRPO, Objective):
 
     @property
     def needs(self) -> frozenset[str]:
-        return frozenset({"masked_prompt"} if self.p_mask_prompt else ())
+        return frozenset({"masks", "masked_prompt"} if self.p_mask_prompt else {"masks"})
 
     loss = token_loss
 

@@ -6,7 +6,7 @@ import torch
 
 from lfpo.config import peers as settings
 from lfpo.core.fused import FusedSum
-from lfpo.core.head import Precision, product
+from lfpo.core.head import Precision, below_cap, cap_in_place, product
 from lfpo.core.measures import Measures, measure_targets
 from lfpo.core.objective import Objective
 from lfpo.core.predictions import Predictions
@@ -69,6 +69,7 @@ class DTM(settings.DTM, Objective):
             self.control * w_T,
             (tilt_T + 1 - self.control) * w_T,
             predictions.policies[CURRENT].products,
+            predictions.policies[CURRENT].logit_cap,
         )
         return loss, measure_targets(predictions, tilt_T)
 
@@ -86,6 +87,7 @@ def mixture_sum(
     old_share_T: torch.Tensor,
     token_share_T: torch.Tensor,
     precision: Precision = "float32",
+    cap: float | None = None,
 ) -> torch.Tensor:
     """Cross-entropy to a mixture of theta_old's distribution and the target token, summed over tokens, a scalar:
 
@@ -99,10 +101,14 @@ def mixture_sum(
 
     def chunk(piece: slice, head: torch.Tensor, head_old: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         y, a, b = y_T[piece, None], a_T[piece, None], b_T[piece, None]
-        logp = product(hidden_TD.detach()[piece], head.T, precision).log_softmax(-1)
-        target = product(hidden_old[piece], (head if head_old is None else head_old).T, precision).softmax(-1)
+        z = product(hidden_TD.detach()[piece], head.T, precision)
+        z_old = product(hidden_old[piece], (head if head_old is None else head_old).T, precision)
+        if cap is not None:
+            z, z_old = cap_in_place(z, cap), cap_in_place(z_old, cap)
+        logp, target = z.log_softmax(-1), z_old.softmax(-1)
         target = target.mul_(a).scatter_add_(1, y, b)
         loss = -(target * logp).sum()
-        return loss, logp.exp_().mul_(a + b).sub_(target)
+        gradient = logp.exp_().mul_(a + b).sub_(target)
+        return loss, gradient if cap is None else below_cap(gradient, z, cap)
 
     return FusedSum.apply(hidden_TD, head_VD, head_old_VD.detach(), chunk, precision)

@@ -37,6 +37,7 @@ class EBPO(settings.EBPO, Objective):
     count as 60, where DARE's loss overflows if A is negative.
     """
 
+    needs = frozenset({"masks"})
     normalizer = number_of_units
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:

@@ -31,7 +31,7 @@ class EGSPO(settings.EGSPO, Objective):
     """
 
     normalizer = number_of_units
-    needs = frozenset({"reveal_step", "entropy"})
+    needs = frozenset({"masks", "reveal_step", "entropy"})
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         """At most `steps` views a rollout, each a unit, numbered by the step; targets are what the step revealed."""

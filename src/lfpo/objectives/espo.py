@@ -29,6 +29,7 @@ class ESPO(settings.ESPO, Objective):
     the masks of a rollout. Its base policy moves up every 64 steps; here it stays where training started.
     """
 
+    needs = frozenset({"masks"})
     normalizer = number_of_units
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:

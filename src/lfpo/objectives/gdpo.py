@@ -29,6 +29,7 @@ class GDPO(settings.GDPO, Objective):
     policy spread from 0.67 to 1.41; here both use the same masks.
     """
 
+    needs = frozenset({"masks"})
     normalizer = number_of_units
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:

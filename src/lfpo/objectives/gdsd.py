@@ -28,6 +28,8 @@ class GDSD(settings.GDSD, Objective):
     As in `espo`, sizes of masks are stratified within a rollout, not over a micro-batch.
     """
 
+    needs = frozenset({"masks"})
+
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         """2 mc_samples views a rollout, S = 2 mc_samples B; a mask and its complement form a unit."""
         scored_BC = trajectory.scored(self.after_eos)

@@ -31,7 +31,9 @@ class JustGRPO(settings.JustGRPO, Objective):
 
     @property
     def needs(self) -> frozenset[str]:
-        return frozenset({"left_to_right", "unedited"} | ({"confidence"} if self.token_fraction < 1 else set()))
+        return frozenset(
+            {"masks", "left_to_right", "unedited"} | ({"confidence"} if self.token_fraction < 1 else set())
+        )
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         """Views whose targets are one scored token of each block; the scored tokens of rollouts with an advantage are

@@ -42,7 +42,7 @@ class MaskAware(settings.MaskAware, Objective):
     """
 
     normalizer = number_of_units
-    needs = frozenset({"reveal_step", "full_attention", "unedited"})
+    needs = frozenset({"masks", "reveal_step", "full_attention", "unedited"})
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         """At most mc_samples views a rollout, which form a unit."""

@@ -33,7 +33,7 @@ class MDPO(settings.MDPO, Objective):
     rollout a rank, here a prompt's rollouts.
     """
 
-    needs = frozenset({"reveal_step", "predictions", "drawn"})
+    needs = frozenset({"masks", "reveal_step", "predictions", "drawn"})
 
     def signal(self, reward_RM: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
         """A of each step [B, M], 0 where it is not trained. reward_RM: of the predictions, in the order of steps."""

@@ -13,6 +13,7 @@ from lfpo.core.trajectory import GIVES
 # What an objective may name in `needs` beside lfpo.core.trajectory.GIVES, and how an error calls it. A model that
 # attends block by block predicts a block from itself and from the blocks before it, without masks.
 NEEDS = {
+    "masks": "masked tokens, at which its probabilities are defined",
     "full_attention": "a model with full attention",
     "masked_prompt": "a model with full attention, because it masks prompt tokens (p_mask_prompt 0 masks none)",
     "unedited": "tokens that stay as they were revealed (no sampler.editing_threshold)",
@@ -34,7 +35,9 @@ def check_rollouts(
     sampler: with its lengths filled in. gives: what the engine's trajectories hold (None: not checked). trained_block:
     the block length of a model that attends block by block.
     """
-    available = {"reveal_step", "confidence", "entropy", "edits" if sampler.edits else "unedited"}
+    available = {"reveal_step", "confidence", "entropy", "masks", "edits" if sampler.edits else "unedited"}
+    if sampler.rule_name == "canvas":
+        available = {"reveal_step", "entropy", "drawn"}
     available |= {"drawn"} if sampler.temperature else set()
     available |= {"unguided"} if not sampler.cfg_scale else set()
     one_at_a_time = sampler.rule_name == "sequential" and sampler.steps == sampler.gen_length
@@ -45,9 +48,11 @@ def check_rollouts(
     needs, called, name = objective.needs, GIVES | NEEDS, type(objective).__name__
     if sampler.edits and "reveal_step" in needs:
         needs |= {"edits"}
-    for need in sorted((needs & called.keys()) - available):
+    for need in sorted((needs & called.keys()) - available, key=lambda need: (need != "masks", need)):
         cause = "which rollouts of this sampler do not give"
-        if trained_block is not None and need not in ("unedited", "drawn", "unguided"):
+        if need == "masks":
+            cause = "and where the rule is 'canvas' noise is uniform; take lfpo, unigrpo, agrpo, dtm or rejection"
+        elif trained_block is not None and need not in ("unedited", "drawn", "unguided"):
             cause = f"and this model attends in blocks of {trained_block} tokens"
         raise UserError(f"objective {name} needs {called[need]}, {cause}")
     for need in sorted(needs - NEEDS.keys() - set(needs if gives is None else gives)):

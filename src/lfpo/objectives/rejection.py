@@ -15,7 +15,8 @@ from lfpo.core.views import Views, noised
 
 
 class Rejection(settings.Rejection, Objective):
-    """Cross-entropy at masked positions of randomly masked right rollouts, weighted by 1/t (LLaDA, Eq. 5)."""
+    """Cross-entropy at masked positions of randomly masked right rollouts, weighted by 1/t (LLaDA, Eq. 5). Where noise
+    is uniform, at all positions of noised ones, weighted alike."""
 
     normalizer = number_of_units
     reads_old = False
@@ -43,12 +44,13 @@ class Rejection(settings.Rejection, Objective):
         device = trajectory.tokens.device
         rows = torch.tensor(right, dtype=torch.long, device=device).repeat_interleave(self.masks)
         hidden = masked.flatten(0, 1).to(device)
-        weight = 1 / (ratio.flatten(0, 1).to(device).clamp(min=1e-3) * trajectory.lengths[rows][:, None])
-        return noised(
-            trajectory, rows, hidden, hidden & trajectory.counted[rows], weight_SC=weight.expand(hidden.shape)
-        )
+        scored = (ratio.flatten(0, 1).clamp(min=1e-3) + float(trajectory.uniform)).clamp(max=1)  # the expected share
+        weight = 1 / (scored.to(device) * trajectory.lengths[rows][:, None])
+        target = (hidden | trajectory.uniform) & trajectory.counted[rows]
+        return noised(trajectory, rows, hidden, target, weight_SC=weight.expand(hidden.shape))
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
-        """-sum over targets of log p / (t n), t the mask ratio of the view and n the tokens of its completion."""
+        """-sum over targets of log p / (t n), t the mask ratio of the view, with uniform noise 1, and n the tokens of
+        its completion."""
         loss = -(predictions.weight_T * predictions.logp()).sum()
         return loss, measure_targets(predictions, predictions.at_targets(signal_B))

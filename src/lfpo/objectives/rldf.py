@@ -31,7 +31,7 @@ class RLDF(settings.RLDF, Objective):
     default) and its selection of groups.
     """
 
-    needs = frozenset({"reveal_step", "confidence"})
+    needs = frozenset({"masks", "reveal_step", "confidence"})
 
     @property
     def reads_old(self) -> bool:

@@ -41,6 +41,7 @@ class SLIMRL(settings.SLIMRL, MediumPrompts):
     and the reward function decides. Blocks are those that the model attends in, or the sampler's.
     """
 
+    needs = frozenset({"masks"})
     normalizer = number_of_units
 
     def probabilities(self, level: float, blocks: int) -> torch.Tensor:

@@ -24,7 +24,7 @@ class SPG(settings.SPG, Objective):
     """
 
     reads_old = False
-    needs = frozenset({"full_attention"})  # its masks leave later blocks masked
+    needs = frozenset({"masks", "full_attention"})  # its masks leave later blocks masked
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         return masked_views(trajectory, block_masks(self, trajectory, seeds, inner))

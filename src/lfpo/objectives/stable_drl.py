@@ -29,7 +29,7 @@ class StableDRL(settings.StableDRL, Objective):
     The public code's softmax runs over the rows of one rank; here over all of the step, on all ranks.
     """
 
-    needs = frozenset({"full_attention"})  # its masks leave later blocks masked
+    needs = frozenset({"masks", "full_attention"})  # its masks leave later blocks masked
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         """num_masks views a rollout, a unit; unless masks are shared, num_masks more for E_old, which `prepare` takes

@@ -62,6 +62,7 @@ def step_views(
         weight_SC=weight,
         state_S=step_S,
         after_eos=after_eos,
+        step_SC=step_S,
     )
 
 

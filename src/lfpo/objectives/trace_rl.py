@@ -27,7 +27,7 @@ class TraceRL(settings.TraceRL, MediumPrompts):
 
     normalizer = number_of_units
     advantage = "zscore"
-    needs = frozenset({"reveal_step"})
+    needs = frozenset({"masks", "reveal_step"})
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         distinct, used = trajectory.distinct_steps(), signal_B.nonzero().flatten().tolist()

@@ -14,6 +14,7 @@ from lfpo.objectives.policy_gradient import token_loss
 
 class UniGRPO(settings.UniGRPO, Objective):
     """PPO's clipped loss with log p(o_k | prompt, completion masked at ratio t) as likelihood of the masked tokens.
+    Where noise is uniform, of all tokens.
 
     The prompt is never masked. Each token has its own ratio, as in the public code; the paper writes a mean of
     log-probabilities over the masked tokens.
@@ -38,5 +39,5 @@ class UniGRPO(settings.UniGRPO, Objective):
     def masked_views(self, trajectory: Trajectory, masked_BC: torch.Tensor) -> Views:
         """Views with the given completion tokens masked."""
         rows = torch.arange(len(trajectory), device=masked_BC.device)
-        target = masked_BC & trajectory.scored(self.after_eos)
+        target = (masked_BC | trajectory.uniform) & trajectory.scored(self.after_eos)
         return noised(trajectory, rows, masked_BC, target, after_eos=self.after_eos)

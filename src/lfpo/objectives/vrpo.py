@@ -23,6 +23,7 @@ class VRPO(settings.VRPO, Objective):
     are the chosen and the rejected completion of pair p.
     """
 
+    needs = frozenset({"masks"})
     normalizer = number_of_units
     needs_base = True
 

@@ -26,7 +26,7 @@ class WD1(settings.WD1, Objective):
 
     @property
     def needs(self) -> frozenset[str]:
-        return frozenset({"masked_prompt"} if self.p_mask_prompt else ())
+        return frozenset({"masks", "masked_prompt"} if self.p_mask_prompt else {"masks"})
 
     def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
         """Group size times (softmax(A) - softmax(-A)): the mean over rollouts is then the mean over prompts."""

@@ -45,15 +45,21 @@ def model_flops(config: Any, weights: float, tokens: float, pairs: float, predic
 
     config: transformers configuration. pairs: (token, key that it attends to) in a layer.
     Counts 2 for each weight of the body and token, 4 H E for each pair in a layer of H heads of width E, and 2 for each
-    weight of the head and predicted position.
+    weight of the head and predicted position. Sliding windows count as full attention.
     """
-    width = config.num_attention_heads * head_dim(config)  # in some models not the hidden size
-    attention = 4 * config.num_hidden_layers * width * pairs
+    widths = (layer.num_attention_heads * head_dim(layer) for layer in layer_configs(config))
+    attention = 4 * sum(widths) * pairs
     return 2 * weights * tokens + attention + 2 * config.vocab_size * config.hidden_size * predicted
 
 
+def layer_configs(config: Any) -> list[Any]:
+    """The configuration of each layer: in some models they differ in the number of heads and in their width."""
+    differ, layers = getattr(config, "is_heterogeneous", False), range(config.num_hidden_layers)
+    return [config.per_layer_config[layer] if differ else config for layer in layers]
+
+
 def head_dim(config: Any) -> int:
-    """Width of an attention head of a transformers configuration."""
+    """Width of an attention head of a layer's configuration; in some models heads are not as wide as the states."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
@@ -70,10 +76,14 @@ def pass_flops(model: MaskedDiffusionLM, ran: Pass) -> float:
 def rollout_flops(model: MaskedDiffusionLM, trajectory: Trajectory) -> float:
     """FLOPs of the forwards that sampled a trajectory; each predicts the masked positions of the active blocks. A model
     that attends block by block sees half of its completion on average. Where the sampler edits, each forward predicts
-    all completion positions of the active block."""
+    all completion positions of the active block. One of a canvas predicts all of it, and its expected embeddings are
+    one more product with the head."""
     t, lengths = trajectory, trajectory.prompt_mask.sum(-1) + trajectory.tokens.shape[1]
     if t.structure.block_length:
         lengths = t.prompt_mask.sum(-1) + (t.reveal_step >= 0).sum(-1) / 2
+    if t.uniform:
+        assert t.sampler.block_length
+        return forward_flops(model, lengths, 2 * int(t.nfe.sum()) * t.sampler.block_length, t.queries)
     predicted = _predicted_with_edits(t) if t.sampler.edits else _predicted(t)
     guidance = 2 if t.sampler.cfg_scale else 1
     return forward_flops(model, lengths, guidance * predicted, t.queries)

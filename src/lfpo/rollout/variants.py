@@ -7,7 +7,6 @@ import torch
 
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import DEFAULT_LENGTH, SamplerConfig
-from lfpo.core.canvas import denoise_canvases
 from lfpo.core.engine import Request
 from lfpo.core.forward import Forward
 from lfpo.core.hooks import Hook
@@ -15,6 +14,7 @@ from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.rows import completion_columns
 from lfpo.core.trajectory import Trajectory
 from lfpo.rollout.cached import ApproximateCache, DoubledForward, StoredBlocks
+from lfpo.rollout.canvas import denoise_canvases
 from lfpo.rollout.edits import EditRecord
 from lfpo.rollout.kept import KeptPredictions
 
@@ -55,20 +55,20 @@ def run_canvases(
     return denoise_canvases(model, unit.prompts, sampler, unit.seeds, **options)
 
 
-def check_context(sampler: SamplerConfig, model: MaskedDiffusionLM) -> None:
-    """Raise UserError for settings that go with a causal context only, or not with one."""
+def check_context(sampler: SamplerConfig, model: MaskedDiffusionLM, where: str = "sampler") -> None:
+    """Raise UserError, beginning with `where`, for settings that go with a causal context only, or not with one."""
     if model.uniform != (sampler.rule_name == "canvas"):
         what = "are sampled by the rule 'canvas' alone" if model.uniform else "fill in masks, and 'canvas' has none"
         advice = "set it to canvas" if model.uniform else "take another rule"
-        raise UserError(f"sampler.rule: {model.family.name} models {what}; {advice}")
+        raise UserError(f"{where}.rule: {model.family.name} models {what}; {advice}")
     causal = bool(model.block_length) and model.causal_context
     if sampler.first_token is not None and not causal:
         raise UserError(
-            f"sampler: first_token {sampler.first_token!r} is for models with a causal context, and "
+            f"{where}: first_token {sampler.first_token!r} is for models with a causal context, and "
             f"{model.family.name} models have none; leave it out"
         )
     if sampler.edits and causal:
         raise UserError(
-            f"sampler: editing_threshold {sampler.editing_threshold} is LLaDA2.1's, and {model.family.name} models "
+            f"{where}: editing_threshold {sampler.editing_threshold} is LLaDA2.1's, and {model.family.name} models "
             "were not trained to revise tokens; leave it out"
         )

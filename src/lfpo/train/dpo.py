@@ -16,6 +16,7 @@ from lfpo.config.training import examples_length
 from lfpo.core import collectives
 from lfpo.core.batch import means_of_sums
 from lfpo.core.learner import accumulate_gradients, logp_at_targets
+from lfpo.core.model import check_masks
 from lfpo.core.observer import Observer
 from lfpo.core.optim import set_lr, step_if_finite
 from lfpo.core.rng import key, python_rng
@@ -55,6 +56,7 @@ class DPOTrainer(Trainer):
         check_ranks(config, "dpo", "batch_size")
         self.policies, self.tokenizer = load_policies(config, None, None, needs_old=False, needs_base=True)
         self.model = self.policies[CURRENT].train()
+        check_masks(self.model, "lfpo dpo")
         self.objective = VRPO(mc_samples=config.mc_samples, beta=config.beta, after_eos=config.after_eos)
         self.draw, self.held_out, rows = _pairs(config, self.tokenizer, self.model)
         self.length = examples_length(config, config.max_steps, rows)

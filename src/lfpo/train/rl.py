@@ -4,6 +4,7 @@ import contextlib
 import inspect
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ from lfpo.models import MaskedDiffusionLM
 from lfpo.models.loading import trained_block_length
 from lfpo.models.lora import settings_of
 from lfpo.models.policies import load_policies
+from lfpo.models.uniform import with_noise
 from lfpo.objectives import make_objective
 from lfpo.objectives.needs import check_rollouts, kept_steps, samplers
 from lfpo.plan.flops import pass_flops, rollout_flops
@@ -139,8 +141,9 @@ class LFPOTrainer(Algorithm, Trainer):
             in_tasks = by_tasks(self.source.reward_functions, args.engine, self.closing)
             self.source = replace(self.source, reward_functions=in_tasks)
         check_rollouts(self.objective, self.sampler, self.engine.gives, trained_block=self.model.block_length)
-        for sampler in (self.sampler, *self.eval_samplers.values()):
-            check_context(sampler, self.model)
+        check_context(self.sampler, self.model)
+        for name, sampler in self.eval_samplers.items():
+            check_context(sampler, self.model, f"eval_samplers.{name}")
         ahead = args.engine.max_staleness > 0
         self.queue = RolloutQueue(self.engine, args, self.model.pad_id) if ahead else None
         keeps_versions = ahead and args.old_policy == "sampler"  # else theta_old is the reference
@@ -151,8 +154,9 @@ class LFPOTrainer(Algorithm, Trainer):
         # Training time and FLOPs without evaluation; skipped updates; reward function -> batches in a row it failed.
         self.state: dict[str, Any] = {"skipped": 0, "skipped_in_a_row": 0, "failing": {}, "seconds": 0.0, "flops": 0.0}
         self.run = replace(self.run, silent=collectives.rank() != 0)
+        fill = partial(with_noise, vocab_size=self.model.vocab_size) if self.model.uniform else None
         self.learner = Learner(
-            args, self.objective, self.policies, self.optimizer, self.average, self.state, self.run.dir
+            args, self.objective, self.policies, self.optimizer, self.average, self.state, self.run.dir, fill
         )
         self.failed_in_evaluation: set[str] = set()  # reward functions of which this was said
         sampled = Sampled(

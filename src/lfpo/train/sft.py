@@ -7,12 +7,15 @@ A model that attends block by block is trained on [noised; clean], as SDAR and L
 its own noised tokens and the clean blocks before it, all blocks in one forward. There completions are padded to the end
 of the block with their first EOS, which is where rollouts end. Over a causal context the same forward gives a second
 loss, of each token up to the first EOS after the clean ones before it; the first loss counts `masked_loss_weight`.
+
+Where noise is uniform over the vocabulary, random tokens stand in place of masks, every token of the completion counts,
+and half of the examples are conditioned on a first prediction without gradients (see lfpo.models.uniform).
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,6 +34,7 @@ from lfpo.core.rows import left_pad
 from lfpo.core.views import pack_by_tokens
 from lfpo.models import MaskedDiffusionLM, init_model
 from lfpo.models.policies import load_policies
+from lfpo.models.uniform import CONDITIONED, conditioning
 from lfpo.prompts.files import load_rows
 from lfpo.prompts.sources import in_epochs
 from lfpo.prompts.tasks import DataTask, get_task
@@ -64,7 +68,7 @@ class SFTTrainer(Trainer):
         self.model = policies[CURRENT].train()
         if config.block_length is not None:
             set_block_length(self.model, config.block_length)
-        if config.masked_loss_weight != SFTConfig.masked_loss_weight and not self.model.causal_context:
+        if config.masked_loss_weight != SFTConfig.masked_loss_weight and not has_next_loss(self.model):
             raise UserError(
                 f"masked_loss_weight {config.masked_loss_weight}: {self.model.family.name} models have no loss beside "
                 "the masked one; leave it out"
@@ -104,6 +108,39 @@ class SFTTrainer(Trainer):
         return model
 
 
+class Noise(NamedTuple):
+    """The random numbers of an example of C completion tokens. draw_C: a token whose number is below t is noised.
+    token_C: what stands there then. conditioned: whether the prediction is conditioned on a first one."""
+
+    draw_C: torch.Tensor
+    token_C: torch.Tensor
+    conditioned: bool
+
+
+def noise_of(model: MaskedDiffusionLM, length: int, rng: torch.Generator) -> Noise:
+    """The noise of an example of so many completion tokens: masks, or tokens of the whole vocabulary."""
+    draw_C = torch.rand(length, generator=rng)
+    if not model.uniform:
+        return Noise(draw_C, torch.full((length,), model.mask_id), conditioned=False)
+    token_C = torch.randint(model.vocab_size, (length,), generator=rng)
+    return Noise(draw_C, token_C, conditioned=bool(torch.rand((), generator=rng) < CONDITIONED))
+
+
+class Pass(NamedTuple):
+    """Examples that run together, [B, L], on the CPU. noised, clean: token ids. scored: positions whose clean token is
+    predicted from the noised ones, with `weight`; next_weight: of tokens that the clean ones before them predict.
+    temperature: of the prediction that conditions a token, 0 for none (read where noise is uniform)."""
+
+    noised: torch.Tensor
+    clean: torch.Tensor
+    attention: torch.Tensor
+    prompt_B: torch.Tensor
+    scored: torch.Tensor
+    weight: torch.Tensor
+    next_weight: torch.Tensor
+    temperature: torch.Tensor
+
+
 def accumulate_sft_gradients(
     model: MaskedDiffusionLM,
     config: SFTConfig,
@@ -121,52 +158,71 @@ def accumulate_sft_gradients(
     t_B = (torch.arange(size) + torch.rand((), generator=rng)) / size
     t_B = (low + (high - low) * t_B).clamp(min=MIN_T)[torch.randperm(size, generator=rng)]
     root = int(torch.randint(2**62, (), generator=rng))
-    noise = {i: torch.rand(len(completion), generator=generator(root, i)) for i, (_, completion) in batch.items()}
+    noise = {i: noise_of(model, len(completion), generator(root, i)) for i, (_, completion) in batch.items()}
     indices, rows = list(batch), [prompt + completion for prompt, completion in batch.values()]
     structure = model.training_structure
     prompts = torch.tensor([len(prompt) for prompt, _ in batch.values()])
     lengths = structure.tokens(torch.tensor([len(row) for row in rows]), prompts).tolist()
-    masked_weight = config.masked_loss_weight if model.causal_context else 1.0
-    passes, idle = [], None
+    has_next = has_next_loss(model)
+    masked_weight = config.masked_loss_weight if has_next else 1.0
+    every = model.uniform and config.loss_weight == "1/t"  # nothing tells the model which tokens are noised
+    passes, idle = list[Pass](), None
     for packed in pack_by_tokens(lengths, config.update_tokens):
         group = [indices[j] for j in packed]
         ids, attention = left_pad([rows[j] for j in packed], model.pad_id)
-        masked = torch.zeros_like(ids, dtype=torch.bool)
-        weight, next_weight = torch.zeros(ids.shape), torch.zeros(ids.shape)
+        scored, noised = torch.zeros_like(ids, dtype=torch.bool), ids.clone()
+        weight, next_weight, temperature = torch.zeros(3, *ids.shape)
         for j, i in enumerate(group):
-            length = len(noise[i])
-            masked[j, -length:] = noise[i] < t_B[i]
-            share = t_B[i] * length if config.loss_weight == "1/t" else masked[j].sum().clamp(min=1)
+            own = noise[i]
+            length = len(own.draw_C)
+            hidden = own.draw_C < t_B[i]
+            noised[j, -length:] = torch.where(hidden, own.token_C, ids[j, -length:])
+            scored[j, -length:] = hidden | every
+            share = length if every else t_B[i] * length if config.loss_weight == "1/t" else hidden.sum().clamp(min=1)
             weight[j, -length:] = masked_weight / (share * size)
-            if model.causal_context:
-                scored = through_eos(batch[i][1], model)
-                next_weight[j, ids.shape[1] - length :][:scored] = 1 / (scored * size)
-        if masked.any() or next_weight.any():
-            passes.append((ids, attention, prompts[packed], masked, weight, next_weight))
+            temperature[j, -length:] = float(own.conditioned)
+            if has_next:
+                known = through_eos(batch[i][1], model)
+                next_weight[j, ids.shape[1] - length :][:known] = 1 / (known * size)
+        if scored.any() or next_weight.any():
+            passes.append(Pass(noised, ids, attention, prompts[packed], scored, weight, next_weight, temperature))
     if filler is not None:
         ids, attention = left_pad([filler[0] + filler[1]], model.pad_id)
-        none = torch.zeros(ids.shape)
-        idle = (ids, attention, torch.tensor([len(filler[0])]), torch.ones_like(ids, dtype=torch.bool), none, none)
+        none, prompt_B = torch.zeros(ids.shape), torch.tensor([len(filler[0])])
+        idle = Pass(ids, ids, attention, prompt_B, torch.ones_like(ids, dtype=torch.bool), none, none, none)
     total = 0.0
-    for tensors, factor in equal_passes(passes, idle):
-        ids, attention, prompt_B, masked, weight, next_weight = (x.to(model.device) for x in tensors)
-        noised = ids.masked_fill(masked, model.mask_id)
+    for group_pass, factor in equal_passes(passes, idle):
         with one_pass([model]):
-            noised_BND, clean_BLD = model.noised_hidden(noised, ids, attention, prompt_B, structure=structure)
-            width = noised_BND.shape[1]
-            at = masked[:, -width:]
-            row_T, column_T = next_weight.nonzero().unbind(-1)  # tokens that the clean ones before them predict
-            hidden_TD = torch.cat([noised_BND[at], clean_BLD[row_T, column_T - 1]])
-            labels_T = torch.cat([ids[:, -width:][at], ids[row_T, column_T]])
-            weight_T = torch.cat([weight[:, -width:][at], next_weight[row_T, column_T]])
-            heads = (model.head_weight, model.head_weight)
-            r_T = torch.ones_like(weight_T)  # at r = 1 and beta = 1 the rectified loss is cross-entropy
-            loss = factor * rectified_sum(
-                hidden_TD, hidden_TD, *heads, labels_T, r_T, weight_T, beta=1.0, precision=model.products
-            )
+            loss = factor * loss_of(model, Pass(*(x.to(model.device) for x in group_pass)))
             loss.backward()
         total += loss.item()
     return total
+
+
+def loss_of(model: MaskedDiffusionLM, p: Pass) -> torch.Tensor:
+    """The weighted cross-entropies of a pass, summed."""
+    structure, signal = model.training_structure, None
+    if model.uniform:
+        signal = conditioning(model, p.noised, p.clean, p.attention, p.prompt_B, p.temperature, structure)
+    noised_BND, clean_BLD = model.noised_hidden(
+        p.noised, p.clean, p.attention, p.prompt_B, structure=structure, conditioning_BND=signal
+    )
+    width = noised_BND.shape[1]
+    at = p.scored[:, -width:]
+    row_T, column_T = p.next_weight.nonzero().unbind(-1)  # tokens that the clean ones before them predict
+    hidden_TD = torch.cat([noised_BND[at], clean_BLD[row_T, column_T - 1]])
+    labels_T = torch.cat([p.clean[:, -width:][at], p.clean[row_T, column_T]])
+    weight_T = torch.cat([p.weight[:, -width:][at], p.next_weight[row_T, column_T]])
+    heads = (model.head_weight, model.head_weight)
+    r_T = torch.ones_like(weight_T)  # at r = 1 and beta = 1 the rectified loss is cross-entropy
+    options: dict[str, Any] = {"precision": model.products, "cap": model.logit_cap}
+    return rectified_sum(hidden_TD, hidden_TD, *heads, labels_T, r_T, weight_T, beta=1.0, **options)
+
+
+def has_next_loss(model: MaskedDiffusionLM) -> bool:
+    """Whether a second loss trains the clean tokens' prediction of the next one. Where noise is uniform nothing reads
+    that prediction."""
+    return model.causal_context and not model.uniform
 
 
 def encode_example(
@@ -222,10 +278,12 @@ def _fresh(config: SFTConfig) -> tuple[MaskedDiffusionLM | None, Any]:
         return None, None
     if not config.tasks:
         raise UserError("'init' makes its tokenizer from 'tasks'; with 'data_file' give a 'model' to start from")
-    tokenizer = train_tokenizer(_tokenizer_corpus(config), config.init.get("vocab_size", 512))
+    text = config.init.get("text_config")  # has the fields of a family's text model, where it is there
+    tokenizer = train_tokenizer(_tokenizer_corpus(config), (text or config.init).get("vocab_size", 512))
     own = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("mask", "eos", "pad")}
-    sizes = {"vocab_size": len(tokenizer), "embedding_size": len(tokenizer)}
-    return init_model({**config.init, **own, **sizes}, seed=config.seed, tokenizer=tokenizer), tokenizer
+    own |= {"vocab_size": len(tokenizer), "embedding_size": len(tokenizer)}
+    made = {**config.init, **own} if text is None else {**config.init, "text_config": {**text, **own}}
+    return init_model(made, seed=config.seed, tokenizer=tokenizer), tokenizer
 
 
 def _tokenizer_corpus(config: SFTConfig) -> list[str]:

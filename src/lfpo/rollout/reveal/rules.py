@@ -54,5 +54,5 @@ _RULES: dict[str, tuple[Callable[[Proposal], Reveal], Score | None, Plan | None]
     "factor": (published.factor, None, None),
     "entropy_bound": (published.entropy_bound, None, None),
 }
-# DiffusionGemma's "canvas" is no rule of what to reveal: lfpo.core.canvas is its sampler.
+# DiffusionGemma's "canvas" is no rule of what to reveal: lfpo.rollout.canvas is its sampler.
 RULES = {name: Rule(reveal, score, plan, **vars(REVEAL_RULES[name])) for name, (reveal, score, plan) in _RULES.items()}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional as F
@@ -22,7 +22,7 @@ from lfpo.core.fused import rows_of_a_chunk
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.noise import uniform
 from lfpo.core.rows import left_pad
-from lfpo.core.trajectory import Trajectory, join
+from lfpo.core.trajectory import Trajectory, join, per_position
 from lfpo.core.views import pack_by_tokens
 
 # Purposes of random numbers: the first tokens of a canvas, the tokens of a step, and those that replace the others.
@@ -36,11 +36,83 @@ class CanvasTrajectory(Trajectory):
 
     canvases [B, N, C] int32: what each canvas of a row held before its n-th step, N = max_denoising_steps; NEVER where
         it had fewer. All canvases stand side by side, so state n is one input of the doubled layout.
+    accepted [B, N, C] bool: the positions whose drawn tokens the step kept: what stands there in the next canvas. False
+        in a canvas's last step, whose draws are not used.
+    entropies [B, N, C] float32: of each step's predictions, in nats at temperature 1.
     reveal_step is the last step of the position's canvas, in which its tokens became final. confidence and entropy are
     those of that step.
+
+    `with_edits` has W = N C columns, those of a step side by side: what the step accepted, and all of the last step.
     """
 
     canvases: torch.Tensor = field(kw_only=True)
+    accepted: torch.Tensor = field(kw_only=True)
+    entropies: torch.Tensor = field(kw_only=True)
+
+    @property
+    def steps_of_canvas(self) -> torch.Tensor:
+        """Steps of the canvas of each position, [B, C] int64."""
+        return (self.canvases != NEVER).sum(1)
+
+    def in_rounds(self) -> Trajectory:
+        return dataclasses.replace(self, reveal_step=self.steps_of_canvas - 1)
+
+    def with_edits(self, name: str) -> torch.Tensor:
+        if name == "entropy":
+            return self.entropies.flatten(1)
+        if name != "reveal_step":
+            raise NotImplementedError(f"{name} of each step is not kept")
+        step_BNC, last_B1C = self._steps, self.reveal_step[:, None]
+        written = self.accepted | ((step_BNC == last_B1C) & (step_BNC >= 0))
+        return step_BNC.masked_fill(~written, -1).flatten(1)
+
+    @property
+    def _steps(self) -> torch.Tensor:
+        """The number of each step of a position's canvas, [B, N, C] int64; -1 where it had fewer."""
+        first_BC = self.reveal_step - self.steps_of_canvas + 1
+        number_N1 = torch.arange(self.canvases.shape[1], device=first_BC.device)[:, None]
+        return (first_BC[:, None] + number_N1).masked_fill(self.canvases == NEVER, -1)
+
+    def at_writes(self, value_BC: torch.Tensor) -> torch.Tensor:
+        return value_BC.repeat(1, self.canvases.shape[1])
+
+    def masked_before(self, step_B: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(self.tokens, dtype=torch.bool)
+
+    def open_before(self, step_B: torch.Tensor) -> torch.Tensor:
+        return self.reveal_step >= per_position(step_B)
+
+    def written_by(self, first_B: torch.Tensor, last_B: torch.Tensor) -> torch.Tensor:
+        step_BNC = self._steps
+        between = (step_BNC >= first_B[:, None, None]) & (step_BNC <= last_B[:, None, None])
+        return (self.accepted & between).any(1)
+
+    def tokens_before(self, step_B: torch.Tensor) -> torch.Tensor:
+        number_BC = per_position(step_B) - (self.reveal_step - self.steps_of_canvas + 1)
+        began = number_BC.clamp(0, self.canvases.shape[1] - 1)
+        held_BC = self.canvases.gather(1, began[:, None]).squeeze(1).long()
+        return torch.where((number_BC >= self.steps_of_canvas) | (held_BC == NEVER), self.tokens, held_BC)
+
+    def written_until(self, last_B: torch.Tensor) -> torch.Tensor:
+        return self.tokens_before(last_B + 1)
+
+    def conditioned_before(self, step_B: torch.Tensor) -> dict[str, Any]:
+        """The canvas before that of `tokens_before`, over prompt and completion, and the temperature of its step; 0 for
+        a canvas's first step and after its last one."""
+        step_BC = per_position(step_B)
+        number_BC = step_BC - (self.reveal_step - self.steps_of_canvas + 1)
+        canvas, steps = self.sampler.canvas, self.canvases.shape[1]
+        values = torch.tensor([canvas.temperature(n) for n in range(steps)], device=step_BC.device)
+        conditioned = (number_BC > 0) & self.open_before(step_BC)
+        temperature_BC = torch.where(conditioned, values[(number_BC - 1).clamp(0, steps - 1)], 0.0)
+        return {
+            "before": torch.cat([self.prompt_ids, self.tokens_before(step_BC - 1)], dim=1),
+            "temperature": F.pad(temperature_BC, (self.prompt_ids.shape[1], 0)),
+        }
+
+    @property
+    def from_context(self) -> None:
+        return None
 
 
 class Prediction(NamedTuple):
@@ -141,6 +213,8 @@ class _Rows:
             eos_id=model.eos_id,
             structure=model.sampling_structure(sampler.block_length),
             canvases=torch.full(states, NEVER, dtype=torch.int32, device=device),
+            accepted=torch.zeros(states, dtype=torch.bool, device=device),
+            entropies=torch.zeros(states, device=device),
         )
 
     def run(self) -> CanvasTrajectory:
@@ -187,7 +261,7 @@ class _Rows:
     def _denoise(self, rows: torch.Tensor, real: torch.Tensor, context: Context, first: int) -> None:
         """Denoise the canvas of the rows [A] that begins at column `first` of the completion."""
         t, settings, size = self.t, self.settings, self.size
-        columns = torch.arange(size, device=rows.device)
+        columns, here = torch.arange(size, device=rows.device), slice(first, first + size)
         clock = t.scheduled_steps[rows].clone()
         place, reader = torch.arange(len(rows), device=rows.device), context.select(slice(None))
         canvas, conditioning = self._random(rows, START, 0, first + columns), None
@@ -197,7 +271,7 @@ class _Rows:
             alive = rows[place]
             if self.forwarded is not None:
                 self.forwarded(len(alive))
-            t.canvases[alive, step, first : first + size] = canvas.int()
+            t.canvases[alive, step, here] = canvas.int()
             hidden = self.model.body(
                 input_ids=canvas,
                 attention_mask=masks,
@@ -217,13 +291,15 @@ class _Rows:
             done = (unchanged >= settings.stability_threshold) & certain
             if step == settings.max_denoising_steps - 1:
                 done = torch.ones_like(done)
+            t.accepted[alive, step, here] = accepted & ~done[:, None]
+            t.entropies[alive, step, here] = p.spread.to(t.entropies.dtype)
             t.scheduled_steps[alive] += 1
             t.nfe[alive] += 1
             t.queries[alive] += size
             ended = alive[done]
             for name, value in (("tokens", best), ("confidence", p.sure), ("entropy", p.spread)):
-                getattr(t, name)[ended, first : first + size] = value[done].to(getattr(t, name).dtype)
-            t.reveal_step[ended, first : first + size] = (clock[place][done] + step)[:, None]
+                getattr(t, name)[ended, here] = value[done].to(getattr(t, name).dtype)
+            t.reveal_step[ended, here] = (clock[place][done] + step)[:, None]
             if done.any():
                 stay = (~done).nonzero().flatten()
                 if not len(stay):

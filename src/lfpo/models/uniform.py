@@ -1,0 +1,84 @@
+"""Training states where noise is uniform over the vocabulary: random tokens in place of masks, and what conditions the
+prediction of a canvas."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+
+from lfpo.core.attention import Structure
+from lfpo.core.fused import rows_of_a_chunk
+from lfpo.core.model import NO_MASK, MaskedDiffusionLM
+from lfpo.core.noise import uniform
+from lfpo.core.rng import key
+from lfpo.core.views import Views
+
+CONDITIONED = 0.5  # share of the noised states that are conditioned on a first prediction of themselves, as published
+# Purposes of random numbers of a view: its tokens, and whether it is conditioned.
+TOKEN, SIGNAL = range(2)
+
+
+def with_noise(views: Views, seeds: Sequence[int], inner: int, vocab_size: int) -> Views:
+    """Views with uniform tokens where they have masks. Half of those that are noised are conditioned on a prediction of
+    themselves; states of the sampler on that of the canvas before, as they were.
+
+    seeds: the keys of the rollouts that `views.row` numbers. inner: the pass through them.
+    """
+    numbers, seed = Counter[int](), []
+    for row in views.row.tolist():
+        seed.append(key(seeds[row], "noise", inner, numbers[row]))
+        numbers[row] += 1
+    seed_S1 = torch.tensor(seed, dtype=torch.long, device=views.row.device)[:, None]
+    from_end_L = torch.arange(views.input_ids.shape[1], device=seed_S1.device).flip(0)  # padding is on the left
+    token_SL = (uniform(seed_S1, TOKEN, from_end_L) * vocab_size).long()
+    input_ids = torch.where(views.input_ids == NO_MASK, token_SL, views.input_ids)
+    before, temperature = views.before, views.temperature
+    if before is None or temperature is None:
+        real = views.attention_mask.bool()
+        in_canvas = real & (real.cumsum(-1) > views.prompt[:, None])
+        before, temperature = input_ids, (in_canvas & (uniform(seed_S1, SIGNAL, 0) < CONDITIONED)).float()
+    return dataclasses.replace(
+        views, input_ids=input_ids, before=before, temperature=temperature, condition=signal_of_views
+    )
+
+
+def signal_of_views(model: MaskedDiffusionLM, views: Views) -> torch.Tensor:
+    """What conditions the prediction of views: see `conditioning`."""
+    assert views.before is not None and views.temperature is not None
+    clean = views.labels if views.clean is None else views.clean
+    row = (views.before, clean, views.attention_mask, views.prompt, views.temperature)
+    return conditioning(model, *row, views.structure)
+
+
+@torch.no_grad()
+def conditioning(
+    model: MaskedDiffusionLM,
+    before_BL: torch.Tensor,
+    clean_BL: torch.Tensor,
+    attention_mask_BL: torch.Tensor,
+    prompt_B: torch.Tensor,
+    temperature_BL: torch.Tensor,
+    structure: Structure,
+) -> torch.Tensor:
+    """`conditioning_BND` of MaskedDiffusionLM.noised_hidden: what the model predicts, itself unconditioned, of the
+    noised tokens before_BL, at a temperature. Where that is 0, so is the signal: there is none.
+
+    One forward of the rows that have a temperature above 0. Of the first row where none has: with split weights a
+    forward is a collective.
+    """
+    some = temperature_BL.any(-1)
+    some[0] |= ~some.any()
+    states, _ = model.noised_hidden(
+        before_BL[some], clean_BL[some], attention_mask_BL[some], prompt_B[some], structure=structure
+    )
+    temperature = temperature_BL[some][:, -states.shape[1] :]
+    parts, size = [], rows_of_a_chunk(states.device, model.vocab_size)
+    at = temperature > 0
+    for hidden, t in zip(states[at].split(size), temperature[at].split(size), strict=True):
+        parts.append(model.conditioning((model.head(hidden) / t[:, None]).to(model.dtype)))
+    signal = torch.zeros_like(states).masked_scatter(at[..., None], torch.cat(parts))
+    columns = before_BL.shape[1] - int((attention_mask_BL.int().argmax(-1) + structure.first_noised(prompt_B)).min())
+    out = signal.new_zeros(len(before_BL), columns, signal.shape[-1])
+    out[some, columns - signal.shape[1] :] = signal
+    return out
