@@ -1,4 +1,4 @@
-"""Writes the embedded model's weights in the layout of Nemotron-Labs-Diffusion: the start of `lfpo sft embedded-causal`.
+"""Writes the embedded model in the layout of Nemotron-Labs-Diffusion: the start of `lfpo sft embedded-causal`.
 
     python -m research.causal_start runs/embedded-causal-start
 
@@ -9,12 +9,12 @@ weights stay as they are, and only what a token attends to changes, which the re
 import argparse
 from pathlib import Path
 
-from lfpo.models import init_model, load_model, load_tokenizer, save_model
+from lfpo.models import init_model, load_model, save_model
 
 
 def write_start(folder: Path) -> None:
     """Write config.json, weights and tokenizer into `folder`."""
-    model, tokenizer = load_model("embedded"), load_tokenizer("embedded")
+    model = load_model("embedded")
     llama = model.backbone.config
     length = llama.max_position_embeddings
     config = {
@@ -43,7 +43,8 @@ def write_start(folder: Path) -> None:
     }
     causal = init_model(config, seed=0)
     causal.backbone.load_state_dict(model.backbone.state_dict())
-    save_model(causal, folder, tokenizer)
+    causal.source = model.source  # of the tokenizer's files
+    save_model(causal, folder)
 
 
 if __name__ == "__main__":

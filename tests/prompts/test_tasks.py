@@ -181,7 +181,9 @@ def test_a_puzzle_of_six_by_six_by_hand() -> None:
     row = {"puzzle": "_2345645612323156456423131264564531_", "solution": GRID6}
     task = get_task("sudoku6")
     assert task.correct(GRID6, row) and not task.correct(GRID6[:-1] + "1", row)
-    assert blank_cells(["x"] * 4, [GRID6, "2" + GRID6[1:], GRID6 + "1", "none"], **{k: [v] * 4 for k, v in row.items()}) == [
+    assert blank_cells(
+        ["x"] * 4, [GRID6, "2" + GRID6[1:], GRID6 + "1", "none"], **{k: [v] * 4 for k, v in row.items()}
+    ) == [
         1.0,
         0.5,
         0.0,
