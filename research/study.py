@@ -24,6 +24,7 @@ import yaml
 
 from lfpo.config.build import build, load_yaml, merge, to_dict, yaml_text
 from lfpo.config.files import read_json, replace_file
+from lfpo.config.plugins import resolve
 from lfpo.config.train import LFPOConfig
 from lfpo.core.observer import Observer
 from lfpo.core.rng import key as hash_key
@@ -118,6 +119,27 @@ def run_cell(folder: Path) -> None:
     if not (folder / "fingerprint").exists():
         replace_file(folder / "fingerprint", fingerprint(**read_json(folder / "study.json")))
     train_and_measure(folder)
+    config = build(LFPOConfig, load_yaml(folder / "config.yaml"))
+    if config.reward_funcs:
+        result = {**read_json(folder / "result.json"), "reward": graded(read_json(folder / "cell.json"), config)}
+        replace_file(folder / "result.json", json.dumps(result) + "\n")
+
+
+def graded(cell: dict[str, Any], config: LFPOConfig) -> float:
+    """The mean graded reward of a cell's problems, decoded greedily by the eval sampler of its curve; accuracy says
+    only how many are right as a whole."""
+    from lfpo.eval.evaluate import evaluate
+    from lfpo.models import load_model, load_tokenizer
+    from lfpo.rollout.sampling import as_it_is
+
+    model = load_model(Path(config.output_dir) / "model" if cell["train"] else config.model)
+    task, tokenizer = get_task(config.task or ""), load_tokenizer(config.model)
+    rows = [task.row("test", i) for i in cell["problems"]]
+    sampler = config.eval_samplers[cell["sampler"]].for_length(task.gen_length, model.block_length)
+    texts = evaluate(as_it_is(model), model, tokenizer, rows, task.correct_all, sampler).completions
+    columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
+    function = resolve(config.reward_funcs[0], {}, kind="reward")
+    return round(sum(function([row["prompt"] for row in rows], texts, **columns)) / len(rows), 5)
 
 
 def fingerprint(cell: dict[str, Any], study: dict[str, Any]) -> str:
@@ -183,7 +205,8 @@ def run(study: dict[str, Any], path: Path, stages: list[str], workers: int, chec
 
     def finish(label: str, folder: Path) -> str:
         result, key = read_json(folder / "result.json"), labels[label]
-        kept = {name: result[name] for name in ("forwards", "frontier", "flops", "seconds")}
+        names = ("forwards", "frontier", "reward", "flops", "seconds")
+        kept = {name: result[name] for name in names if name in result}
         kept["curve"] = [{k: p[k] for k in ("step", "flops", "accuracy")} for p in result["curve"] if p["step"]]
         store.add({"key": key, **cells[key], "fingerprint": (folder / "fingerprint").read_text(), **kept})
         shutil.rmtree(folder)

@@ -8,10 +8,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from lfpo.cli.command_line import main
-from lfpo.config.build import load_yaml
+from lfpo.config.build import build, load_yaml
 from lfpo.config.files import read_json
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.tasks import TASKS
+from lfpo.config.train import LFPOConfig
 from lfpo.core.attention import Structure
 from lfpo.eval.estimates import mean_interval, pass_at_k, wilson_interval
 from lfpo.eval.evaluate import evaluate
@@ -19,6 +20,8 @@ from lfpo.models import load_model, load_tokenizer
 from lfpo.models.loading import EMBEDDED, SHIPPED
 from lfpo.prompts.tasks import get_task
 from lfpo.rollout.sampling import as_it_is
+from lfpo.train.rl import LFPOTrainer
+from research.causal_start import write_start
 from tiny import random_ids
 
 
@@ -39,6 +42,27 @@ def test_the_other_is_the_same_with_the_blocks_that_its_recipe_says():
     assert sum(f.stat().st_size for f in folder.iterdir()) < 4e6
 
 
+def test_the_third_is_laid_out_as_its_start_and_denoises_blocks_over_a_causal_context(tmp_path: Path):
+    write_start(tmp_path)
+    folder, start, embedded = SHIPPED["embedded-causal"], load_model(tmp_path), load_model("embedded")
+    ids = random_ids(2, 20)
+    torch.testing.assert_close(start.hidden(ids), embedded.hidden(ids), rtol=0, atol=1e-4)
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        assert (folder / name).read_bytes() == (tmp_path / name).read_bytes()
+    assert load_model("embedded-causal").structure == Structure(8, causal=True)
+    assert sum(f.stat().st_size for f in folder.iterdir()) < 4e6
+
+
+@pytest.mark.long
+def test_an_iteration_of_its_recipe_learns_from_shares_of_right_cells(tmp_path: Path):
+    small = {"output_dir": str(tmp_path), "prompts_per_iteration": 2, "num_generations": 4, "eval_steps": 0}
+    trainer = LFPOTrainer(args=build(LFPOConfig, {**load_yaml("sudoku6"), **small}))
+    metrics = trainer.run_iteration(0)
+    assert 0.2 < metrics["reward"] < 0.95 and metrics["grad_norm"] > 0
+    # Five blocks of eight are run at least twice each: for the first token and for the others.
+    assert 10 <= metrics["nfe"] <= 40
+
+
 @pytest.mark.parametrize("name", list(TASKS))
 def test_its_tokenizer_keeps_every_text(name: str):
     tokenizer, task = load_tokenizer("embedded"), get_task(name)
@@ -54,6 +78,7 @@ def test_its_tokenizer_keeps_every_text(name: str):
     [
         *(pytest.param("embedded", n, 0.75, marks=[] if n == "sudoku" else [pytest.mark.long]) for n in TASKS),
         *(pytest.param("embedded-block", n, 0.85, marks=pytest.mark.long) for n in ("sudoku", "choice")),
+        *(pytest.param("embedded-causal", n, 0.85, marks=pytest.mark.long) for n in ("sudoku6", "sudoku", "words")),
     ],
 )
 def test_it_is_flawed_but_not_hopeless(shipped: str, name: str, most: float):

@@ -50,7 +50,7 @@ PAPER = f"{TINY} --sampler.early_stop none " + " ".join(
 )
 PAPER += " --eval_samplers.greedy.steps 8 --eval_samplers.confidence.steps 8"
 LONG = re.compile(r"^(?:plan|compare)\b")
-AWAY = re.compile(r"GSAI-ML|models/|/data/|gsm8k|embedded-pretrain|--task all|--n_samples")
+AWAY = re.compile(r"GSAI-ML|models/|/data/|gsm8k|embedded-pretrain|sft embedded-causal|--task all|--n_samples")
 # Tests of their own start these: convert, torchrun, Ray, servers, LoRA runs, lm-evaluation-harness on data at hand, and
 # families whose layout no stand-in has.
 ELSEWHERE = re.compile(r"^(?:convert|lm-eval|watch|push) |--fsdp|--adapter|name: ray|train nemotron-|rule canvas")

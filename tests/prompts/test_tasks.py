@@ -17,13 +17,13 @@ from lfpo.config.sft import SFTConfig
 from lfpo.config.tasks import LENGTHS, TASKS
 from lfpo.core.rng import python_rng
 from lfpo.models import load_tokenizer
-from lfpo.prompts.tasks import Task, get_task, sudoku
+from lfpo.prompts.tasks import Task, get_task, sudoku, sudoku6
 from lfpo.prompts.tasks.countdown import problems
 from lfpo.prompts.tasks.successor import successor_task
 from lfpo.prompts.tasks.task import in_test_split
 from lfpo.prompts.tokenizer import train_tokenizer
 from lfpo.rewards.arithmetic import MAX_CHARS, evaluate, parse
-from lfpo.rewards.sudoku import is_grid
+from lfpo.rewards.sudoku import blank_cells, is_grid
 from lfpo.train.sft import _tokenizer_corpus
 
 N = 1000
@@ -169,6 +169,59 @@ def test_puzzles_have_one_solution() -> None:
         fits = [g for g in sudoku.grids() if all(p in ("_", d) for p, d in zip(row["puzzle"], g, strict=True))]
         assert fits == [row["solution"]]
         assert 1 <= row["puzzle"].count("_") <= 10
+
+
+GRID6 = "123456456123231564564231312645645312"
+
+
+def test_a_puzzle_of_six_by_six_by_hand() -> None:
+    # Row 1, column 3, and the box of two rows and three columns.
+    assert sudoku6.peers(8) == {6, 7, 9, 10, 11} | {2, 14, 20, 26, 32} | {0, 1}
+    assert len(sudoku.SYMBOLS) == 36
+    row = {"puzzle": "_2345645612323156456423131264564531_", "solution": GRID6}
+    task = get_task("sudoku6")
+    assert task.correct(GRID6, row) and not task.correct(GRID6[:-1] + "1", row)
+    assert blank_cells(
+        ["x"] * 4, [GRID6, "2" + GRID6[1:], GRID6 + "1", "none"], **{k: [v] * 4 for k, v in row.items()}
+    ) == [
+        1.0,
+        0.5,
+        0.0,
+        0.0,
+    ]
+    # A blank repeats the last given digit before it, or at the start the first.
+    assert task.demonstrate(row, random.Random(0), 1.0) == GRID6
+    wrong = {task.demonstrate(row, random.Random(s), 0.0) for s in range(40)}
+    assert wrong == {a + GRID6[1:35] + b for a in "12" for b in "21"}
+
+
+def solutions(puzzle: str) -> list[str]:
+    """All grids that fill a 6x6 puzzle, by trying every digit."""
+    cell = puzzle.find("_")
+    if cell < 0:
+        return [puzzle]
+    taken = {puzzle[p] for p in range(36) if p // 6 == cell // 6 or p % 6 == cell % 6}
+    taken |= {puzzle[p] for p in range(36) if p // 12 == cell // 12 and p % 6 // 3 == cell % 6 // 3}
+    return [full for d in "123456" if d not in taken for full in solutions(puzzle[:cell] + d + puzzle[cell + 1 :])]
+
+
+def test_puzzles_of_six_by_six_have_one_solution_and_share_no_symmetric_copy_with_training() -> None:
+    task, rng = get_task("sudoku6"), random.Random(0)
+    rows = {split: [task.row(split, i) for i in range(60)] for split in ("train", "test")}
+    for row in rows["train"] + rows["test"]:
+        assert solutions(row["puzzle"]) == [row["solution"]]
+        assert 8 <= row["puzzle"].count("_") <= 16
+        shown = row["prompt"].removeprefix("sudoku6\n").removesuffix("\n")
+        assert [p if p != "_" else s for p, s in zip(row["puzzle"], sudoku.SYMBOLS, strict=True)] == list(shown)
+    keys = {split: {task.solution_key(row) for row in of_split} for split, of_split in rows.items()}
+    assert not keys["train"] & keys["test"] and len(keys["test"]) > 3
+    for row in rows["train"]:
+        digits = str.maketrans("123456", "".join(rng.sample("123456", 6)))
+        lines = [2 * band + i for band in rng.sample(range(3), 3) for i in rng.sample(range(2), 2)]
+        columns = [3 * stack + i for stack in rng.sample(range(2), 2) for i in rng.sample(range(3), 3)]
+        copy = "".join(row["solution"][6 * r + c] for r in lines for c in columns).translate(digits)
+        assert solutions(copy[:1].replace(copy[0], "_") + copy[1:]) == [copy]
+        assert task.solution_key({"solution": copy}) == task.solution_key(row)
 
 
 def test_countdown_problems_can_be_solved() -> None:

@@ -20,7 +20,7 @@ class DPOConfig(PolicyConfig):
 
     model: ModelName = "embedded"
     """The checkpoint to start from, which is also the base policy that completions are compared with: a folder, a hub
-    id, "embedded" or "embedded-block"."""
+    id, "embedded", "embedded-block" or "embedded-causal"."""
 
     data_file: str | None = None
     """Rows with `prompt`, `chosen` and `rejected`, TRL's preference format, as text or as messages. Give either

@@ -18,8 +18,11 @@ LENGTHS: dict[str, str] = {
     f"successor{length}": f"lfpo.prompts.tasks.successor:LENGTH_{length}" for length in (16, 32, 64, 128)
 }
 
-# For pretrained models, such as the one of `make real`.
-STORIES: dict[str, str] = {"stories": "lfpo.prompts.tasks.stories:TASK"}
+# Generated too, for other models: stories for pretrained ones (`make real`), sudoku6 for embedded-causal.
+OTHERS: dict[str, str] = {
+    "stories": "lfpo.prompts.tasks.stories:TASK",
+    "sudoku6": "lfpo.prompts.tasks.sudoku6:TASK",
+}
 
 # Data sets: read from files or the Hugging Face hub.
 BENCHMARKS: dict[str, str] = {
@@ -44,4 +47,4 @@ BENCHMARKS: dict[str, str] = {
 }
 
 # A name may be followed by a benchmark's files (gsm8k@FOLDER); others are reasoning_gym:NAME and dotted paths.
-TaskName = Annotated[str, OneOf((*TASKS, *LENGTHS, *STORIES, *BENCHMARKS), "[.:@]")]
+TaskName = Annotated[str, OneOf((*TASKS, *LENGTHS, *OTHERS, *BENCHMARKS), "[.:@]")]

@@ -33,8 +33,8 @@ class TrainingConfig:
     """The run's folder."""
 
     model: ModelName | None = None
-    """The checkpoint to start from: a folder, a hub id, or one of the package's own small models: "embedded", and
-    "embedded-block", which attends block by block."""
+    """The checkpoint to start from: a folder, a hub id, or one of the package's own small models: "embedded",
+    "embedded-block", which attends block by block, and "embedded-causal", which does so over a causal context."""
 
     lora: LoraSettings | None = None
     """Train an adapter instead of all weights. The exported model is merged."""

@@ -1,4 +1,4 @@
-"""Grades 4x4 Sudoku grids, written as 16 digits in reading order with 0 for an empty cell."""
+"""Grades Sudoku grids, written as digits in reading order with 0 or _ for an empty cell; 4x4 unless said otherwise."""
 
 from lfpo.rewards.answers import marked_answer
 from lfpo.rewards.each import each
@@ -21,8 +21,18 @@ def sudoku_accuracy(text: str, puzzle: str) -> float:
 @each
 def sudoku_cells(text: str, puzzle: str, solution: str) -> float:
     """d1: the share of the empty cells that match the solution; 0 unless the answer has 16 digits."""
-    cells = grid_digits(marked_answer(text) or "")
-    empty = [i for i in range(16) if puzzle[i] == "0"]
+    return _right_share(grid_digits(marked_answer(text) or ""), puzzle, solution)
+
+
+@each
+def blank_cells(text: str, puzzle: str, solution: str) -> float:
+    """The share of the empty cells that match the solution, where the whole completion is the grid, of any size; 0
+    unless it has as many digits."""
+    return _right_share(grid_digits(text, len(solution)), puzzle, solution)
+
+
+def _right_share(cells: str, puzzle: str, solution: str) -> float:
+    empty = [i for i, clue in enumerate(puzzle) if clue in "0_"]
     right = sum(cells[i] == solution[i] for i in empty) if cells else 0
     return right / len(empty) if empty else float(cells == solution)
 
@@ -32,7 +42,7 @@ def keeps(cells: str, puzzle: str) -> bool:
     return all(clue in ("0", cell) for clue, cell in zip(puzzle, cells, strict=True))
 
 
-def grid_digits(answer: str) -> str:
-    """The 16 digits of an answer without spaces, line ends, bars and commas; empty if it has anything else."""
+def grid_digits(answer: str, number: int = 16) -> str:
+    """The digits of an answer without spaces, line ends, bars and commas; empty if it has anything else."""
     digits = answer.translate({ord(c): None for c in " \n\t|,"})
-    return digits if len(digits) == 16 and digits.isascii() and digits.isdigit() else ""
+    return digits if len(digits) == number and digits.isascii() and digits.isdigit() else ""

@@ -4,7 +4,7 @@ import dataclasses
 
 from lfpo.config.errors import UserError
 from lfpo.config.plugins import resolve
-from lfpo.config.tasks import BENCHMARKS, LENGTHS, STORIES, TASKS
+from lfpo.config.tasks import BENCHMARKS, LENGTHS, OTHERS, TASKS
 from lfpo.core.scoring import Row
 from lfpo.prompts.tasks.data_task import DataTask
 from lfpo.prompts.tasks.reasoning_gym import gym_task
@@ -20,7 +20,7 @@ def get_task(name: str) -> Task | DataTask:
     Raises UserError for an unknown name or a missing file.
     """
     base, at, where = name.partition("@")
-    known = {**TASKS, **LENGTHS, **STORIES, **BENCHMARKS}
+    known = {**TASKS, **LENGTHS, **OTHERS, **BENCHMARKS}
     task = gym_task(base) if base.startswith("reasoning_gym:") else resolve(base, known, kind="task")
     if not isinstance(task, Task | DataTask):
         raise UserError(f"task {name!r}: expected a Task or DataTask, found {type(task).__name__}")
