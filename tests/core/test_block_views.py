@@ -9,10 +9,10 @@ import torch
 
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
-from lfpo.core.attention import Structure
 from lfpo.core.learner import accumulate_gradients
 from lfpo.core.predictions import Predictions
 from lfpo.core.roles import BASE, CURRENT, OLD
+from lfpo.core.structure import Structure
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views, passes
 from lfpo.models import MaskedDiffusionLM, load_model

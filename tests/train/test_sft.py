@@ -11,8 +11,8 @@ import torch
 from lfpo.config.build import build, to_dict, yaml_text
 from lfpo.config.errors import UserError
 from lfpo.config.sft import SFTConfig
-from lfpo.core.attention import Structure
 from lfpo.core.rng import generator
+from lfpo.core.structure import Structure
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.objectives.vrpo import VRPO
 from lfpo.train.checkpoint import latest_checkpoint

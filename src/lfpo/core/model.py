@@ -15,9 +15,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from lfpo.config.errors import UserError
-from lfpo.core.attention import FULL, Doubled, Structure
 from lfpo.core.head import Precision, capped, gather_head, logits, precision_of
 from lfpo.core.roles import CURRENT
+from lfpo.core.structure import FULL, Doubled, Structure
 
 NO_MASK = -1  # mask_id of a model whose noise is uniform over the vocabulary: no token
 MOST_SHAPES = 512  # that a body is compiled for; torch runs further ones uncompiled
@@ -32,6 +32,9 @@ class MaskedDiffusionLM(nn.Module):
         completion, in tokens.
     block_length: tokens of a block, for a model that attends within a block and to the blocks before it; None for full
         attention.
+    causal_context: whether blocks are denoised over a context in which a token attends to those before it only.
+    uniform: whether noise is uniform over the vocabulary: there is no mask token, and canvases of `block_length` tokens
+        are denoised over a causal context, conditioned on the prediction before.
     config: the family's own config.json. source: the folder it was loaded from (None for a fresh model).
     adapter: the LoRA adapter that this policy's forwards use (see lfpo.models.lora); None without LoRA.
     autocast: run the body (not the head) in bfloat16; hidden states are returned in the weights' dtype.
@@ -53,6 +56,7 @@ class MaskedDiffusionLM(nn.Module):
         super().__init__()
         self.backbone, self.family, self.config, self.source = backbone, family, config, source
         self.block_length = family.block_length(config)
+        self.causal_context, self.uniform = bool(family.causal_context), bool(family.uniform)
         self.vocab_size = int(backbone.config.vocab_size)
         self.max_length = int(backbone.config.max_position_embeddings)
         self.mask_id, self.eos_id, self.pad_id = mask_id, eos_id, pad_id
@@ -109,17 +113,6 @@ class MaskedDiffusionLM(nn.Module):
         """The same in forwards that predict masked tokens of known rows, as in training: with blocks in the doubled
         layout."""
         return dataclasses.replace(self.structure, doubled=self.block_length is not None)
-
-    @property
-    def causal_context(self) -> bool:
-        """Whether blocks are denoised over a context in which a token attends to those before it only."""
-        return self.family.causal_context
-
-    @property
-    def uniform(self) -> bool:
-        """Whether noise is uniform over the vocabulary: there is no mask token, and canvases of `block_length` tokens
-        are denoised over a causal context, conditioned on the prediction before."""
-        return self.family.uniform
 
     def hidden(
         self,

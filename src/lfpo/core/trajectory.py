@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional as F
 
 from lfpo.config.sampler import SamplerConfig
-from lfpo.core.attention import FULL, Structure
+from lfpo.core.structure import FULL, Structure
 
 # What trajectories may hold beside tokens, and how an error calls it. Objectives name these in `needs`. The first three
 # are fields of Trajectory.

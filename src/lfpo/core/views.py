@@ -11,9 +11,9 @@ import torch
 from torch.nn import functional as F
 
 from lfpo.config.sampler import SamplerConfig
-from lfpo.core.attention import FULL, Structure
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.rng import generator
+from lfpo.core.structure import FULL, Structure
 from lfpo.core.trajectory import Trajectory, tensor_fields
 
 
@@ -230,7 +230,10 @@ def passes(views: Views, update_tokens: int) -> list[torch.Tensor]:
     for i, unit in enumerate(views.unit.tolist()):
         units.setdefault(unit, []).append(i)
     members = list(units.values())
-    lengths = views.structure.tokens(views.attention_mask.sum(-1), views.prompt).tolist()
+    length_S = views.attention_mask.sum(-1)
+    if views.structure.doubled:
+        length_S = views.structure.tokens(length_S, views.prompt)
+    lengths = length_S.tolist()
     groups = pack_by_tokens([len(m) * max(lengths[i] for i in m) for m in members], update_tokens)
     return [torch.tensor([i for u in group for i in members[u]], device=views.row.device) for group in groups]
 

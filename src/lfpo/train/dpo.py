@@ -15,13 +15,13 @@ from lfpo.config.sampler import SamplerConfig
 from lfpo.config.training import examples_length
 from lfpo.core import collectives
 from lfpo.core.batch import means_of_sums
+from lfpo.core.forward import left_pad
 from lfpo.core.learner import accumulate_gradients, logp_at_targets
 from lfpo.core.model import check_masks
 from lfpo.core.observer import Observer
 from lfpo.core.optim import set_lr, step_if_finite
 from lfpo.core.rng import key, python_rng
 from lfpo.core.roles import BASE, CURRENT
-from lfpo.core.rows import left_pad
 from lfpo.core.trajectory import Trajectory, of_completions
 from lfpo.core.views import Pass, Views
 from lfpo.models import MaskedDiffusionLM

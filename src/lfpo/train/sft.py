@@ -24,13 +24,13 @@ from lfpo.config.sft import SFTConfig
 from lfpo.config.training import examples_length
 from lfpo.core import collectives
 from lfpo.core.encoding import encode_prompt, misfit
+from lfpo.core.forward import left_pad
 from lfpo.core.fused import rectified_sum
 from lfpo.core.learner import equal_passes
 from lfpo.core.model import one_pass
 from lfpo.core.optim import set_lr, step_if_finite
 from lfpo.core.rng import generator, python_rng
 from lfpo.core.roles import CURRENT
-from lfpo.core.rows import left_pad
 from lfpo.core.views import pack_by_tokens
 from lfpo.models import MaskedDiffusionLM, init_model
 from lfpo.models.policies import load_policies
