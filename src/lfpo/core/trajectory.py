@@ -234,6 +234,15 @@ class Trajectory:
         return [torch.unique(step_W[step_W >= 0]) for step_W in self.scored_steps(after_eos).cpu()]
 
 
+def decode_completions(tokenizer: Any, tokens_BC: torch.Tensor, eos_id: int) -> list[str]:
+    """Text of each completion (tokens_BC: int64 [B, C]) up to its first EOS, without special tokens."""
+    texts = []
+    for ids in tokens_BC.tolist():
+        end = ids.index(eos_id) if eos_id in ids else len(ids)
+        texts.append(tokenizer.decode(ids[:end], skip_special_tokens=True))
+    return texts
+
+
 def per_position(step_B: torch.Tensor) -> torch.Tensor:
     """Steps of rows [B] or of positions [B, C] as [B, 1] or [B, C]."""
     return step_B[:, None] if step_B.dim() == 1 else step_B
