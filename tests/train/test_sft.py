@@ -261,4 +261,4 @@ def test_a_pair_ends_as_rollouts_would(model: MaskedDiffusionLM):
     assert t.lengths.tolist() == [3, 7]  # the second one's EOS comes after it
     views = VRPO(mc_samples=2).views(t, torch.zeros(2), [1, 2], 0)
     assert views.structure == Structure(BLOCK, doubled=True)
-    assert not views.target[:, 3:][~t.counted[views.row]].any()
+    assert not views.target[:, 3:][~t.until_eos[views.row]].any()

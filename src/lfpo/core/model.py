@@ -6,7 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -140,10 +140,11 @@ class MaskedDiffusionLM(nn.Module):
         if attention_mask_BL is not None and (needed or attention_mask_BL.is_cuda or not bool(attention_mask_BL.all())):
             position_ids = structure.positions(attention_mask_BL)
             mask = self._mask(structure, attention_mask_BL.bool())
+        weights_dtype = self.dtype  # the body may run in another
         hidden = self.body(
             compiled, input_ids=input_ids_BL, attention_mask=mask, position_ids=position_ids, past_key_values=cache
         )
-        return self._unshifted(hidden)
+        return (shifted(hidden) if self.family.shift else hidden).to(weights_dtype)
 
     def noised_hidden(
         self,
@@ -181,7 +182,8 @@ class MaskedDiffusionLM(nn.Module):
             position_ids=torch.cat([position_BL[:, start:], position_BL], dim=1),
             **canvas,
         )
-        noised, clean = self._unshifted(hidden).split([doubled.noised, real_BL.shape[1]], dim=1)
+        hidden = (shifted(hidden) if self.family.shift else hidden).to(self.dtype)
+        noised, clean = hidden.split([doubled.noised, real_BL.shape[1]], dim=1)
         if self.family.shift and structure.block_length is not None:
             first_BN = position_BL[:, start:] % structure.block_length == 0
             noised = torch.where(first_BN[..., None], clean[:, start:], noised)
@@ -206,13 +208,6 @@ class MaskedDiffusionLM(nn.Module):
         weight = self.head_weight
         expected = logits.softmax(-1, dtype=torch.float32).to(weight.dtype) @ weight
         return expected * torch.tensor(self.backbone.config.hidden_size**0.5).to(weight.dtype)
-
-    def _unshifted(self, hidden_BLD: torch.Tensor) -> torch.Tensor:
-        """Hidden states of the body, each moved to the token that it predicts, in the weights' dtype."""
-        if self.family.shift:
-            # Position 0 has no predecessor. Its prediction is never used, because completions follow a prompt.
-            hidden_BLD = torch.cat([hidden_BLD[:, :1], hidden_BLD[:, :-1]], dim=1)
-        return hidden_BLD.to(self.dtype)
 
     def body(self, compiled: bool = False, **inputs: Any) -> torch.Tensor:
         """The body's last hidden states, with this policy's adapter; between forwards CURRENT is active."""
@@ -314,6 +309,12 @@ class MaskedDiffusionLM(nn.Module):
         return copy.deepcopy(copied, memo).requires_grad_(False).eval()
 
 
+def shifted(hidden_BLD: torch.Tensor) -> torch.Tensor:
+    """Hidden states, each moved to the token that it predicts, where that is the next one."""
+    # Position 0 has no predecessor. Its prediction is never used, because completions follow a prompt.
+    return torch.cat([hidden_BLD[:, :1], hidden_BLD[:, :-1]], dim=1)
+
+
 def check_masks(model: MaskedDiffusionLM, what: str) -> None:
     """Raise UserError, beginning with `what`, for a model that was not trained to fill in masks."""
     if model.uniform:
@@ -332,22 +333,6 @@ def saved_buffers(backbone: nn.Module) -> list[tuple[str, torch.Tensor]]:
         for name, buffer in module._buffers.items()
         if buffer is not None and name not in module._non_persistent_buffers_set
     ]
-
-
-@contextlib.contextmanager
-def one_pass(policies: Iterable[MaskedDiffusionLM]) -> Iterator[dict[str, torch.Tensor]]:
-    """A pass of an update: forwards, and a backward or none. Gathered heads are freed at its end. Yields what the first
-    policy measures of it, as lfpo.core.measures has it; filled while the pass runs."""
-    models = [policy for policy in policies if isinstance(policy, MaskedDiffusionLM)]  # tests have other classes
-    measuring = models[0].measure_pass if models else None
-    try:
-        with contextlib.nullcontext({}) if measuring is None else measuring() as measures:
-            yield measures
-    finally:
-        for model in models:
-            model.release_head()
-            if model.after_pass is not None:
-                model.after_pass()
 
 
 def original_shape(parameter: torch.Tensor) -> torch.Size:
