@@ -15,8 +15,8 @@ from unittest import mock
 import torch
 
 from lfpo.base.measure import timed
-from lfpo.core.attention import Structure
 from lfpo.core.model import MaskedDiffusionLM
+from lfpo.core.structure import Structure
 from lfpo.models import init_model
 from lfpo.models.layouts import LAYOUTS
 

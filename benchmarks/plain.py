@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from lfpo.core.rows import left_pad
+from lfpo.core.forward import left_pad
 from lfpo.models import MaskedDiffusionLM
 
 

@@ -190,7 +190,7 @@ def compare_logits(folder: Path, trained: str, exported: Path) -> dict[str, floa
     """Our logits beside those of transformers on the exported model; Dream's position i predicts token i + 1."""
     import torch
 
-    from lfpo.core.attention import CAUSAL, FULL
+    from lfpo.core.structure import CAUSAL, FULL
     from lfpo.models import load_model
 
     ids, theirs = folder / "ids.pt", folder / "logits.pt"

@@ -77,7 +77,7 @@ def tells_finished_rows(s: Sampled) -> None:
 
 def reveals_all_tokens(s: Sampled) -> None:
     """No token up to the first EOS is the mask."""
-    assert not (s.found.tokens[s.found.counted] == s.found.mask_id).any(), "a mask token was left"
+    assert not (s.found.tokens[s.found.until_eos] == s.found.mask_id).any(), "a mask token was left"
 
 
 def samples(s: Sampled) -> None:
@@ -104,7 +104,7 @@ def follows_the_weights(s: Sampled) -> None:
 
 def reveals_in_order(s: Sampled) -> None:
     """reveal_step counts from 0 in each row, is below scheduled_steps, and never goes back to an earlier block."""
-    step, counted = s.found.reveal_step, s.found.counted
+    step, counted = s.found.reveal_step, s.found.until_eos
     assert (step[counted] >= 0).all(), "a token has no step"
     assert (step.masked_fill(step < 0, 10**9).amin(-1) == 0).all(), "a row's steps do not begin with 0"
     assert (step.amax(-1) < s.found.scheduled_steps).all(), "a step is not below scheduled_steps"
@@ -122,7 +122,7 @@ def keeps_to_the_threshold(s: Sampled) -> None:
     probability, step = s.replayed(), s.found.reveal_step.cpu()
     for b in range(len(step)):
         for number in range(int(step[b].max()) + 1):
-            together = (step[b] == number) & s.found.counted[b].cpu()
+            together = (step[b] == number) & s.found.until_eos[b].cpu()
             if together.sum() > 1:
                 least = probability[b][together].min()
                 assert least >= THRESHOLD - TOLERANCE, f"row {b}, step {number}: a token had {least:.3f}"
@@ -130,7 +130,7 @@ def keeps_to_the_threshold(s: Sampled) -> None:
 
 def knows_its_confidence(s: Sampled) -> None:
     """`confidence` is the probability of the token in the state before its step."""
-    counted = s.found.counted.cpu()
+    counted = s.found.until_eos.cpu()
     off = (s.replayed() - s.found.confidence.cpu())[counted].abs().max()
     assert off <= TOLERANCE, f"off by up to {off:.3f}"
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lfpo.config.sampler import SamplerConfig
-from lfpo.core.rows import left_pad
+from lfpo.core.forward import left_pad
 from lfpo.core.trajectory import Trajectory, of_completions
 
 LETTERS = "abe_"  # e: end of sequence and padding; _: the mask token

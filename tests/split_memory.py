@@ -33,7 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lfpo.base import distributed
 from lfpo.core import collectives
-from lfpo.core.model import one_pass
+from lfpo.core.predictions import one_pass
 from lfpo.models import init_model, load_model, save_model
 from lfpo.models.fsdp import frozen_copy, gathered, gathered_by_layer
 from lfpo.models.layouts import LAYOUTS

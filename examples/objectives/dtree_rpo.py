@@ -29,11 +29,11 @@ from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives
 from lfpo.core.advantages import check_groups, group_sizes
 from lfpo.core.engine import Request
+from lfpo.core.forward import ActiveRows
 from lfpo.core.hooks import DrawnTokens, Hook
 from lfpo.core.measures import Measures, measure_targets
 from lfpo.core.objective import Objective
 from lfpo.core.predictions import Predictions
-from lfpo.core.rows import ActiveRows
 from lfpo.core.schedule import reveal_schedule
 from lfpo.core.trajectory import GIVES, Trajectory
 from lfpo.core.views import Views, noised

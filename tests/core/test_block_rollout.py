@@ -15,7 +15,7 @@ from lfpo.cli.command_line import main
 from lfpo.config import sampler as sampler_module
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
-from lfpo.core.attention import Structure
+from lfpo.core.structure import Structure
 from lfpo.core.trajectory import Trajectory
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.plan.flops import forward_flops, rollout_flops

@@ -9,10 +9,10 @@ import torch
 
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
-from lfpo.core.attention import Structure
 from lfpo.core.learner import accumulate_gradients
 from lfpo.core.predictions import Predictions
 from lfpo.core.roles import BASE, CURRENT, OLD
+from lfpo.core.structure import Structure
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views, passes
 from lfpo.models import MaskedDiffusionLM, load_model
@@ -115,7 +115,7 @@ def test_lfpo_draws_from_each_segment_of_each_block(rollouts: Trajectory):
     views = views_for("lfpo", rollouts, states="stratified", timesteps=8)
     for row in range(len(rollouts)):
         shown = views.target[views.row == row][:, rollouts.prompt_ids.shape[1] :].sum(0).tolist()
-        block, step, counted = rollouts.block_BC[row], rollouts.reveal_step[row], rollouts.counted[row]
+        block, step, counted = rollouts.block_BC[row], rollouts.reveal_step[row], rollouts.until_eos[row]
         for column in range(len(shown)):
             earlier = (block == block[column]) & counted & (step <= step[column])
             assert shown[column] == (len(step[earlier].unique()) if counted[column] else 0)
@@ -123,7 +123,7 @@ def test_lfpo_draws_from_each_segment_of_each_block(rollouts: Trajectory):
     views = views_for("lfpo", rollouts, states="stratified", timesteps=1)
     for row, target in zip(views.row.tolist(), views.target[:, rollouts.prompt_ids.shape[1] :], strict=True):
         block = rollouts.block_BC[row]
-        assert all(target[block == b].any() for b in block[rollouts.counted[row]].unique())
+        assert all(target[block == b].any() for b in block[rollouts.until_eos[row]].unique())
 
 
 def test_blocks_that_were_never_reached_are_padding(rollouts: Trajectory):

@@ -13,11 +13,11 @@ from golden_families import FOLDER
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.sft import SFTConfig
-from lfpo.core.attention import CAUSAL, Structure
 from lfpo.core.learner import accumulate_gradients
 from lfpo.core.predictions import Predictions
 from lfpo.core.rng import generator
 from lfpo.core.roles import BASE, CURRENT, OLD
+from lfpo.core.structure import CAUSAL, Structure
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views
 from lfpo.eval.likelihood import Pair, likelihood_bounds

@@ -43,7 +43,7 @@ def test_losses_and_gradients_are_the_trainers_on_the_same_rollouts():
     torch.testing.assert_close(page.signals(reward), r)
 
     masked, target = page.random_masks(trajectory.tokens, model.eos_id, torch.Generator().manual_seed(1))
-    assert torch.equal(target, masked & trajectory.counted)
+    assert torch.equal(target, masked & trajectory.until_eos)
     ours = page.block_loss(model, reference, prompts, trajectory.tokens, r.float(), masked, target)
     expected = torch.autograd.grad(ours, list(model.parameters()))
     views = noised(trajectory, torch.arange(len(rows)), masked, target)

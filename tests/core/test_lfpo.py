@@ -184,7 +184,7 @@ def test_noised_states_are_random_masks_of_stratified_sizes(llada: Path):
     hidden = (views.input_ids == t.mask_id)[:, -8:]
     sizes = hidden.sum(-1).reshape(2, 4).sort().values
     assert (sizes.diff() == 2).all() and sizes.min() >= 1 and sizes.max() <= 8  # of 8 tokens, 2 apart
-    assert (views.target[:, -8:] == (hidden & t.counted[views.row])).all()
+    assert (views.target[:, -8:] == (hidden & t.until_eos[views.row])).all()
     assert not views.target[4:, -2:].any() and hidden[4:, -2:].any()  # behind the EOS tokens are hidden, not scored
     shown = ~hidden & (views.input_ids[:, -8:] != t.tokens[views.row])
     assert not shown.any()

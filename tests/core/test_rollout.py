@@ -14,10 +14,10 @@ from lfpo.config.build import build
 from lfpo.config.errors import UserError
 from lfpo.config.reveal import needs
 from lfpo.config.sampler import SamplerConfig
-from lfpo.core.attention import FULL
 from lfpo.core.forward import FORWARD_TOKENS, bucket, pieces
 from lfpo.core.noise import uniform
 from lfpo.core.reveal import PLAN, Proposal, Reveal, Rule
+from lfpo.core.structure import FULL
 from lfpo.core.trajectory import Trajectory
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.rollout.reveal.published import dynamic, origin_steps
@@ -263,6 +263,7 @@ class Scripted(MaskedDiffusionLM):
         self.backbone, self.mask_id, self.eos_id, self.pad_id = base.backbone, base.mask_id, base.eos_id, base.pad_id
         self.script, self.sure = script, sure
         self.block_length, self.head_precision = None, "auto"
+        self.causal_context = self.uniform = False
         self.vocab_size, self.max_length, self.family = base.vocab_size, base.max_length, base.family
 
     def hidden(self, input_ids_BL, attention_mask_BL=None, cache=None, *, structure=FULL, compiled=False):

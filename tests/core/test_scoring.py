@@ -20,7 +20,7 @@ import torch
 import reward_samples
 from lfpo.config.errors import UserError
 from lfpo.config.train import LFPOConfig
-from lfpo.core.scoring import RewardTimeout, time_limit
+from lfpo.core.attempts import RewardTimeout, time_limit
 from lfpo.rewards import in_child, score
 from lfpo.rewards.child_process import ChildFailed, ChildProcess, resident_bytes
 from lfpo.rewards.each import each

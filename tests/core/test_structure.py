@@ -8,7 +8,7 @@ import torch
 from torch.nn.attention.flex_attention import create_mask
 
 from golden_families import FOLDER, golden, golden_io
-from lfpo.core.attention import CAUSAL, FULL, Doubled, Structure
+from lfpo.core.structure import CAUSAL, FULL, Doubled, Structure
 from lfpo.models import load_model
 
 BLOCK = 3

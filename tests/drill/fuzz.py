@@ -23,8 +23,8 @@ from lfpo.config.build import build, load_yaml
 from lfpo.config.errors import UserError
 from lfpo.config.tasks import TASKS
 from lfpo.config.train import LFPOConfig
+from lfpo.core.attempts import RewardTimeout, time_limit
 from lfpo.core.encoding import encode_rows
-from lfpo.core.scoring import RewardTimeout, time_limit
 from lfpo.models import init_model, load_model, load_tokenizer
 from lfpo.models.loading import save_model
 from lfpo.prompts.jsonl import load_jsonl

@@ -10,7 +10,7 @@ import torch
 
 import tiny
 from lfpo.config.errors import UserError
-from lfpo.core.attention import FULL, Structure
+from lfpo.core.structure import FULL, Structure
 from lfpo.eval.likelihood import Pair, block_maskings, likelihood_bounds, maskings, text_pair
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 

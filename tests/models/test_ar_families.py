@@ -12,7 +12,7 @@ from lfpo.cli.command_line import main
 from lfpo.config.errors import UserError
 from lfpo.config.models import LoraSettings
 from lfpo.config.sampler import SamplerConfig
-from lfpo.core.attention import Structure
+from lfpo.core.structure import Structure
 from lfpo.models import load_model, load_tokenizer, save_model
 from lfpo.models.families import family_of
 from lfpo.models.loading import trained_block_length

@@ -11,8 +11,9 @@ import torch
 from lfpo.cli.command_line import main
 from lfpo.config.errors import UserError
 from lfpo.config.models import LoraSettings
-from lfpo.core.attention import CAUSAL
-from lfpo.core.model import NO_MASK, one_pass
+from lfpo.core.model import NO_MASK
+from lfpo.core.predictions import one_pass
+from lfpo.core.structure import CAUSAL
 from lfpo.models import init_model, load_model, load_tokenizer, save_model
 from lfpo.models.experts import routers
 from lfpo.models.lora import attach

@@ -13,7 +13,7 @@ from lfpo.config.files import read_json
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.tasks import TASKS
 from lfpo.config.train import LFPOConfig
-from lfpo.core.attention import Structure
+from lfpo.core.structure import Structure
 from lfpo.eval.estimates import mean_interval, pass_at_k, wilson_interval
 from lfpo.eval.evaluate import evaluate
 from lfpo.models import load_model, load_tokenizer

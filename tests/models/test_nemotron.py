@@ -14,8 +14,8 @@ from lfpo.cli.command_line import main
 from lfpo.config.errors import UserError
 from lfpo.config.models import LoraSettings
 from lfpo.config.sampler import SamplerConfig
-from lfpo.core.attention import CAUSAL
 from lfpo.core.engine import Ticket
+from lfpo.core.structure import CAUSAL
 from lfpo.models import init_model, load_model, load_tokenizer, save_model
 from lfpo.models.families import nemotron_diffusion_config
 from lfpo.models.layouts import LAYOUTS

@@ -98,7 +98,7 @@ def test_only_masked_tokens_of_the_completion_are_scored(name: str):
     assert not (masked & padding).any()
     assert not views.target[:, :width].any()
     assert not (views.target & ~masked).any()
-    reached = many.reveal_step >= 0 if name in AFTER_EOS else many.counted
+    reached = many.reveal_step >= 0 if name in AFTER_EOS else many.until_eos
     if name in ("mdpo", "mask_aware"):  # what counts there is up to the state: see their own tests
         return
     assert not (views.target[:, width:] & ~reached[views.row]).any()
@@ -126,7 +126,7 @@ def drawn(views: Views) -> dict[int, list[tuple[str, str, tuple[float, ...]]]]:
 def test_padding_is_never_masked_and_all_that_is_trimmed():
     t = mixed()
     rows = torch.arange(6)
-    views = noised(t, rows, torch.ones(6, 13, dtype=torch.bool), t.counted)
+    views = noised(t, rows, torch.ones(6, 13, dtype=torch.bool), t.until_eos)
     assert torch.equal(hidden(views), views.attention_mask == 1)
     for kept, width in ((rows, 5), (torch.tensor([0, 4, 3]), 3), (torch.tensor([2, 5]), 1)):
         part = views.select(kept)
@@ -226,8 +226,8 @@ def test_coupled_masks_are_complements_and_score_every_token_once():
     assert views.row.tolist() == list(range(100)) * 3
     assert bool(masks[0].all()) and torch.equal(masks[1], ~masks[2])
     targets = views.target[:, 2:].view(3, 100, 4).int()
-    assert torch.equal(targets[0], t.counted.int())
-    assert torch.equal(targets[1] + targets[2], t.counted.int())
+    assert torch.equal(targets[0], t.until_eos.int())
+    assert torch.equal(targets[1] + targets[2], t.until_eos.int())
 
 
 def test_coupled_ratio_is_drawn_from_its_range_and_is_the_rate_of_masking():
@@ -255,7 +255,7 @@ def test_spg_masks_part_of_a_block_and_all_that_follows():
     views = views_of(SPG(block_length=4, num_masks=1, p_mask=0.0), t)
     masks = hidden(views, 2)
     assert not hidden(views)[:, :2].any()
-    assert torch.equal(views.target[:, 2:], masks & t.counted)
+    assert torch.equal(views.target[:, 2:], masks & t.until_eos)
     for kind, blocks in ((0, [(0, 4), (4, 8), (8, 10)]), (1, [(0, 4), (4, 6)])):
         rows = masks[kind::2]
         assert bool(rows[:, blocks[-1][1] :].all())
@@ -330,7 +330,7 @@ def test_agrpo_replays_the_sampled_steps_and_scores_what_they_revealed():
         revealed = t.reveal_step[row][views.target[i, 5:]].unique()
         assert len(revealed) == 1
         met.append((row, int(revealed)))
-        assert torch.equal(views.target[i, 5:], (t.reveal_step[row] == revealed) & t.counted[row])
+        assert torch.equal(views.target[i, 5:], (t.reveal_step[row] == revealed) & t.until_eos[row])
         assert torch.equal(views.input_ids[i, 5:], t.rows(torch.tensor([row])).state_before(revealed)[0])
         assert len(views.weight[i][views.target[i]].unique()) == 1
     assert sorted(met) == [(row, step) for row in range(6) for step in t.distinct_steps()[row].tolist()]
@@ -376,7 +376,7 @@ def test_trace_rl_scores_every_token_once_before_the_first_of_its_steps():
     for shrink in (1, 2, 3, 8):
         views = views_of(TraceRL(shrink=shrink), t)
         scored = torch.zeros(6, 8, dtype=torch.long).index_add(0, views.row, views.target[:, 5:].long())
-        assert torch.equal(scored, t.counted.long())
+        assert torch.equal(scored, t.until_eos.long())
         for row in range(6):
             steps = t.distinct_steps()[row].tolist()
             groups = [steps[i : i + shrink] for i in range(0, len(steps), shrink)]
@@ -410,7 +410,7 @@ def test_rejection_masks_at_stratified_ratios_and_weights_by_them():
     masks = hidden(views, 2).view(N, 2, length)
     weight = views.weight.view(N, 2, -1).max(-1).values
     assert torch.equal(views.weight, weight.flatten()[:, None] * views.target)
-    assert torch.equal(views.target[:, 2:], hidden(views, 2) & t.counted[views.row])
+    assert torch.equal(views.target[:, 2:], hidden(views, 2) & t.until_eos[views.row])
     check_mean(masks[:, 0].double().mean(1), 1 / 4)
     ratio = 1 / (weight[:, 1] * counted)  # in the upper half, so that some token is masked and tells the weight
     assert bool((ratio >= 0.5 - 1e-6).all()) and bool((ratio <= 1 + 1e-6).all())

@@ -216,7 +216,7 @@ def test_dtm_by_hand(control: float):
     rows = torch.arange(2)
     masked = torch.tensor([[True, False, False], [True, True, False]])
     weight = masked / masked.sum(-1, keepdim=True)
-    views = noised(trajectory, rows, masked, masked & trajectory.counted, weight_SC=weight)
+    views = noised(trajectory, rows, masked, masked & trajectory.until_eos, weight_SC=weight)
     current = {"_be": "211 111 111", "__e": "121 112 111"}
     old = {"_be": "112 111 111", "__e": "111 211 111"}
     objective = DTM(tilt=LN2, control=control)

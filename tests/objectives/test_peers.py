@@ -100,7 +100,7 @@ def test_diffu_grpo():
     check(DiffuGRPO(beta=0.04, epsilon=0.5), views, golden)
     for policy, key in (("old", "old_logps"), ("base", "ref_logps")):
         logp = Predictions(views, peers.policies()).logp(policy)
-        expected = torch.tensor(golden[key], dtype=torch.float64)[t.counted]
+        expected = torch.tensor(golden[key], dtype=torch.float64)[t.until_eos]
         torch.testing.assert_close(logp, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -121,7 +121,7 @@ def solve_ratio(objective: CoupledGRPO, t: Any, masked: torch.Tensor, old: torch
     logp = Predictions(views, peers.policies(shift=True)).logp("old")
     dense = torch.zeros(12, 13, dtype=torch.float64).index_put(tuple(views.target.nonzero().unbind(-1)), logp)
     whole, hidden = dense[:4, 5:], dense[4:8, 5:]
-    rows = masked & t.counted
+    rows = masked & t.until_eos
     return float((0.5 * hidden[rows] / (old[rows] - 0.5 * whole[rows])).median())
 
 

@@ -65,7 +65,7 @@ def test_noised_states_hold_random_tokens_and_ask_about_all(rollouts: CanvasTraj
     views, width = views_of("lfpo", rollouts, timesteps=40), rollouts.prompt_ids.shape[1]
     row_S = rollouts.rows(views.row)
     assert torch.equal(views.input_ids[:, :width], row_S.prompt_ids) and (views.input_ids >= 0).all()
-    assert torch.equal(views.target[:, width:], row_S.counted) and not views.target[:, :width].any()
+    assert torch.equal(views.target[:, width:], row_S.until_eos) and not views.target[:, :width].any()
     assert torch.equal(views.labels[:, width:], row_S.tokens)
     # Sizes of the noise are stratified from one token to all: half of the tokens on average, of uniform values.
     changed = views.input_ids[:, width:] != row_S.tokens
@@ -126,7 +126,7 @@ def test_replayed_predictions_are_those_of_the_sampler(model: MaskedDiffusionLM,
         piece = views.select(torch.tensor(first))
         logits = Predictions(piece, {CURRENT: model, OLD: model}).logits(OLD)
         entropy = torch.special.entr(logits.softmax(-1)).sum(-1)
-        torch.testing.assert_close(entropy.float(), rollouts.entropies[:, n][rollouts.counted], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(entropy.float(), rollouts.entropies[:, n][rollouts.until_eos], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("states", ["noised", "stratified"])

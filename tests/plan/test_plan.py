@@ -21,7 +21,7 @@ from lfpo.config.engine import EngineSettings
 from lfpo.config.models import LoraSettings
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
-from lfpo.core.attention import Structure
+from lfpo.core.structure import Structure
 from lfpo.models import load_model
 from lfpo.models.layouts import LAYOUTS, PUBLISHED
 from lfpo.models.lora import inject

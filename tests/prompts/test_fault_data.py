@@ -24,7 +24,9 @@ from lfpo import LFPOConfig, LFPOTrainer, SamplerConfig
 from lfpo.config.errors import UserError
 from lfpo.config.files import json_lines, plain
 from lfpo.config.sft import SFTConfig
-from lfpo.core.encoding import as_completions, encode_prompt, prefill, without_prefill
+from lfpo.core.encoding import encode_prompt
+from lfpo.core.messages import prefill
+from lfpo.core.scoring import as_completions, without_prefill
 from lfpo.eval.command import as_text
 from lfpo.models import load_model, load_tokenizer
 from lfpo.models.loading import EMBEDDED

@@ -21,7 +21,7 @@ import tiny
 from lfpo.config.errors import UserError
 from lfpo.config.plugins import resolve
 from lfpo.core import learner
-from lfpo.core.scoring import handling, time_limit
+from lfpo.core.attempts import handling, time_limit
 from lfpo.eval.evaluate import grade
 from lfpo.prompts.tasks import Row
 from lfpo.rewards import score

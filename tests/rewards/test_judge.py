@@ -15,7 +15,8 @@ import pytest
 from judge_endpoint import Endpoint, endpoint
 from lfpo.cli import main
 from lfpo.config.errors import UserError
-from lfpo.core.scoring import RewardFailed, measured
+from lfpo.core.attempts import RewardFailed
+from lfpo.core.scoring import measured
 from lfpo.rewards import score
 from lfpo.rewards.judge import Judge
 from lfpo.rewards.terms import weighted

@@ -12,8 +12,8 @@ import tiny
 from lfpo.cli.command_line import main
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
-from lfpo.core.attention import Structure
 from lfpo.core.reveal import Revealed
+from lfpo.core.structure import Structure
 from lfpo.core.trajectory import GIVES, Trajectory
 from lfpo.core.visited import replay
 from lfpo.models import MaskedDiffusionLM, load_model
@@ -211,7 +211,7 @@ def test_lfpo_shows_states_that_the_sampler_saw_and_asks_for_the_final_tokens(ed
     view, column = views.target.nonzero().unbind(-1)
     place = (views.row[view], column - width)
     assert torch.equal(views.labels[views.target], edited.tokens[place])
-    assert bool(edited.counted[place].all())
+    assert bool(edited.until_eos[place].all())
 
 
 def test_rldf_asks_for_what_its_step_wrote_and_else_for_the_final_tokens(edited: Trajectory):
@@ -225,7 +225,7 @@ def test_rldf_asks_for_what_its_step_wrote_and_else_for_the_final_tokens(edited:
     expected = torch.where(own, after, t.tokens)
     target = views.target[:, width:]
     assert torch.equal(views.labels[:, width:][target], expected[target])
-    assert torch.equal(views.weight[:, width:] == 1, own & t.counted)
+    assert torch.equal(views.weight[:, width:] == 1, own & t.until_eos)
     assert bool((expected != t.tokens)[target].any())  # some are edited later
 
 

@@ -122,7 +122,7 @@ def assert_equal(t: CanvasTrajectory, expected: torch.Tensor, seen: dict[tuple[i
         assert torch.equal(held[ran], tokens[ran])
         compared += int(ran.sum())
     assert compared == t.nfe.sum()
-    assert torch.equal(torch.where(t.counted, t.tokens, PAD)[:, : expected.shape[1]], expected)
+    assert torch.equal(torch.where(t.until_eos, t.tokens, PAD)[:, : expected.shape[1]], expected)
 
 
 def test_rows_end_with_their_first_eos_as_in_generate(calm: Path, monkeypatch: pytest.MonkeyPatch):

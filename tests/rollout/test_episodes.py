@@ -16,9 +16,9 @@ from lfpo.config.errors import UserError
 from lfpo.core.batch import Batch, gathered
 from lfpo.core.encoding import encode_prompt
 from lfpo.core.engine import Engine, Request
+from lfpo.core.forward import left_pad
 from lfpo.core.observer import Observer
 from lfpo.core.rollouts import Sampled
-from lfpo.core.rows import left_pad
 from lfpo.core.trajectory import Trajectory, of_completions
 from lfpo.core.views import fully_masked
 from lfpo.core.visited import replay

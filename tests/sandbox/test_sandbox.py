@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from lfpo.config.errors import UserError
-from lfpo.core.scoring import RewardFailed
+from lfpo.core.attempts import RewardFailed
 from lfpo.rewards.code import Grader, extract_code, parses, syntax_compliance
 from lfpo.sandbox import Job, Limits, Sandbox, available_rungs, launch
 from lfpo.sandbox.run_job import encode_job

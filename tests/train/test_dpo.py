@@ -126,7 +126,7 @@ def test_pairs_are_rollouts_in_turn_and_padding_is_not_scored(model: Path, data:
     assert t.prompt_mask.tolist() == [[0, 1], [0, 1], [1, 1], [1, 1]]
     views = trainer.objective.views(t, torch.zeros(4), [1, 2, 3, 4], 0)
     assert views.unit.tolist() == (views.row // 2).tolist()
-    assert not (views.target[:, 2:] & ~t.counted[views.row]).any()
+    assert not (views.target[:, 2:] & ~t.until_eos[views.row]).any()
     each = torch.zeros(4).index_add(0, views.row, views.weight.sum(-1))
     assert each.tolist() == pytest.approx([2 / 4, 2 / 4, 3 / 4, 3 / 4])  # n / C
 

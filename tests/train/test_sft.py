@@ -11,8 +11,8 @@ import torch
 from lfpo.config.build import build, to_dict, yaml_text
 from lfpo.config.errors import UserError
 from lfpo.config.sft import SFTConfig
-from lfpo.core.attention import Structure
 from lfpo.core.rng import generator
+from lfpo.core.structure import Structure
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.objectives.vrpo import VRPO
 from lfpo.train.checkpoint import latest_checkpoint
@@ -261,4 +261,4 @@ def test_a_pair_ends_as_rollouts_would(model: MaskedDiffusionLM):
     assert t.lengths.tolist() == [3, 7]  # the second one's EOS comes after it
     views = VRPO(mc_samples=2).views(t, torch.zeros(2), [1, 2], 0)
     assert views.structure == Structure(BLOCK, doubled=True)
-    assert not views.target[:, 3:][~t.counted[views.row]].any()
+    assert not views.target[:, 3:][~t.until_eos[views.row]].any()

@@ -9,10 +9,11 @@ from rich.text import Text
 
 from lfpo.base.spacing import evenly_spaced
 from lfpo.config.sample import SampleConfig
-from lfpo.core.encoding import encode_rows, prefill
+from lfpo.core.encoding import encode_rows
 from lfpo.core.engine import Request
+from lfpo.core.forward import block_sizes
+from lfpo.core.messages import prefill
 from lfpo.core.rng import key
-from lfpo.core.rows import block_sizes
 from lfpo.core.trajectory import Trajectory
 from lfpo.eval.terminal import progress
 from lfpo.models import load_model, load_tokenizer

@@ -160,7 +160,7 @@ def trajectory_sums(t: Trajectory) -> dict[str, tuple[float, int]]:
     if t.sampler.edits:
         per_row["edits"] = (t.with_edits("reveal_step")[:, t.tokens.shape[1] :] >= 0).sum(-1)
     sums = {name: (float(value.double().sum()), len(lengths)) for name, value in per_row.items()}
-    entropy = t.entropy.double().masked_fill(~t.counted, 0.0).sum()
+    entropy = t.entropy.double().masked_fill(~t.until_eos, 0.0).sum()
     return sums | {"entropy/rollout": (float(entropy), int(lengths.sum()))}
 
 

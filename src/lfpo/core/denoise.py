@@ -14,12 +14,11 @@ import torch
 
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
-from lfpo.core.forward import Forward
+from lfpo.core.forward import Forward, finished_trajectory, join, rows_in_flight, sizes_of_blocks, unstarted
 from lfpo.core.hooks import Hook
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.pace import Pace
 from lfpo.core.reveal import Denoiser, Rule
-from lfpo.core.rows import finished_trajectory, join, rows_in_flight, sizes_of_blocks, unstarted
 from lfpo.core.schedule import reveal_schedule
 from lfpo.core.trajectory import Trajectory
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from lfpo.core.head import Precision, add_product, as_input, below_cap, cap_in_place, input_dtype, product
@@ -35,6 +36,13 @@ def in_chunks(function: Callable[..., torch.Tensor], rows: Sequence[torch.Tensor
     if len(rows[0]) <= size:
         return function(*rows)
     return torch.cat([checkpoint(function, *piece, use_reentrant=False) for piece in pieces])
+
+
+def logp_of_labels(
+    head: Callable[[torch.Tensor], torch.Tensor], temperature: float, hidden: torch.Tensor, labels: torch.Tensor
+) -> torch.Tensor:
+    """Log-probabilities [t] of the labels [t], for `in_chunks`. head: gives the logits [t, V] of states."""
+    return -F.cross_entropy(head(hidden) / temperature, labels, reduction="none")
 
 
 # From logits to losses [T] and their gradient [T, V]: lfpo.core.kernel.loss_and_gradient.

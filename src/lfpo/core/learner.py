@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -21,16 +21,15 @@ from lfpo.core import collectives
 from lfpo.core.batch import Batch, means_of_sums
 from lfpo.core.collectives import local
 from lfpo.core.measures import Measures, add_measures
-from lfpo.core.model import MaskedDiffusionLM, one_pass
+from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.objective import Objective, signal_of
 from lfpo.core.observer import Observer
 from lfpo.core.optim import Average, ema_update, set_lr, step_if_finite
-from lfpo.core.predictions import Predictions
+from lfpo.core.passes import logp_at_targets, with_fillers
+from lfpo.core.predictions import Predictions, one_pass
 from lfpo.core.rng import generator, key
 from lfpo.core.roles import CURRENT, OLD
 from lfpo.core.views import Views, fully_masked, in_passes
-
-T = TypeVar("T")  # a pass
 
 MAX_SKIPPED = 5  # updates in a row with a non-finite loss or gradient, after which training stops
 
@@ -148,19 +147,22 @@ def optimizer_step(
     passes. A collective.
     """
     args, policies = learner.args, learner.policies
+    rows, trajectory = torch.isin(batch.rollout_B, step.block).nonzero().flatten(), batch.trajectory
+    seeds = [key(batch.turns[b].seed, step.iteration) for b in rows.tolist()]
     # Before the iteration's first step theta may still equal theta_old, as after a move with ema_decay 0.
     if step.inner == step.number == 0 and equal_weights(policies[OLD], policies[CURRENT]):
         policies = {**policies, OLD: policies[CURRENT]}  # one forward for both
-    rows, trajectory = torch.isin(batch.rollout_B, step.block).nonzero().flatten(), batch.trajectory
     filler = None
     if args.fsdp or not len(rows):
         filler = fully_masked(trajectory.rows(rows.new_zeros(1)))
     signal_B = signal_B[rows] if len(rows) else signal_B[:1]  # without rows any signal serves: it gets weight 0
     # Noised inputs: input_ids, target [S, L]. For LFPO K random masks of each completion (states "noised", the
     # default), or K states that the sampler visited (states "stratified").
-    seeds = [key(batch.turns[b].seed, step.iteration) for b in rows.tolist()]
     if len(rows):
-        views = objective.views(trajectory.rows(rows).in_rounds(), signal_B, seeds, step.inner)
+        sampled = trajectory.rows(rows)
+        if sampled.structure.block_length is not None:
+            sampled = sampled.in_rounds()
+        views = objective.views(sampled, signal_B, seeds, step.inner)
     else:  # no views, but this rank joins the collectives below
         assert filler is not None
         views = filler.select(rows)
@@ -209,7 +211,7 @@ def accumulate_gradients(
     views: this rank's, [S, L]; the normaliser is summed over ranks, so gradients and losses of all ranks add up to
         those of one process with all views. signal_B: float64, on the policies' device; `views.row` points into it.
     update_tokens: tokens in one pass; bounds memory and never changes the result beyond rounding.
-    filler: see equal_passes. observer: its phase counts the passes.
+    filler: see with_fillers. observer: its phase counts the passes.
     """
     observer = observer or Observer()
     logp = partial(logp_at_targets, policies, update_tokens=update_tokens, filler=filler, observer=observer)
@@ -219,9 +221,11 @@ def accumulate_gradients(
         return 0.0, {}
     pieces, _ = in_passes(views, update_tokens)
     loss_sum, measures = 0.0, dict[str, torch.Tensor]()
-    weighted = equal_passes(pieces, filler)
-    observer.begin(observer.phase, len(weighted), "passes")
-    for piece, weight in weighted:
+    weights = [1.0] * len(pieces)
+    if filler is not None:
+        pieces, weights = with_fillers(pieces, filler)
+    observer.begin(observer.phase, len(pieces), "passes")
+    for piece, weight in zip(pieces, weights, strict=True):
         with one_pass(policies.values()) as balance:  # measures of routers, where there are any
             predictions = Predictions(piece, policies)  # hidden states [T, D], labels [T]
             loss, measured = objective.loss(predictions, signal_B)
@@ -235,46 +239,6 @@ def accumulate_gradients(
                 for policy, ran in predictions.ran:
                     observer.passes.append(ran.ran_by(policy, backward=policy == CURRENT))
     return loss_sum, measures
-
-
-def equal_passes(pieces: Sequence[T], filler: T | None) -> list[tuple[T, float]]:
-    """The passes of this rank, each with its weight in the loss.
-
-    Without a filler these are the pieces, with weight 1. Under FSDP forwards and backwards are collectives, so all
-    ranks must run the same number: a rank with fewer pieces adds `filler`, a view with targets, with weight 0.
-    """
-    weighted = [(piece, 1.0) for piece in pieces]
-    if filler is None:
-        return weighted
-    return weighted + [(filler, 0.0)] * (max(collectives.gather(len(pieces))) - len(pieces))
-
-
-@torch.no_grad()
-def logp_at_targets(
-    policies: Mapping[str, MaskedDiffusionLM],
-    views: Views,
-    policy: str,
-    *,
-    update_tokens: int,
-    filler: Views | None,
-    observer: Observer,
-) -> torch.Tensor:
-    """Log-probabilities of the targets of some views under a policy, [T], row by row; in passes, without gradients. The
-    other arguments are those of accumulate_gradients. Under FSDP a collective."""
-    number_SL = torch.full(views.target.shape, -1, device=views.target.device)
-    number_SL[views.target] = torch.arange(int(views.target.sum()), device=number_SL.device)
-    pieces, places = in_passes(views, update_tokens)
-    values, order = [number_SL.new_zeros(0, dtype=torch.float32)], [number_SL.new_zeros(0)]
-    for number, (piece, weight) in enumerate(equal_passes(pieces, filler)):
-        with one_pass(policies.values()):
-            logp_T = Predictions(piece, policies).logp(policy)
-        if weight:
-            values.append(logp_T)
-            place = places[number]
-            order.append(number_SL[place][views.target[place]])
-            if observer.passes is not None:
-                observer.passes.append(piece.ran_by(policy, backward=False))
-    return torch.cat(values)[torch.cat(order).argsort()]
 
 
 @torch.no_grad()

@@ -66,21 +66,25 @@ class LFPO(settings.LFPO, Objective):
         where pi+ = softmax((1 - beta) z_old + beta z) and pi- = softmax((1 + beta) z_old - beta z) (Eq. 8, 9), and w is
         1, or the weight that `target_weight` names.
         """
-        r_T = predictions.at_targets(signal_B)
+        r_T, theta, theta_old = (
+            predictions.at_targets(signal_B),
+            predictions.policies[CURRENT],
+            predictions.policies[OLD],
+        )
         w_T = None if self.target_weight == "equal" else predictions.logp(OLD).exp()
         # w scales the loss only. The normaliser is the sum of views.weight, which is 1 at each of LFPO's targets.
         loss = rectified_sum(
             predictions.hidden(CURRENT),
             predictions.hidden(OLD),
-            predictions.head(CURRENT),  # z = hidden @ head.T
-            predictions.head(OLD),
+            theta.head_weight,  # z = hidden @ head.T
+            theta_old.head_weight,
             predictions.labels_T,
             r_T,
             w_T,
             beta=self.beta,
             positive_weight=self.positive_weight,
             negative_weight=self.negative_weight,
-            precision=predictions.policies[CURRENT].products,
-            cap=predictions.policies[CURRENT].logit_cap,
+            precision=theta.products,
+            cap=theta.logit_cap,
         )
         return loss, measure_targets(predictions, r_T, neutral=0.5, beta=self.beta)

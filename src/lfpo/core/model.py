@@ -6,7 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,9 +15,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from lfpo.config.errors import UserError
-from lfpo.core.attention import FULL, Doubled, Structure
 from lfpo.core.head import Precision, capped, gather_head, logits, precision_of
 from lfpo.core.roles import CURRENT
+from lfpo.core.structure import FULL, Doubled, Structure
 
 NO_MASK = -1  # mask_id of a model whose noise is uniform over the vocabulary: no token
 MOST_SHAPES = 512  # that a body is compiled for; torch runs further ones uncompiled
@@ -32,6 +32,9 @@ class MaskedDiffusionLM(nn.Module):
         completion, in tokens.
     block_length: tokens of a block, for a model that attends within a block and to the blocks before it; None for full
         attention.
+    causal_context: whether blocks are denoised over a context in which a token attends to those before it only.
+    uniform: whether noise is uniform over the vocabulary: there is no mask token, and canvases of `block_length` tokens
+        are denoised over a causal context, conditioned on the prediction before.
     config: the family's own config.json. source: the folder it was loaded from (None for a fresh model).
     adapter: the LoRA adapter that this policy's forwards use (see lfpo.models.lora); None without LoRA.
     autocast: run the body (not the head) in bfloat16; hidden states are returned in the weights' dtype.
@@ -53,6 +56,7 @@ class MaskedDiffusionLM(nn.Module):
         super().__init__()
         self.backbone, self.family, self.config, self.source = backbone, family, config, source
         self.block_length = family.block_length(config)
+        self.causal_context, self.uniform = bool(family.causal_context), bool(family.uniform)
         self.vocab_size = int(backbone.config.vocab_size)
         self.max_length = int(backbone.config.max_position_embeddings)
         self.mask_id, self.eos_id, self.pad_id = mask_id, eos_id, pad_id
@@ -110,17 +114,6 @@ class MaskedDiffusionLM(nn.Module):
         layout."""
         return dataclasses.replace(self.structure, doubled=self.block_length is not None)
 
-    @property
-    def causal_context(self) -> bool:
-        """Whether blocks are denoised over a context in which a token attends to those before it only."""
-        return self.family.causal_context
-
-    @property
-    def uniform(self) -> bool:
-        """Whether noise is uniform over the vocabulary: there is no mask token, and canvases of `block_length` tokens
-        are denoised over a causal context, conditioned on the prediction before."""
-        return self.family.uniform
-
     def hidden(
         self,
         input_ids_BL: torch.Tensor,
@@ -147,10 +140,11 @@ class MaskedDiffusionLM(nn.Module):
         if attention_mask_BL is not None and (needed or attention_mask_BL.is_cuda or not bool(attention_mask_BL.all())):
             position_ids = structure.positions(attention_mask_BL)
             mask = self._mask(structure, attention_mask_BL.bool())
+        weights_dtype = self.dtype  # the body may run in another
         hidden = self.body(
             compiled, input_ids=input_ids_BL, attention_mask=mask, position_ids=position_ids, past_key_values=cache
         )
-        return self._unshifted(hidden)
+        return (shifted(hidden) if self.family.shift else hidden).to(weights_dtype)
 
     def noised_hidden(
         self,
@@ -188,7 +182,8 @@ class MaskedDiffusionLM(nn.Module):
             position_ids=torch.cat([position_BL[:, start:], position_BL], dim=1),
             **canvas,
         )
-        noised, clean = self._unshifted(hidden).split([doubled.noised, real_BL.shape[1]], dim=1)
+        hidden = (shifted(hidden) if self.family.shift else hidden).to(self.dtype)
+        noised, clean = hidden.split([doubled.noised, real_BL.shape[1]], dim=1)
         if self.family.shift and structure.block_length is not None:
             first_BN = position_BL[:, start:] % structure.block_length == 0
             noised = torch.where(first_BN[..., None], clean[:, start:], noised)
@@ -213,13 +208,6 @@ class MaskedDiffusionLM(nn.Module):
         weight = self.head_weight
         expected = logits.softmax(-1, dtype=torch.float32).to(weight.dtype) @ weight
         return expected * torch.tensor(self.backbone.config.hidden_size**0.5).to(weight.dtype)
-
-    def _unshifted(self, hidden_BLD: torch.Tensor) -> torch.Tensor:
-        """Hidden states of the body, each moved to the token that it predicts, in the weights' dtype."""
-        if self.family.shift:
-            # Position 0 has no predecessor. Its prediction is never used, because completions follow a prompt.
-            hidden_BLD = torch.cat([hidden_BLD[:, :1], hidden_BLD[:, :-1]], dim=1)
-        return hidden_BLD.to(self.dtype)
 
     def body(self, compiled: bool = False, **inputs: Any) -> torch.Tensor:
         """The body's last hidden states, with this policy's adapter; between forwards CURRENT is active."""
@@ -321,6 +309,12 @@ class MaskedDiffusionLM(nn.Module):
         return copy.deepcopy(copied, memo).requires_grad_(False).eval()
 
 
+def shifted(hidden_BLD: torch.Tensor) -> torch.Tensor:
+    """Hidden states, each moved to the token that it predicts, where that is the next one."""
+    # Position 0 has no predecessor. Its prediction is never used, because completions follow a prompt.
+    return torch.cat([hidden_BLD[:, :1], hidden_BLD[:, :-1]], dim=1)
+
+
 def check_masks(model: MaskedDiffusionLM, what: str) -> None:
     """Raise UserError, beginning with `what`, for a model that was not trained to fill in masks."""
     if model.uniform:
@@ -339,22 +333,6 @@ def saved_buffers(backbone: nn.Module) -> list[tuple[str, torch.Tensor]]:
         for name, buffer in module._buffers.items()
         if buffer is not None and name not in module._non_persistent_buffers_set
     ]
-
-
-@contextlib.contextmanager
-def one_pass(policies: Iterable[MaskedDiffusionLM]) -> Iterator[dict[str, torch.Tensor]]:
-    """A pass of an update: forwards, and a backward or none. Gathered heads are freed at its end. Yields what the first
-    policy measures of it, as lfpo.core.measures has it; filled while the pass runs."""
-    models = [policy for policy in policies if isinstance(policy, MaskedDiffusionLM)]  # tests have other classes
-    measuring = models[0].measure_pass if models else None
-    try:
-        with contextlib.nullcontext({}) if measuring is None else measuring() as measures:
-            yield measures
-    finally:
-        for model in models:
-            model.release_head()
-            if model.after_pass is not None:
-                model.after_pass()
 
 
 def original_shape(parameter: torch.Tensor) -> torch.Size:

@@ -1,9 +1,12 @@
 """The forwards of rows whose reveal rule follows a plan: with it the device need not be asked while rows run."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from lfpo.config.sampler import SamplerConfig
-from lfpo.core.reveal import Plan
+
+# Called with the sampler, the schedule's counts (a list), the seeds of B rows, and the masked positions of each block
+# of each row. Returns how many positions each forward reveals, as [row][block][forward], each above 0.
+Plan = Callable[[SamplerConfig, Sequence[int], Sequence[int], Sequence[Sequence[int]]], list[list[list[int]]]]
 
 # Where fewer positions are left than the schedule says, all of them are revealed. SDAR's code then writes another
 # position again, which may be one of the prompt.

@@ -1,14 +1,31 @@
 """Predictions of the policies at the targets of one pass, each computed when an objective asks for it."""
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 
 import torch
-from torch.nn import functional as F
 
-from lfpo.core.fused import in_chunks
+from lfpo.core.fused import in_chunks, logp_of_labels
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.roles import CURRENT, OLD
 from lfpo.core.views import Views
+
+
+@contextlib.contextmanager
+def one_pass(policies: Iterable[MaskedDiffusionLM]) -> Iterator[dict[str, torch.Tensor]]:
+    """A pass of an update: forwards, and a backward or none. Gathered heads are freed at its end. Yields what the first
+    policy measures of it, as lfpo.core.measures has it; filled while the pass runs."""
+    models = [policy for policy in policies if isinstance(policy, MaskedDiffusionLM)]  # tests have other classes
+    measuring = models[0].measure_pass if models else None
+    try:
+        with contextlib.nullcontext({}) if measuring is None else measuring() as measures:
+            yield measures
+    finally:
+        for model in models:
+            model.release_head()
+            if model.after_pass is not None:
+                model.after_pass()
 
 
 class Predictions:
@@ -94,12 +111,7 @@ class Predictions:
 
     def logp(self, policy: str = CURRENT, *, temperature: float = 1.0) -> torch.Tensor:
         """Log-probability of each target's token [T] at a temperature."""
-        model = self.policies[policy]
-
-        def of_labels(hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-            return -F.cross_entropy(model.head(hidden) / temperature, labels, reduction="none")
-
-        return self.in_chunks(of_labels, policy, self.labels_T)
+        return self.in_chunks(partial(logp_of_labels, self.policies[policy].head, temperature), policy, self.labels_T)
 
     def in_chunks(self, function: Callable[..., torch.Tensor], policy: str, *rows: torch.Tensor) -> torch.Tensor:
         """function(hidden, *rows) [T] of a policy's hidden states and other tensors [T, ...], for some targets at a

@@ -14,10 +14,11 @@ import torch
 from lfpo.config.reveal import RuleKeys
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.draw import Drawn, Score, draw_from_logits
+from lfpo.core.forward import ActiveRows
 from lfpo.core.hooks import DrawnTokens, Hook
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.noise import uniform
-from lfpo.core.rows import ActiveRows
+from lfpo.core.pace import Plan
 
 # Elements of the logits that one product with the head makes. On a GPU 2,048 positions of a large vocabulary, because
 # each product reads the whole head. On a CPU not less: glibc's heap serves tensors under 32 MiB and fragments; at 2**21
@@ -111,11 +112,6 @@ class Reveal(NamedTuple):
     at_step: torch.Tensor | None = None
     edits: torch.Tensor | None = None
     goes_on: torch.Tensor | None = None
-
-
-# Called with the sampler, the schedule's counts (a list), the seeds of B rows, and the masked positions of each block
-# of each row. Returns how many positions each forward reveals, as [row][block][forward], each above 0.
-Plan = Callable[[SamplerConfig, Sequence[int], Sequence[int], Sequence[Sequence[int]]], list[list[list[int]]]]
 
 
 @dataclass(frozen=True)

@@ -17,38 +17,19 @@ from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives
 from lfpo.core.batch import Rolled, Turn
-from lfpo.core.encoding import decode_completions, encode_rows, reward_arguments
+from lfpo.core.encoding import encode_rows
 from lfpo.core.engine import Engine, Request
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.observer import Observer
 from lfpo.core.rng import key
-from lfpo.core.scoring import RewardFunction, Rewards, Row, measured, score_named
-from lfpo.core.trajectory import Trajectory
+from lfpo.core.scoring import Row, Scorer
+from lfpo.core.trajectory import Trajectory, decode_completions
 
 
 class RolloutSource(Protocol):
     def roll(self, iteration: int, observer: Observer) -> Rolled:
         """This rank's scored rollouts of an iteration, a group for each of its prompts. A collective."""
         ...
-
-
-@dataclass(frozen=True)
-class Scorer:
-    """How completions are scored. functions: by name. weights: theirs. timeout: seconds that each may take for a batch
-    (0: no limit)."""
-
-    functions: Mapping[str, RewardFunction]
-    weights: Sequence[float]
-    timeout: float
-
-    def score(self, rows: Sequence[Row], texts: Sequence[str], completion_ids: list[list[int]]) -> Rewards:
-        """The rewards of b completions of b rows."""
-        prompts, completions, columns = reward_arguments(rows, texts)
-        return score_named(self.functions, self.weights, prompts, completions, completion_ids, columns, self.timeout)
-
-    def metrics(self) -> dict[str, float]:
-        """What the functions measured since this was last called. A collective."""
-        return measured(self.functions)
 
 
 @dataclass(frozen=True)

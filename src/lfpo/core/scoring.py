@@ -10,19 +10,16 @@ import copy
 import inspect
 import itertools
 import math
-import os
 import pickle
-import signal
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence, Set, Sized
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence, Set, Sized
 from dataclasses import dataclass, field
 from functools import partial
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from lfpo.config.errors import ProcessLost, UserError, last_line
+from lfpo.config.errors import UserError
+from lfpo.core.attempts import attempt
+from lfpo.core.messages import prefill
 
 if TYPE_CHECKING:  # tasks are looked up before torch is loaded
     import torch
@@ -44,6 +41,58 @@ class Rewards:
     reward_B: torch.Tensor
     parts: dict[str, list[float | None]]
     failed: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """How completions are scored. functions: by name. weights: theirs. timeout: seconds that each may take for a batch
+    (0: no limit)."""
+
+    functions: Mapping[str, RewardFunction]
+    weights: Sequence[float]
+    timeout: float
+
+    def score(self, rows: Sequence[Row], texts: Sequence[str], completion_ids: list[list[int]]) -> Rewards:
+        """The rewards of b completions of b rows."""
+        prompts, completions, columns = reward_arguments(rows, texts)
+        return score_named(self.functions, self.weights, prompts, completions, completion_ids, columns, self.timeout)
+
+    def metrics(self) -> dict[str, float]:
+        """What the functions measured since this was last called. A collective."""
+        return measured(self.functions)
+
+
+def reward_arguments(rows: Sequence[Row], texts: Sequence[str]) -> tuple[list[Any], list[Any], dict[str, list[Any]]]:
+    """Prompts, completions and columns of b rows as reward functions get them."""
+    return [without_prefill(row["prompt"]) for row in rows], as_completions(rows, texts), columns_of(rows)
+
+
+def without_prefill(prompt: Any) -> Any:
+    """A prompt as reward functions get it: without the beginning of the answer, which is in the completion."""
+    return prompt if isinstance(prompt, str) or prompt[-1]["role"] != "assistant" else prompt[:-1]
+
+
+def as_completions(rows: Sequence[Row], texts: Sequence[str]) -> list[Any]:
+    """Texts as reward functions get them. As in TRL, a prompt of messages gets a completion of messages, the whole turn
+    of the assistant with the beginning that the prompt has."""
+    return [
+        text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": prefill(row["prompt"]) + text}]
+        for row, text in zip(rows, texts, strict=True)
+    ]
+
+
+def columns_of(rows: Sequence[Row]) -> dict[str, list[Any]]:
+    """Every column but the prompt, as name -> list of values, as reward functions get them.
+
+    Raises UserError if the rows have different columns.
+    """
+    names = [n for n in rows[0] if n != "prompt"]
+    for row in rows:
+        if row.keys() != rows[0].keys():
+            raise UserError(
+                f"rows differ in their columns: {sorted(rows[0])} and {sorted(row)}; give every row the same"
+            )
+    return {n: [row[n] for row in rows] for n in names}
 
 
 def score_named(
@@ -78,7 +127,7 @@ def score_named(
         arguments = {"prompts": prompts, "completions": completions}
         arguments |= accepted(function, {**columns, "completion_ids": completion_ids})
         call = partial(function, **{key: copied(values) for key, values in arguments.items()})
-        returned, why = attempt(partial(_checked_call, call, name, len(completions)), timeout)
+        returned, why = attempt(call, timeout, partial(checked, name=name, expected=len(completions)))
         if why is not None:
             failed[name] = why
         parts[name] = [None] * len(completions) if returned is None else returned
@@ -91,11 +140,6 @@ def score_named(
             "return smaller rewards"
         )
     return Rewards(torch.tensor(rewards, dtype=torch.float64), parts, failed)
-
-
-def _checked_call(call: Callable[[], Any], name: str, expected: int) -> list[float | None]:
-    """Both in one attempt: a generator runs, and may raise, only while its values are read."""
-    return checked(call(), name, expected)
 
 
 def weighted_sum(values: Sequence[float | None], weights: Sequence[float]) -> float:
@@ -225,113 +269,3 @@ def shortened(value: Any) -> str:
     except ValueError:  # Python writes no integers of more than 4300 digits
         return f"{type(value).__name__} of {value.bit_length()} bits"
     return text if len(text) <= 60 else f"{text[:40]}... ({len(text)} characters)"
-
-
-# Calls of a function of the user's, which may raise or run too long; and signal handlers that forked child processes do
-# not inherit.
-
-Handler = Callable[[int, FrameType | None], Any]
-
-_before: dict[int, Any] = {}  # of each signal that is handled now, the handler that it had before
-_held: list[set[signal.Signals | int]] = []  # the signals that the forking thread held back before
-
-
-class RewardFailed(Exception):
-    """A reward function returned nothing for this batch. The message is the reason to log."""
-
-
-class RewardTimeout(BaseException):
-    """A reward function ran too long. Not an Exception, so that `except Exception` in the function cannot catch it."""
-
-
-def attempt(call: Callable[[], Any], timeout: float) -> tuple[Any, str | None]:
-    """What a function of the user's returns, and None; or None, and one line that says why it failed.
-
-    timeout: seconds that it may take (0: no limit). A UserError that it raises is raised.
-    """
-    try:
-        with time_limit(timeout):
-            return call(), None
-    except (UserError, ProcessLost):
-        raise
-    except RewardTimeout:
-        return None, f"it ran for more than {timeout:g} s"
-    except RewardFailed as error:
-        return None, str(error)
-    except (Exception, SystemExit) as error:  # user code may raise anything; it must not end the run
-        return None, last_line(error)
-
-
-@contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Raise RewardTimeout in the block after `seconds` (0: never), and again each second until the block ends.
-
-    Uses SIGALRM, which also interrupts waiting for a child process or a socket, but not a C call that never returns.
-    Does nothing outside the main thread, where Python delivers no signals, and on systems without SIGALRM.
-    """
-    if not seconds or os.name != "posix" or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    active = True
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        if active:
-            raise RewardTimeout
-
-    with handling({signal.SIGALRM: interrupt}):
-        try:
-            try:
-                signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
-                yield
-            finally:
-                active = False  # an alarm just before this line raises here, and the outer block still stops the timer
-        finally:
-            active = False
-            signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-@contextmanager
-def handling(handlers: Mapping[int, Handler]) -> Iterator[None]:
-    """Handle these signals in this block, and as before after it.
-
-    A process that is forked in the block has the handlers from before it: a reward function's child ends on SIGTERM,
-    as it would without lfpo. Does nothing outside the main thread, where Python delivers no signals.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    own: dict[int, Any] = {}
-    try:
-        for number, handler in handlers.items():
-            own[number] = signal.getsignal(number)
-            _before.setdefault(number, own[number])  # in nested blocks that of the outermost
-            signal.signal(number, handler)
-        yield
-    finally:
-        for number, handler in own.items():
-            # None stands for a handler that was not set from Python, which Python cannot set again.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-            if _before.get(number) is handler:
-                del _before[number]
-
-
-def _hold() -> None:
-    """Before a fork: hold these signals back, so that none reaches the child while it still has our handlers."""
-    _held.append(signal.pthread_sigmask(signal.SIG_BLOCK, _before))
-
-
-def _let_go() -> None:
-    signal.pthread_sigmask(signal.SIG_SETMASK, _held.pop())
-
-
-def _as_before() -> None:
-    """Restore the signals' handlers and mask in a forked child."""
-    for number, handler in _before.items():
-        signal.signal(number, signal.SIG_DFL if handler is None else handler)
-    _before.clear()
-    _let_go()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_hold, after_in_parent=_let_go, after_in_child=_as_before)

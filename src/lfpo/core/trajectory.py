@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional as F
 
 from lfpo.config.sampler import SamplerConfig
-from lfpo.core.attention import FULL, Structure
+from lfpo.core.structure import FULL, Structure
 
 # What trajectories may hold beside tokens, and how an error calls it. Objectives name these in `needs`. The first three
 # are fields of Trajectory.
@@ -93,9 +93,14 @@ class Trajectory:
         return dataclasses.replace(self, **{name: value[index] for name, value in tensor_fields(self).items()})
 
     @property
+    def was_revealed(self) -> torch.Tensor:
+        """Positions that were revealed, [B, C] bool: all, but where a row ended before them."""
+        return self.reveal_step >= 0
+
+    @property
     def is_eos(self) -> torch.Tensor:
         """Positions where an EOS was revealed, [B, C] bool; padding may be the same token."""
-        return (self.tokens == self.eos_id) & (self.reveal_step >= 0)
+        return (self.tokens == self.eos_id) & self.was_revealed
 
     @property
     def has_eos(self) -> torch.Tensor:
@@ -107,21 +112,21 @@ class Trajectory:
         """Completion length of each row, [B] int64: up to and including its first EOS, or the last revealed position
         where there is none (C, but for rows whose last block ends before it)."""
         first = self.is_eos.int().argmax(-1)
-        after_last = (self.reveal_step >= 0).flip(-1).int().argmax(-1)
+        after_last = self.was_revealed.flip(-1).int().argmax(-1)
         return torch.where(self.has_eos, first + 1, self.tokens.shape[1] - after_last)
 
     def completion_ids(self) -> list[list[int]]:
         """Token ids of each completion, up to and including its first EOS."""
-        return [t[:n].tolist() for t, n in zip(self.tokens, self.lengths.tolist(), strict=True)]
+        return [row[mask].tolist() for row, mask in zip(self.tokens, self.until_eos, strict=True)]
 
     @property
-    def counted(self) -> torch.Tensor:
+    def until_eos(self) -> torch.Tensor:
         """Positions up to and including the first EOS, [B, C] bool."""
         return torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.lengths[:, None]
 
     def scored(self, after_eos: bool) -> torch.Tensor:
-        """Positions that an objective scores [B, C]: `counted`, or with `after_eos` all that the sampler revealed."""
-        return self.reveal_step >= 0 if after_eos else self.counted
+        """Positions that an objective scores [B, C]: `until_eos`, or with `after_eos` all that were revealed."""
+        return self.was_revealed if after_eos else self.until_eos
 
     def with_edits(self, name: str) -> torch.Tensor:
         """A field of every written token, [B, W]: reveal_step, confidence or entropy. W is C without edits."""
@@ -232,6 +237,15 @@ class Trajectory:
         """For each row, its N distinct steps that wrote to a scored position (see `scored`), ascending, [N] int64 on
         the CPU."""
         return [torch.unique(step_W[step_W >= 0]) for step_W in self.scored_steps(after_eos).cpu()]
+
+
+def decode_completions(tokenizer: Any, tokens_BC: torch.Tensor, eos_id: int) -> list[str]:
+    """Text of each completion (tokens_BC: int64 [B, C]) up to its first EOS, without special tokens."""
+    texts = []
+    for ids in tokens_BC.tolist():
+        end = ids.index(eos_id) if eos_id in ids else len(ids)
+        texts.append(tokenizer.decode(ids[:end], skip_special_tokens=True))
+    return texts
 
 
 def per_position(step_B: torch.Tensor) -> torch.Tensor:

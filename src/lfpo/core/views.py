@@ -11,9 +11,9 @@ import torch
 from torch.nn import functional as F
 
 from lfpo.config.sampler import SamplerConfig
-from lfpo.core.attention import FULL, Structure
-from lfpo.core.model import MaskedDiffusionLM
+from lfpo.core.model import NO_MASK, MaskedDiffusionLM
 from lfpo.core.rng import generator
+from lfpo.core.structure import FULL, Structure
 from lfpo.core.trajectory import Trajectory, tensor_fields
 
 
@@ -129,13 +129,15 @@ def noised(
     widen = (prompt_ids.shape[1], 0)
     if masked_SL.shape[1] == tokens.shape[1]:
         masked_SL = F.pad(masked_SL, widen)
-    target, from_clean = F.pad(target_SC, widen), None
-    if trajectory.from_context is not None:
+    target, from_clean, entered = F.pad(target_SC, widen), None, torch.ones_like(tokens)
+    if trajectory.structure != FULL:
+        entered = trajectory.entered.to(prompt_mask.dtype)[row_S]
+    if trajectory.structure.causal and trajectory.from_context is not None:
         given_SL = F.pad(trajectory.from_context[row_S], widen)
         masked_SL, from_clean = masked_SL & ~given_SL, target & given_SL
     clean = torch.cat([prompt_ids, tokens], dim=1)
     shown = clean if shown_SC is None else torch.cat([prompt_ids, shown_SC], dim=1)
-    attention = torch.cat([prompt_mask, trajectory.entered.to(prompt_mask.dtype)[row_S]], dim=1)
+    attention = torch.cat([prompt_mask, entered], dim=1)
     weight = target.float() if weight_SC is None else F.pad(weight_SC.float(), widen) * target
     return Views(
         row=row_S,
@@ -147,7 +149,7 @@ def noised(
         unit=torch.arange(len(row_S), device=row_S.device) if unit_S is None else unit_S,
         state=torch.zeros_like(row_S) if state_S is None else state_S,
         prompt=prompt_mask.sum(-1),
-        length=trajectory.scored(after_eos).sum(-1)[row_S],
+        length=(trajectory.was_revealed if after_eos else trajectory.until_eos).sum(-1)[row_S],
         sampler=trajectory.sampler,
         mask_id=trajectory.mask_id,
         structure=dataclasses.replace(trajectory.structure, doubled=trajectory.structure != FULL),
@@ -160,11 +162,12 @@ def noised(
 def masked_at_random(trajectory: Trajectory, count: int, seeds: Sequence[int], inner: int) -> Views:
     """`count` views a rollout with random masks of all that the sampler revealed (see `stratified_masks`); targets are
     the masked positions up to the first EOS, with uniform noise all positions."""
-    masked_KBC = stratified_masks(trajectory.scored(True), seeds, inner, count=count, least=1)
-    row_S = torch.arange(len(trajectory), device=masked_KBC.device).repeat_interleave(count)
+    masked_KBC = stratified_masks(trajectory.was_revealed, seeds, inner, count=count, least=1)
+    size, device = masked_KBC.shape[1], masked_KBC.device
+    row_S = torch.arange(size, device=device).repeat_interleave(count)
     masked_SC = masked_KBC.transpose(0, 1).flatten(0, 1)
-    state_S = torch.arange(count, device=row_S.device).repeat(len(trajectory))
-    target_SC = (masked_SC | trajectory.uniform) & trajectory.counted[row_S]
+    state_S = torch.arange(count, device=device).repeat(size)
+    target_SC = (masked_SC | (trajectory.mask_id == NO_MASK)) & trajectory.until_eos[row_S]
     return noised(trajectory, row_S, masked_SC, target_SC, state_S=state_S)
 
 
@@ -214,7 +217,7 @@ def fully_masked(trajectory: Trajectory, masked_prompt_BP: torch.Tensor | None =
     masked = torch.ones_like(trajectory.tokens, dtype=torch.bool)
     if masked_prompt_BP is not None:
         masked = torch.cat([masked_prompt_BP, masked], dim=1)
-    return noised(trajectory, rows_B, masked, trajectory.counted)
+    return noised(trajectory, rows_B, masked, trajectory.until_eos)
 
 
 def in_passes(views: Views, update_tokens: int) -> tuple[list[Views], list[torch.Tensor]]:
@@ -230,7 +233,10 @@ def passes(views: Views, update_tokens: int) -> list[torch.Tensor]:
     for i, unit in enumerate(views.unit.tolist()):
         units.setdefault(unit, []).append(i)
     members = list(units.values())
-    lengths = views.structure.tokens(views.attention_mask.sum(-1), views.prompt).tolist()
+    length_S = views.attention_mask.sum(-1)
+    if views.structure.doubled:
+        length_S = views.structure.tokens(length_S, views.prompt)
+    lengths = length_S.tolist()
     groups = pack_by_tokens([len(m) * max(lengths[i] for i in m) for m in members], update_tokens)
     return [torch.tensor([i for u in group for i in members[u]], device=views.row.device) for group in groups]
 

@@ -20,7 +20,7 @@ def replay(trajectory: Trajectory, row_S: torch.Tensor, step_S: torch.Tensor) ->
     tokens, also where the sampler first revealed another token.
     """
     rows = trajectory.rows(row_S)
-    target = rows.open_before(step_S) & rows.counted
+    target = rows.open_before(step_S) & rows.until_eos
     shown = rows.tokens_before(step_S)
     return noised(trajectory, row_S, rows.masked_before(step_S), target, shown_SC=shown, step_SC=step_S)
 

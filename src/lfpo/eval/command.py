@@ -15,7 +15,9 @@ from lfpo.config.errors import UserError
 from lfpo.config.eval import EvalConfig
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core import collectives
-from lfpo.core.encoding import encode_rows, prefill, without_prefill
+from lfpo.core.encoding import encode_rows
+from lfpo.core.messages import prefill
+from lfpo.core.scoring import without_prefill
 from lfpo.eval.estimates import scores
 from lfpo.eval.evaluate import Answer, generate, grade
 from lfpo.eval.store import Journal, Record, data_sha256, file_sha256, find, pair_of, partial_files, write_result

@@ -20,11 +20,11 @@ import torch
 from torch.nn import functional as F
 
 from lfpo.config.errors import UserError
-from lfpo.core.attention import Structure
 from lfpo.core.fused import in_chunks
 from lfpo.core.model import check_masks
 from lfpo.core.noise import uniform
 from lfpo.core.rng import key
+from lfpo.core.structure import Structure
 from lfpo.core.views import pack_by_tokens
 from lfpo.models import MaskedDiffusionLM
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from lfpo.core.attention import FULL, mask_bias, product_dtype
+from lfpo.core.attention import mask_bias, product_dtype
 from lfpo.core.model import MaskedDiffusionLM
+from lfpo.core.structure import FULL
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 COLUMN_STEP = 64  # columns are allocated in multiples of this

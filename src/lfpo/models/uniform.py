@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import torch
 
-from lfpo.core.attention import Structure
 from lfpo.core.fused import rows_of_a_chunk
 from lfpo.core.model import NO_MASK, MaskedDiffusionLM
 from lfpo.core.noise import uniform
 from lfpo.core.rng import key
+from lfpo.core.structure import Structure
 from lfpo.core.views import Views
 
 CONDITIONED = 0.5  # share of the noised states that are conditioned on a first prediction of themselves, as published

@@ -46,7 +46,7 @@ class CoupledGRPO(settings.CoupledGRPO, Objective):
             trajectory,
             rows.repeat(3),
             masks,
-            masks & trajectory.counted.repeat(3, 1),
+            masks & trajectory.until_eos.repeat(3, 1),
             weight_SC=torch.cat([w[:, None].expand_as(masked_BC) for w in weights]),
             unit_S=rows.repeat(3),
         )

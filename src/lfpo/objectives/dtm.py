@@ -51,7 +51,7 @@ class DTM(settings.DTM, Objective):
                 order = order[(order // self.block_length).argsort(descending=True, stable=True)]
             masked_BC[row, order[:size]] = True
         masked_BC = masked_BC.to(trajectory.tokens.device)
-        target_BC = masked_BC & trajectory.counted
+        target_BC = masked_BC & trajectory.until_eos
         weight_BC = target_BC / target_BC.sum(-1, keepdim=True).clamp(min=1)
         rows = torch.arange(len(trajectory), device=masked_BC.device)
         return noised(trajectory, rows, masked_BC, target_BC, weight_SC=weight_BC)

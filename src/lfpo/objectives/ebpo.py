@@ -42,11 +42,11 @@ class EBPO(settings.EBPO, Objective):
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         """mc_samples views a rollout; they form a unit, so that a pass has whole ELBOs."""
-        counted_BC, block_BC = trajectory.counted.cpu(), blocks_of(trajectory).cpu()
-        masked_NBC = torch.zeros((self.mc_samples, *counted_BC.shape), dtype=torch.bool)
+        until_eos_BC, block_BC = trajectory.until_eos.cpu(), blocks_of(trajectory).cpu()
+        masked_NBC = torch.zeros((self.mc_samples, *until_eos_BC.shape), dtype=torch.bool)
         for row, seed in enumerate(seeds):
             rng = generator(seed, "block subsets", inner)
-            own_C = block_BC[row].masked_fill(~counted_BC[row], -1)
+            own_C = block_BC[row].masked_fill(~until_eos_BC[row], -1)
             places = [(own_C == block).nonzero().flatten() for block in own_C.unique() if block >= 0]
             cells = self.mc_samples * len(places)
             level = (torch.rand((), generator=rng) + torch.arange(cells) / cells) % 1
@@ -58,10 +58,10 @@ class EBPO(settings.EBPO, Objective):
 
     def mask_views(self, trajectory: Trajectory, masked_NBC: torch.Tensor) -> Views:
         """A view for each mask, each target weighted by n_b / x_b of its block."""
-        counted_BC, block_BC = trajectory.counted, blocks_of(trajectory)
+        until_eos_BC, block_BC = trajectory.until_eos, blocks_of(trajectory)
         samples, size, _ = masked_NBC.shape
         row_S = torch.arange(size, device=block_BC.device).repeat(samples)
-        target_SC, block_SC = (masked_NBC & counted_BC).flatten(0, 1), (block_BC - block_BC.min())[row_S]
+        target_SC, block_SC = (masked_NBC & until_eos_BC).flatten(0, 1), (block_BC - block_BC.min())[row_S]
 
         def in_block(where_SC: torch.Tensor) -> torch.Tensor:
             """The number of True positions in each position's block, [S, C]."""
@@ -71,9 +71,9 @@ class EBPO(settings.EBPO, Objective):
         return noised(
             trajectory,
             row_S,
-            target_SC | ~counted_BC[row_S],
+            target_SC | ~until_eos_BC[row_S],
             target_SC,
-            weight_SC=in_block(counted_BC[row_S]) / in_block(target_SC).clamp(min=1),
+            weight_SC=in_block(until_eos_BC[row_S]) / in_block(target_SC).clamp(min=1),
             unit_S=row_S,
             state_S=torch.arange(samples, device=block_BC.device).repeat_interleave(size),
         )

@@ -53,12 +53,12 @@ class SLIMRL(settings.SLIMRL, MediumPrompts):
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         """`nodes` views of each rollout that is not left out, each a unit."""
-        counted_BC, block_BC = trajectory.counted.cpu(), blocks_of(trajectory).cpu()
+        until_eos_BC, block_BC = trajectory.until_eos.cpu(), blocks_of(trajectory).cpu()
         levels = gauss_legendre(self.nodes)[0].tolist()
-        masked_QBC = torch.zeros((self.nodes, *counted_BC.shape), dtype=torch.bool)
+        masked_QBC = torch.zeros((self.nodes, *until_eos_BC.shape), dtype=torch.bool)
         for row in signal_B.nonzero().flatten().tolist():
             rng = generator(seeds[row], "levels", inner)
-            place = counted_BC[row].nonzero().flatten()
+            place = until_eos_BC[row].nonzero().flatten()
             block_C = block_BC[row] - block_BC[row, 0]
             for node, level in enumerate(levels):
                 p = self.probabilities(level, int(block_C[-1]) + 1)[block_C[place]]
@@ -72,7 +72,7 @@ class SLIMRL(settings.SLIMRL, MediumPrompts):
         """A view for each node's mask, with the node's weight; those that hide nothing that is scored are left out."""
         weight_Q = gauss_legendre(self.nodes)[1].to(masked_QBC.device)
         weight_QB = weight_Q[:, None].expand(masked_QBC.shape[:2])
-        return masked_views(trajectory, masked_QBC & trajectory.counted, weight_MB=weight_QB, units=self.nodes)
+        return masked_views(trajectory, masked_QBC & trajectory.until_eos, weight_MB=weight_QB, units=self.nodes)
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
         sequences = Sequences(predictions.views)

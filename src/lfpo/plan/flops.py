@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from lfpo.core.attention import FULL, Structure
 from lfpo.core.model import original_shape
+from lfpo.core.structure import FULL, Structure
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Pass
 from lfpo.models import MaskedDiffusionLM

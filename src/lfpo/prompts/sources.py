@@ -10,8 +10,7 @@ from typing import TypeVar
 import torch
 
 from lfpo.core.rng import generator
-from lfpo.core.rollouts import Scorer
-from lfpo.core.scoring import Rewards
+from lfpo.core.scoring import Rewards, Scorer
 from lfpo.prompts.tasks import DataTask, Row, Task
 from lfpo.rewards import RewardFunction, reward_names
 

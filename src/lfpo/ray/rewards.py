@@ -13,7 +13,8 @@ from lfpo.base.environment import versions
 from lfpo.config.engine import EngineSettings
 from lfpo.config.errors import UserError, last_line
 from lfpo.core import collectives
-from lfpo.core.scoring import RewardFailed, RewardTimeout, checked
+from lfpo.core.attempts import RewardFailed, RewardTimeout
+from lfpo.core.scoring import checked
 from lfpo.ray.cluster import LOOK, check_head, connect, first_line, import_ray, wait_for_start
 from lfpo.rewards import RewardFunction, reward_name
 

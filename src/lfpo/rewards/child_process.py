@@ -25,7 +25,8 @@ from typing import Any
 
 from lfpo.config.errors import UserError, last_line
 from lfpo.config.plugins import resolve
-from lfpo.core.scoring import NotANumber, RewardFailed, RewardFunction, handling, number
+from lfpo.core.attempts import RewardFailed, handling
+from lfpo.core.scoring import NotANumber, RewardFunction, number
 from lfpo.rewards.names import reward_name
 
 POLL_SECONDS = 0.05  # between two checks of the child's memory

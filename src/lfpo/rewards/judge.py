@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lfpo.config.errors import UserError, nearest
-from lfpo.core.scoring import RewardFailed
+from lfpo.core.attempts import RewardFailed
 from lfpo.rewards.answers import completion_text, prompt_text
 
 logger = logging.getLogger(__name__)

@@ -10,8 +10,17 @@ import torch
 from torch.nn import functional as F
 
 from lfpo.config.sampler import SamplerConfig
-from lfpo.core.forward import Forward, bucket, device_index, padded, pieces
-from lfpo.core.rows import ActiveRows, completion_columns, first_offset, rows_in_flight
+from lfpo.core.forward import (
+    ActiveRows,
+    Forward,
+    bucket,
+    completion_columns,
+    device_index,
+    first_offset,
+    padded,
+    pieces,
+    rows_in_flight,
+)
 from lfpo.models.kv_cache import KeyValueCache, Pair, columns_for, window_hidden
 
 

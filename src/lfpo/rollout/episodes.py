@@ -16,16 +16,18 @@ import torch
 
 from lfpo.config.errors import UserError
 from lfpo.core import collectives
+from lfpo.core.attempts import attempt
 from lfpo.core.batch import Rolled, Turn
 from lfpo.core.denoise import Finished
-from lfpo.core.encoding import decode_completions, encode_prompt, misfit, prefill, without_prefill
+from lfpo.core.encoding import encode_prompt, misfit
 from lfpo.core.engine import Engine, Request
+from lfpo.core.messages import prefill
 from lfpo.core.observer import Observer
 from lfpo.core.rng import key
 from lfpo.core.rollouts import Sampled
-from lfpo.core.scoring import Rewards, attempt, copied
+from lfpo.core.scoring import Rewards, copied, without_prefill
 from lfpo.core.scoring import number as as_reward
-from lfpo.core.trajectory import Trajectory, join
+from lfpo.core.trajectory import Trajectory, decode_completions, join
 from lfpo.models import MaskedDiffusionLM
 from lfpo.prompts.tasks import Row
 from lfpo.rewards.names import reward_name

@@ -8,10 +8,9 @@ import torch
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import DEFAULT_LENGTH, SamplerConfig
 from lfpo.core.engine import Request
-from lfpo.core.forward import Forward
+from lfpo.core.forward import Forward, completion_columns
 from lfpo.core.hooks import Hook
 from lfpo.core.model import MaskedDiffusionLM
-from lfpo.core.rows import completion_columns
 from lfpo.core.trajectory import Trajectory
 from lfpo.rollout.cached import ApproximateCache, DoubledForward, StoredBlocks
 from lfpo.rollout.canvas import denoise_canvases

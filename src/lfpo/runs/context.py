@@ -12,8 +12,8 @@ from pathlib import Path
 from types import FrameType
 
 from lfpo.core import collectives
+from lfpo.core.attempts import handling
 from lfpo.core.observer import Observer
-from lfpo.core.scoring import handling
 from lfpo.runs.directory import Run
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)

@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from lfpo.config.errors import UserError
-from lfpo.core.scoring import RewardFailed
+from lfpo.core.attempts import RewardFailed
 from lfpo.sandbox import launch
 from lfpo.sandbox.inside import values
 from lfpo.sandbox.launch import Limits

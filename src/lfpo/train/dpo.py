@@ -15,13 +15,14 @@ from lfpo.config.sampler import SamplerConfig
 from lfpo.config.training import examples_length
 from lfpo.core import collectives
 from lfpo.core.batch import means_of_sums
-from lfpo.core.learner import accumulate_gradients, logp_at_targets
+from lfpo.core.forward import left_pad
+from lfpo.core.learner import accumulate_gradients
 from lfpo.core.model import check_masks
 from lfpo.core.observer import Observer
 from lfpo.core.optim import set_lr, step_if_finite
+from lfpo.core.passes import logp_at_targets
 from lfpo.core.rng import key, python_rng
 from lfpo.core.roles import BASE, CURRENT
-from lfpo.core.rows import left_pad
 from lfpo.core.trajectory import Trajectory, of_completions
 from lfpo.core.views import Pass, Views
 from lfpo.models import MaskedDiffusionLM
@@ -129,7 +130,7 @@ class DPOTrainer(Trainer):
         trajectory = as_trajectory(list(pairs.values()), self.model)
         seeds = [key(*purpose, side) for purpose in pairs for side in ("chosen", "rejected")]
         filler = None
-        if self.args.fsdp:  # a pass of the first pair that does not count (see equal_passes)
+        if self.args.fsdp:  # a pass of the first pair that does not count (see with_fillers)
             pair = trajectory.rows(torch.arange(2, device=trajectory.tokens.device))
             filler = self.objective.mask_views(pair, torch.ones_like(pair.tokens, dtype=torch.bool)[None])
         views = objective.views(trajectory, torch.zeros(len(trajectory)), seeds, 0)

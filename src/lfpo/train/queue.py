@@ -17,12 +17,12 @@ from lfpo.config.files import read_json, write_json
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives
-from lfpo.core.attention import Structure
 from lfpo.core.batch import Rolled
 from lfpo.core.denoise import Finished
 from lfpo.core.engine import AsyncEngine, Engine, Request, Ticket
 from lfpo.core.observer import Observer
 from lfpo.core.rollouts import Sampled
+from lfpo.core.structure import Structure
 from lfpo.core.trajectory import Trajectory, join, tensor_fields
 from lfpo.models.tensor_files import save_tensors
 from lfpo.rollout.edits import EditedTrajectory

@@ -24,13 +24,13 @@ from lfpo.config.sft import SFTConfig
 from lfpo.config.training import examples_length
 from lfpo.core import collectives
 from lfpo.core.encoding import encode_prompt, misfit
+from lfpo.core.forward import left_pad
 from lfpo.core.fused import rectified_sum
-from lfpo.core.learner import equal_passes
-from lfpo.core.model import one_pass
 from lfpo.core.optim import set_lr, step_if_finite
+from lfpo.core.passes import with_fillers
+from lfpo.core.predictions import one_pass
 from lfpo.core.rng import generator, python_rng
 from lfpo.core.roles import CURRENT
-from lfpo.core.rows import left_pad
 from lfpo.core.views import pack_by_tokens
 from lfpo.models import MaskedDiffusionLM, init_model
 from lfpo.models.policies import load_policies
@@ -152,7 +152,7 @@ def accumulate_sft_gradients(
 
     batch: position in the whole batch -> example. Memory depends on update_tokens only. t is stratified over the whole
     batch, which keeps its distribution uniform and lowers the variance of the loss.
-    filler: what a rank runs in passes that other ranks have and it has not (see equal_passes); with split weights only.
+    filler: what a rank runs in passes that other ranks have and it has not (see with_fillers); with split weights only.
     """
     size, (low, high) = config.batch_size, config.mask_ratios
     t_B = (torch.arange(size) + torch.rand((), generator=rng)) / size
@@ -191,7 +191,10 @@ def accumulate_sft_gradients(
         none, prompt_B = torch.zeros(ids.shape), torch.tensor([len(filler[0])])
         idle = Pass(ids, ids, attention, prompt_B, torch.ones_like(ids, dtype=torch.bool), none, none, none)
     total = 0.0
-    for group_pass, factor in equal_passes(passes, idle):
+    weights = [1.0] * len(passes)
+    if idle is not None:
+        passes, weights = with_fillers(passes, idle)
+    for group_pass, factor in zip(passes, weights, strict=True):
         with one_pass([model]):
             loss = factor * loss_of(model, Pass(*(x.to(model.device) for x in group_pass)))
             loss.backward()

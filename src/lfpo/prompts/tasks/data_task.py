@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lfpo.config.errors import UserError
+from lfpo.core.attempts import RewardFailed
 from lfpo.core.rng import python_rng
-from lfpo.core.scoring import RewardFailed, Row
+from lfpo.core.scoring import Row
 from lfpo.prompts.tasks.records import HubSplit, Record, find_split, has_split, load_hub, read_records
 from lfpo.rewards import RewardFunction
 from lfpo.rewards.formats import tag_format

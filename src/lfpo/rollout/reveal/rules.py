@@ -6,9 +6,8 @@ import torch
 
 from lfpo.config.reveal import REVEAL_RULES
 from lfpo.core.draw import Score
-from lfpo.core.pace import scheduled_plan
+from lfpo.core.pace import Plan, scheduled_plan
 from lfpo.core.reveal import (
-    Plan,
     Proposal,
     Reveal,
     Rule,

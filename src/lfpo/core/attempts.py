@@ -1,0 +1,120 @@
+"""Calls of users' functions, which may raise or run too long; and signal handlers that forked processes do not inherit."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from lfpo.config.errors import ProcessLost, UserError, last_line
+
+Handler = Callable[[int, FrameType | None], Any]
+
+_before: dict[int, Any] = {}  # of each signal that is handled now, the handler that it had before
+_held: list[set[signal.Signals | int]] = []  # the signals that the forking thread held back before
+
+
+class RewardFailed(Exception):
+    """A reward function returned nothing for this batch. The message is the reason to log."""
+
+
+class RewardTimeout(BaseException):
+    """A reward function ran too long. Not an Exception, so that `except Exception` in the function cannot catch it."""
+
+
+def attempt(
+    call: Callable[[], Any], timeout: float, then: Callable[[Any], Any] | None = None
+) -> tuple[Any, str | None]:
+    """What a function of the user's returns, and None; or None, and one line that says why it failed.
+
+    timeout: seconds that it may take (0: no limit). A UserError that it raises is raised.
+    then: applied to what it returned, within the attempt: a generator runs, and may raise, only while it is read.
+    """
+    try:
+        with time_limit(timeout):
+            return call() if then is None else then(call()), None
+    except (UserError, ProcessLost):
+        raise
+    except RewardTimeout:
+        return None, f"it ran for more than {timeout:g} s"
+    except RewardFailed as error:
+        return None, str(error)
+    except (Exception, SystemExit) as error:  # user code may raise anything; it must not end the run
+        return None, last_line(error)
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise RewardTimeout in the block after `seconds` (0: never), and again each second until the block ends.
+
+    Uses SIGALRM, which also interrupts waiting for a child process or a socket, but not a C call that never returns.
+    Does nothing outside the main thread, where Python delivers no signals, and on systems without SIGALRM.
+    """
+    if not seconds or os.name != "posix" or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    active = True
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if active:
+            raise RewardTimeout
+
+    with handling({signal.SIGALRM: interrupt}):
+        try:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+                yield
+            finally:
+                active = False  # an alarm just before this line raises here, and the outer block still stops the timer
+        finally:
+            active = False
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+@contextmanager
+def handling(handlers: Mapping[int, Handler]) -> Iterator[None]:
+    """Handle these signals in this block, and as before after it.
+
+    A process that is forked in the block has the handlers from before it: a reward function's child ends on SIGTERM,
+    as it would without lfpo. Does nothing outside the main thread, where Python delivers no signals.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    own: dict[int, Any] = {}
+    try:
+        for number, handler in handlers.items():
+            own[number] = signal.getsignal(number)
+            _before.setdefault(number, own[number])  # in nested blocks that of the outermost
+            signal.signal(number, handler)
+        yield
+    finally:
+        for number, handler in own.items():
+            # None stands for a handler that was not set from Python, which Python cannot set again.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            if _before.get(number) is handler:
+                del _before[number]
+
+
+def _hold() -> None:
+    """Before a fork: hold these signals back, so that none reaches the child while it still has our handlers."""
+    _held.append(signal.pthread_sigmask(signal.SIG_BLOCK, _before))
+
+
+def _let_go() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _held.pop())
+
+
+def _as_before() -> None:
+    """Restore the signals' handlers and mask in a forked child."""
+    for number, handler in _before.items():
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)
+    _before.clear()
+    _let_go()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_hold, after_in_parent=_let_go, after_in_child=_as_before)

@@ -1,0 +1,31 @@
+"""Prompts of messages, as a chat template renders them; a last message of the assistant's begins the answer."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lfpo.config.files import plain
+
+
+def rendered(tokenizer: Any, messages: list[dict[str, Any]]) -> str:
+    """The text of messages, in which the assistant's turn is open."""
+    messages = [_present(message) for message in messages]
+    answer_prefix = prefill(messages)
+    if answer_prefix.strip():
+        return tokenizer.apply_chat_template(messages, tokenize=False, continue_final_message=True)
+    # A blank beginning adds nothing to the turn that the generation prompt opens, and a template may trim it.
+    before_answer = messages[:-1] if messages[-1]["role"] == "assistant" else messages
+    return tokenizer.apply_chat_template(before_answer, tokenize=False, add_generation_prompt=True) + answer_prefix
+
+
+def _present(value: Any) -> Any:
+    """A message as JSON data without the keys that are None: a Dataset adds them where other messages have the key, and
+    templates ask whether a key is there."""
+    if isinstance(value, Mapping):
+        return {key: _present(part) for key, part in value.items() if part is not None}
+    return [_present(part) for part in value] if isinstance(value, list) else plain(value)
+
+
+def prefill(prompt: str | Sequence[Mapping[str, Any]]) -> str:
+    """The beginning of the answer that a prompt of messages ends with; "" for any other prompt."""
+    begun = not isinstance(prompt, str) and len(prompt) > 0 and prompt[-1]["role"] == "assistant"
+    return str(prompt[-1]["content"]) if begun and not isinstance(prompt, str) else ""

@@ -1,0 +1,58 @@
+"""Passes beside those of the loss: without gradients, for objectives that ask first; and to fill up where all ranks must run
+equally many."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+import torch
+
+from lfpo.core import collectives
+from lfpo.core.model import MaskedDiffusionLM
+from lfpo.core.observer import Observer
+from lfpo.core.predictions import Predictions, one_pass
+from lfpo.core.views import Views, in_passes
+
+T = TypeVar("T")  # a pass
+
+
+def with_fillers(pieces: Sequence[T], filler: T) -> tuple[list[T], list[float]]:
+    """The passes of this rank, and the weight of each in the loss.
+
+    Under FSDP forwards and backwards are collectives, so all ranks must run the same number: a rank with fewer pieces
+    adds `filler`, a view with targets, with weight 0. A collective.
+    """
+    missing = max(collectives.gather(len(pieces))) - len(pieces)
+    return [*pieces, *[filler] * missing], [1.0] * len(pieces) + [0.0] * missing
+
+
+@torch.no_grad()
+def logp_at_targets(
+    policies: Mapping[str, MaskedDiffusionLM],
+    views: Views,
+    policy: str,
+    *,
+    update_tokens: int,
+    filler: Views | None,
+    observer: Observer,
+) -> torch.Tensor:
+    """Log-probabilities of the targets of some views under a policy, [T], row by row; in passes, without gradients. The
+    other arguments are those of lfpo.core.learner.accumulate_gradients. Under FSDP a collective."""
+    number_SL = torch.full(views.target.shape, -1, device=views.target.device)
+    number_SL[views.target] = torch.arange(int(views.target.sum()), device=number_SL.device)
+    pieces, places = in_passes(views, update_tokens)
+    values, order = [number_SL.new_zeros(0, dtype=torch.float32)], [number_SL.new_zeros(0)]
+    weights = [1.0] * len(pieces)
+    if filler is not None:
+        pieces, weights = with_fillers(pieces, filler)
+    for number, (piece, weight) in enumerate(zip(pieces, weights, strict=True)):
+        with one_pass(policies.values()):
+            logp_T = Predictions(piece, policies).logp(policy)
+        if weight:
+            values.append(logp_T)
+            place = places[number]
+            order.append(number_SL[place][views.target[place]])
+            if observer.passes is not None:
+                observer.passes.append(piece.ran_by(policy, backward=False))
+    return torch.cat(values)[torch.cat(order).argsort()]
