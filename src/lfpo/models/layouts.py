@@ -16,4 +16,12 @@ def with_layers(config: dict[str, Any], layers: int | None) -> dict[str, Any]:
     """A family's config.json with another number of layers (None: its own)."""
     if layers is None:
         return config
-    return {**config, "n_layers" if "n_layers" in config else "num_hidden_layers": layers}
+    text = config.get("text_config")
+    if text is None:
+        return {**config, "n_layers" if "n_layers" in config else "num_hidden_layers": layers}
+    cut = {**text, "num_hidden_layers": layers}
+    if text.get("layer_types"):
+        cut["layer_types"] = (text["layer_types"] * layers)[:layers]
+    if text.get("per_layer_config"):
+        cut["per_layer_config"] = {i: own for i, own in text["per_layer_config"].items() if int(i) < layers}
+    return {**config, "text_config": cut}
