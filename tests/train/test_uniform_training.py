@@ -116,7 +116,7 @@ def test_training_by_rewards_resumes_and_exports(changes: dict[str, Any], checkp
     folders = [tmp_path / name for name in ("whole", "resumed")]
     configs = [choice_config(folder, checkpoint, save_total_limit=3, **settings, **changes) for folder in folders]
     saved = LFPOTrainer(args=configs[0]).train()
-    shutil.copytree(*folders)
+    shutil.copytree(folders[0], folders[1])
     shutil.rmtree(folders[1] / "checkpoints/step-2")
     LFPOTrainer(args=configs[1]).train(resume=True)
     rows = without_times(metrics(folders[0]))

@@ -19,9 +19,12 @@ def with_layers(config: dict[str, Any], layers: int | None) -> dict[str, Any]:
     text = config.get("text_config")
     if text is None:
         return {**config, "n_layers" if "n_layers" in config else "num_hidden_layers": layers}
-    cut = {**text, "num_hidden_layers": layers}
-    if text.get("layer_types"):
-        cut["layer_types"] = (text["layer_types"] * layers)[:layers]
-    if text.get("per_layer_config"):
-        cut["per_layer_config"] = {i: own for i, own in text["per_layer_config"].items() if int(i) < layers}
-    return {**config, "text_config": cut}
+    # Layers of several kinds follow each other in turn, and go on in the same way.
+    kinds, of_layer = text.get("layer_types"), {int(i): own for i, own in (text.get("per_layer_config") or {}).items()}
+    made = {**text, "num_hidden_layers": layers}
+    if kinds:
+        made["layer_types"] = (kinds * layers)[:layers]
+        if of_layer:
+            count = len(kinds)
+            made["per_layer_config"] = {str(i): of_layer[i % count] for i in range(layers) if i % count in of_layer}
+    return {**config, "text_config": made}

@@ -28,6 +28,7 @@ from lfpo.plan.model import Kind, activations, adapter_size, model_shape
 from lfpo.plan.work import count, fullest_rank, sampling_work
 from lfpo.prompts.sources import PromptSource
 from lfpo.prompts.tasks import get_task
+from lfpo.rollout.sampling import check_context
 
 Phases = tuple[float, float, float, float]
 PHASES = ("start", "rollout", "update", "export")
@@ -74,6 +75,9 @@ class Estimate:
         self.objective = make_objective(args.objective)
         gen_length = get_task(args.task).gen_length if args.task is not None else PromptSource.gen_length
         self.sampler, eval_samplers = samplers(args, gen_length, self.objective, self.trained_block)
+        check_context(self.sampler, model)
+        for name, evaluated in eval_samplers.items():
+            check_context(evaluated, model, f"eval_samplers.{name}")
         self.prompt_length, self.completion = prompt_length, self.sampler.gen_length or 0
         self.length = prompt_length + self.completion
         # Tokens of a view's forward, and the pairs of them that attend to each other.
