@@ -28,7 +28,7 @@ from lfpo.plan.model import Kind, activations, adapter_size, model_shape
 from lfpo.plan.work import count, fullest_rank, sampling_work
 from lfpo.prompts.sources import PromptSource
 from lfpo.prompts.tasks import get_task
-from lfpo.rollout.sampling import check_context
+from lfpo.rollout.variants import check_context
 
 Phases = tuple[float, float, float, float]
 PHASES = ("start", "rollout", "update", "export")
