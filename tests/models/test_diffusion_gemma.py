@@ -213,7 +213,7 @@ def test_routers_stay_as_they_are(checkpoint: Path):
         (["export", "{model}", "--layout", "transformers", "--output", "{out}"], "leave --layout out"),
         (
             ["plan", "--model", "{model}", "--task", "choice", "--gpu_memory", "16", "--tflops", "1"],
-            "plan does not count the passes of diffusion_gemma models",
+            "sampler.rule: diffusion_gemma models are sampled by the rule 'canvas' alone",
         ),
     ],
 )

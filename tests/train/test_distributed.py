@@ -49,7 +49,9 @@ def assert_same_run(folder: Path, other: Path) -> None:
         for name, value in a.items():
             # Batches of other sizes: float32 values differ in their last bits, rollouts do not. A loss is a sum of
             # terms near 0.1 of both signs, so its error is absolute.
-            summed = name.startswith(("loss", "grad_norm", "kl/", "entropy/", "p_target", "negatives/", "ratio/"))
+            summed = name.startswith(
+                ("loss", "grad_norm", "kl/", "entropy/", "p_target", "negatives/", "ratio/", "router/")
+            )
             assert b[name] == pytest.approx(value, rel=1e-4 if summed else 1e-9, abs=1e-6 if summed else 1e-9), name
 
 

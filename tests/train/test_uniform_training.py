@@ -1,5 +1,8 @@
 """Training where noise is uniform over the vocabulary (DiffusionGemma): supervised, and by rewards."""
 
+import json
+import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +10,17 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from lfpo.cli.command_line import main
 from lfpo.config.sft import SFTConfig
 from lfpo.core.rng import generator
 from lfpo.models import load_model
+from lfpo.train.rl import LFPOTrainer
 from lfpo.train.sft import MIN_T, Example, accumulate_sft_gradients, noise_of
+from processes import run_lfpo
+from small_runs import choice_config
+from test_distributed import assert_same_run
+from test_train import metrics, without_times
+from tiny import read_weights
 from tiny_gemma import CANVAS, CHARACTERS, write_gemma
 
 
@@ -72,3 +82,75 @@ def test_a_supervised_step_is_the_one_written_by_hand(checkpoint: Path, tmp_path
         assert loss == pytest.approx(total.item() / size, rel=1e-7)  # weights are float32
         assert (gradient - gradient_of(model)).norm() < 1e-6 * gradient.norm()
     assert gradient.norm() > 1e-3
+
+
+SUPERVISED = shlex.split(
+    "sft --tasks '{choice: 1}' --gen_length 8 --steps 3 --batch_size 5 --update_tokens 60 --learning_rate 1e-2 "
+    "--warmup_steps 0 --logging_steps 1 --threads 1"
+)
+BY_REWARDS = shlex.split(
+    "train --task choice --max_steps 2 --prompts_per_iteration 3 --num_generations 4 --eval_size 3 --eval_steps 1 "
+    "--save_steps 1 --reward_funcs [reward_samples.even_tokens] --threads 1 --learning_rate 1e-2 "
+    "--optimizer_steps_per_iteration 2 --objective.num_iterations 2 --update_tokens 200 "
+    "--sampler '{rule: canvas, temperature: 0, max_denoising_steps: 4, entropy_bound: 8}' "
+    "--eval_samplers '{canvas: {rule: canvas, max_denoising_steps: 3}}'"
+)
+
+
+CANVASES: dict[str, Any] = {"rule": "canvas", "temperature": 0.0, "max_denoising_steps": 4, "entropy_bound": 8.0}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"objective": {"name": "lfpo", "states": "stratified", "num_iterations": 1}, "engine": {"max_staleness": 1}},
+        pytest.param(
+            {"objective": {"name": "agrpo", "mc_samples": 2}, "lora": {"r": 2, "lora_alpha": 4}}, marks=pytest.mark.long
+        ),
+    ],
+    ids=["lfpo, sampled ahead", "agrpo, an adapter"],
+)
+def test_training_by_rewards_resumes_and_exports(changes: dict[str, Any], checkpoint: Path, tmp_path: Path):
+    """The canvases of rollouts that wait in the queue are in the checkpoint."""
+    settings = {"sampler": CANVASES, "eval_samplers": {"canvas": {**CANVASES}}, "eval_steps": 2, "max_steps": 2}
+    folders = [tmp_path / name for name in ("whole", "resumed")]
+    configs = [choice_config(folder, checkpoint, save_total_limit=3, **settings, **changes) for folder in folders]
+    saved = LFPOTrainer(args=configs[0]).train()
+    shutil.copytree(folders[0], folders[1])
+    shutil.rmtree(folders[1] / "checkpoints/step-2")
+    LFPOTrainer(args=configs[1]).train(resume=True)
+    rows = without_times(metrics(folders[0]))
+    assert rows == without_times(metrics(folders[1])) and len(rows) == 3
+    assert all(row["grad_norm"] > 0 and row["flops"] > 0 for row in rows[1:])
+    before, after = read_weights(checkpoint), read_weights(saved)
+    assert before.keys() == after.keys()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert any("experts" in name for name in changed) == ("lora" not in changes)
+    assert changed and not any("router" in name or "vision" in name or "scalar" in name for name in changed)
+    record = json.loads((folders[0] / "rollouts/step-1.jsonl").read_text().splitlines()[0])
+    assert [len(canvas) for canvas in record["canvases"]] == [len(record["tokens"])] * len(record["canvases"])
+    assert max(record["reveal_step"]) + 1 == record["nfe"] and len(record["canvases"]) <= 4
+
+
+def test_preference_training_needs_masks(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    command = ["dpo", "--model", str(checkpoint), "--tasks", "{choice: 1}", "--output_dir", str(tmp_path / "run")]
+    assert main(command) == 2
+    assert "lfpo dpo needs a model that fills in masks" in capsys.readouterr().err
+
+
+def run(command: list[str], folder: Path, model: Path, ranks: int, *more: str) -> None:
+    run_lfpo(*command, "--model", str(model), "--output_dir", str(folder), *more, ranks=ranks)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("command", [SUPERVISED, BY_REWARDS, [*BY_REWARDS, "--objective.states", "stratified"]])
+@pytest.mark.parametrize("more", [(), ("--rollout_gather", "layer"), ("--lora", "{r: 2, lora_alpha: 4}")])
+def test_two_ranks_with_split_weights_train_as_one(
+    command: list[str], more: tuple[str, ...], checkpoint: Path, tmp_path: Path
+):
+    if "--rollout_gather" in more and command is not BY_REWARDS:
+        pytest.skip("nothing is gathered")
+    run(command, tmp_path / "one", checkpoint, 1, *(more if "--lora" in more else ()))
+    run(command, tmp_path / "two", checkpoint, 2, "--fsdp", "true", *more)
+    assert all(row["grad_norm"] > 1e-3 for row in metrics(tmp_path / "one") if "grad_norm" in row)
+    assert_same_run(tmp_path / "one", tmp_path / "two")

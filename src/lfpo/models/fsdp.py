@@ -174,7 +174,7 @@ def gathered_by_layer(policy: MaskedDiffusionLM) -> Iterator[MaskedDiffusionLM]:
         hook.remove()
         with torch.no_grad():
             while sum_number(0.0):
-                policy.hidden(torch.zeros((1, 1), dtype=torch.long, device=policy.device))
+                policy.hidden(torch.zeros((1, 1), dtype=torch.long, device=policy.device), structure=policy.structure)
     finally:
         hook.remove()
         policy.release_head()

@@ -22,11 +22,12 @@ from lfpo.models.kv_cache import columns_for
 from lfpo.models.tensor_files import FILE_BYTES
 from lfpo.objectives import make_objective
 from lfpo.objectives.needs import samplers
-from lfpo.plan.flops import head_dim, model_flops
+from lfpo.plan.flops import head_dim, layer_configs, model_flops
 from lfpo.plan.model import Kind, activations, adapter_size, model_shape
 from lfpo.plan.work import count, fullest_rank, sampling_work
 from lfpo.prompts.sources import PromptSource
 from lfpo.prompts.tasks import get_task
+from lfpo.rollout.variants import check_context
 
 Phases = tuple[float, float, float, float]
 PHASES = ("start", "rollout", "update", "export")
@@ -73,6 +74,9 @@ class Estimate:
         self.objective = make_objective(args.objective)
         gen_length = get_task(args.task).gen_length if args.task is not None else PromptSource.gen_length
         self.sampler, eval_samplers = samplers(args, gen_length, self.objective, self.trained_block)
+        check_context(self.sampler, model)
+        for name, evaluated in eval_samplers.items():
+            check_context(evaluated, model, f"eval_samplers.{name}")
         self.prompt_length, self.completion = prompt_length, self.sampler.gen_length or 0
         self.length = prompt_length + self.completion
         # Tokens of a view's forward, and the pairs of them that attend to each other.
@@ -213,20 +217,29 @@ class Estimate:
         # No more rows than a rank has, of rollouts or of an evaluation.
         most = max(-(-args.prompts_per_iteration // self.gpus) * args.num_generations, -(-self.problems // self.gpus))
         in_flight = min(rows_in_flight(length, self.sampler, args.rollout_tokens, stores), most)
-        active = in_flight * (self.sampler.block_length or 0)  # positions in the active blocks
+        block = self.sampler.block_length or 0
+        canvas, longest = self.sampler.rule_name == "canvas", length
+        if canvas:  # all rows run together, the prompt first, then canvases
+            in_flight, longest = min(max(1, args.rollout_tokens // length), most), max(self.prompt_length, block)
+        active = in_flight * block  # positions in the active blocks
         piece = max(1, min(PIECE_TOKENS[kind] // length, args.rollout_tokens // length, in_flight))
-        _, forward = activations("forward", self.config, piece, length, self.dtype, args.lora, self.autocast)
+        rows = in_flight if canvas else piece
+        _, forward = activations("forward", self.config, rows, longest, self.dtype, args.lora, self.autocast)
         forward += 2 * active * hf.hidden_size * self.per_weight
         # float32 logits, and three tensors of probabilities for those that are drawn from at once.
         probability = 8 if self.head_products == "float32" else 4
         logits = active * hf.vocab_size
         drawing = 4 * min(LOGIT_ELEMENTS[kind], logits) + 3 * probability * min(DRAW_ELEMENTS[kind], logits)
+        if canvas:  # logits at two temperatures, their probabilities, and what entropies are summed from
+            drawing = 6 * 4 * min(LOSS_ELEMENTS[kind], logits)
         cache = 0.0
         if stores or self.sampler.cache != "none":
-            per_token = 2 * hf.num_key_value_heads * head_dim(hf) * hf.num_hidden_layers * self.per_product
+            widths = sum(layer.num_key_value_heads * head_dim(layer) for layer in layer_configs(hf))
+            per_token = 2 * widths * self.per_product
             # When rows finish, the others are moved, a layer at a time. A compiled forward returns its keys and values.
             copied = piece * length * per_token if args.rollout_compile else 0
             held = in_flight * columns_for(length) * per_token
+            copied = held if canvas else copied  # the rows that go on, beside those of the whole canvas
             cache = held + max(copied, held / hf.num_hidden_layers)
         drawing += self._cast_of_head()
         return {"forward, or logits for drawing": (0, max(forward, drawing), 0, 0), "keys and values": (0, cache, 0, 0)}
@@ -287,4 +300,5 @@ class Estimate:
         # Where the model attends block by block, a token sees half of the completion on average.
         keys = self.prompt_length + self.completion / (1 if self.trained_block is None else 2)
         predicted = forwards * (sampler.block_length or 0)
+        predicted *= 2 if sampler.rule_name == "canvas" else 1  # expected embeddings are a product with the head too
         return forwards, model_flops(self.hf, self.used, tokens, tokens * keys, predicted)

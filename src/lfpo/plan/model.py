@@ -77,8 +77,6 @@ def skeleton(
     """The model on the meta device, with `layers` layers (None: its own number)."""
     config = with_layers(config, layers)
     family = family_of(config, "config.json")
-    if family.uniform:
-        raise UserError(f"lfpo plan does not count the passes of {family.name} models, which read canvas and context")
     backbone = build_backbone(family, config)
     tie(backbone)
     for p in backbone.parameters():
@@ -123,10 +121,11 @@ def model_shape(config: dict[str, Any]) -> tuple[Sizes, MaskedDiffusionLM]:
 
 @by_value
 def adapter_size(config: dict[str, Any], settings: LoraSettings) -> int:
-    """The number of weights of one adapter. It grows linearly in the layers, unless only some of them have experts."""
+    """The number of weights of one adapter. It grows linearly in the layers, unless they differ: in some models only
+    some have experts."""
     full, sizes = model_shape(config)[1], []
     layers = full.backbone.config.num_hidden_layers
-    for count in (layers,) if full.family.stacked else (2, 3):
+    for count in (layers,) if full.family.stacked or full.uniform else (2, 3):
         model = skeleton(config, layers=count)
         inject(model, settings)
         sizes.append(sum(p.numel() for _, p in model.factors()))
@@ -135,24 +134,36 @@ def adapter_size(config: dict[str, Any], settings: LoraSettings) -> int:
 
 def activations(kind: Kind, config: dict[str, Any], rows: int, *shape: Any) -> tuple[float, float]:
     """Bytes of the body beside weights and gradients, for `rows` rows: those that are held from the forward to the
-    backward pass, and the most in both. They grow linearly in rows and layers.
+    backward pass, and the most in both. They grow linearly in rows and layers, or in periods of layers that differ.
 
     kind: "full", forward and backward; "checkpointed", the same with gradient checkpointing; "forward", a forward
     without gradients. shape: tokens of a row, dtype of the weights, LoRA settings or None, and whether under autocast.
     """
-    two, three = _of_small_runs(kind, config, *shape).unbind(1)
-    one_row, two_rows = two + (model_shape(config)[1].backbone.config.num_hidden_layers - 2) * (three - two)
+    few, more = _of_small_runs(kind, config, *shape).unbind(1)
+    counts, layers = layer_counts(config), model_shape(config)[1].backbone.config.num_hidden_layers
+    one_row, two_rows = few + (layers - counts[0]) / (counts[1] - counts[0]) * (more - few)
     held, peak = (one_row + (rows - 1) * (two_rows - one_row)).tolist()
     return held, peak
+
+
+def layer_counts(config: dict[str, Any]) -> tuple[int, int]:
+    """The numbers of layers of two small models: 2 and 3, for the input of the first layer is kept in any case. Where
+    layers of several kinds follow each other, one and two of their periods."""
+    kinds = config.get("text_config", {}).get("layer_types") or []
+    period = kinds.index("full_attention") + 1 if "full_attention" in kinds else 1
+    if "text_config" in config and not kinds:
+        period = 6  # transformers' default
+    return (2, 3) if period == 1 else (period, 2 * period)
 
 
 @by_value
 def _of_small_runs(
     kind: Kind, config: dict[str, Any], length: int, dtype: torch.dtype, lora: LoraSettings | None, autocast: bool
 ) -> torch.Tensor:
-    """[rows 1 and 2, layers 2 and 3, (held, peak)], float64, measured by the training code itself on fake tensors,
-    which allocate nothing."""
-    model = skeleton(config, layers=3, dtype=dtype)
+    """[rows 1 and 2, numbers of layers as in `layer_counts`, (held, peak)], float64, measured by the training code
+    itself on fake tensors, which allocate nothing. Of canvases, as if all tokens were theirs."""
+    counts = layer_counts(config)
+    model = skeleton(config, layers=counts[1], dtype=dtype)
     if lora is not None:
         inject(model, lora)
     if kind == "checkpointed":
@@ -170,17 +181,24 @@ def _of_small_runs(
     body.embed_tokens.requires_grad_(False)
     measured, all_layers = torch.zeros(2, 2, 2, dtype=torch.float64), body.layers
     for rows in (1, 2):
-        for layers in (2, 3):  # not one: the input of the first is kept in any case
+        for number, layers in enumerate(counts):
             body.layers = all_layers[:layers]
             with fake:
                 ids = torch.zeros(rows, length, dtype=torch.long)
                 with _LiveBytes(model.parameters()) as live, torch.set_grad_enabled(kind != "forward"):
-                    hidden = model.hidden(ids)
+                    hidden = _of_canvas(model, ids) if model.uniform else model.hidden(ids)
                     held = live.now
                     if hidden.requires_grad:
                         hidden.backward(torch.empty_like(hidden))
-            measured[rows - 1, layers - 2] = torch.tensor([held, live.peak])
+            measured[rows - 1, number] = torch.tensor([held, live.peak])
     return measured
+
+
+def _of_canvas(model: MaskedDiffusionLM, ids: torch.Tensor) -> torch.Tensor:
+    """Hidden states of tokens that are all of a canvas, without masks."""
+    none = dict.fromkeys(model.by_kind(model.structure))
+    positions = torch.arange(ids.shape[1], device=ids.device)[None].expand(ids.shape)
+    return model.body(input_ids=ids, attention_mask=none, position_ids=positions, canvas=ids.shape[1])
 
 
 def _drop_gradient(parameter: torch.Tensor) -> None:

@@ -1,6 +1,7 @@
 """What one iteration of a recipe computes: the sampler's forwards, the objective's views, targets and policies."""
 
-from dataclasses import dataclass
+import dataclasses
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ import torch
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.core.learner import optimizer_blocks
+from lfpo.core.model import NO_MASK
 from lfpo.core.objective import Objective
 from lfpo.core.predictions import Predictions
 from lfpo.core.roles import BASE, CURRENT, OLD
@@ -17,8 +19,10 @@ from lfpo.core.trajectory import Trajectory, of_completions
 from lfpo.core.views import Views
 from lfpo.models import init_model
 from lfpo.models.layouts import LAYOUTS
+from lfpo.models.uniform import with_noise
 from lfpo.objectives.needs import kept_steps
 from lfpo.plan.model import by_value
+from lfpo.rollout.canvas import CanvasTrajectory
 
 TOY: dict[str, Any] = {
     "d_model": 4,
@@ -57,10 +61,15 @@ def count(objective: Objective, sampler: SamplerConfig, *, structure: Structure 
     signal = objective.signal(reward[:, None].expand(-1, len(steps)) if steps else reward, torch.zeros(size).long())
     # Where a rollout has several numbers, those that are 0 may stand for states that are not trained.
     chosen = torch.ones_like(signal) if signal.dim() == 1 else (signal != 0).to(signal.dtype)
-    views = objective.views(trajectory.in_rounds(), chosen, list(range(size)), 0)
+    views, before = objective.views(trajectory.in_rounds(), chosen, list(range(size)), 0), [0]
+    if trajectory.uniform:  # a conditioned view is predicted twice; what with is nothing to the toy
+        views = with_noise(views, list(range(size)), 0, TOY["vocab_size"])
+        assert views.temperature is not None
+        before.append(int((views.temperature > 0).any(-1).sum()))
+        views = replace(views, condition=None)
     model = init_model({**LAYOUTS["llada-8b"], **TOY, "block_length": structure.block_length}, seed=0)
     policies = {CURRENT: model, OLD: model.frozen_copy(), BASE: model.frozen_copy()}
-    before, most_targets = [0], int(views.target.sum(-1).max())
+    most_targets = int(views.target.sum(-1).max())
 
     def logp(views: Views, policy: str) -> torch.Tensor:
         before.append(len(views))
@@ -94,6 +103,10 @@ def sampling_work(
     shift: the family's logit shift. The other arguments are those of `count`.
     """
     assert sampler.gen_length and sampler.block_length
+    if sampler.rule_name == "canvas":
+        canvases, size = sampler.gen_length // sampler.block_length, sampler.block_length
+        forwards = canvases * sampler.canvas.max_denoising_steps
+        return forwards, prompt_length + (forwards + canvases - 1) * size  # and each finished canvas is read
     steps = int((_revealed(sampler, structure) > 0).sum())  # of a block
     if structure.block_length is not None:
         size = sampler.block_length
@@ -135,18 +148,22 @@ def _toy(objective: Objective, sampler: SamplerConfig, structure: Structure, siz
     """`size` rollouts, with a prompt of one token or one block, revealed from left to right."""
     assert sampler.gen_length and sampler.block_length
     counts, blocks = _revealed(sampler, structure), sampler.gen_length // sampler.block_length
+    canvas = sampler.rule_name == "canvas"
+    if canvas:
+        counts = torch.zeros(sampler.canvas.max_denoising_steps, dtype=torch.long)
+        counts[-1] = sampler.block_length  # all tokens become final in a canvas's last step
     steps = torch.arange(len(counts) * blocks).repeat_interleave(counts.repeat(blocks))
     prompt = torch.ones(size, structure.block_length or 1, dtype=torch.long)
     tokens = torch.ones(size, sampler.gen_length, dtype=torch.long)
     predicted_at = torch.tensor(kept_steps(objective, sampler), dtype=torch.long).expand(size, -1)
     predictions = tokens[:, None].expand(-1, predicted_at.shape[1], -1)
-    return of_completions(
+    trajectory = of_completions(
         prompt,
         prompt,
         tokens,
         steps.repeat(size, 1),
         sampler=sampler,
-        mask_id=TOY["mask_token_id"],
+        mask_id=NO_MASK if canvas else TOY["mask_token_id"],
         eos_id=TOY["eos_token_id"],
         structure=structure,
         scheduled_steps=torch.full((size,), len(counts) * blocks),
@@ -154,3 +171,10 @@ def _toy(objective: Objective, sampler: SamplerConfig, structure: Structure, siz
         predicted_tokens=predictions,
         predicted_confidence=predictions.float(),
     )
+    if not canvas:
+        return trajectory
+    canvases = tokens[:, None].expand(-1, len(counts), -1).int()
+    accepted = torch.ones(canvases.shape, dtype=torch.bool)
+    accepted[:, -1] = False
+    fields = {f.name: getattr(trajectory, f.name) for f in dataclasses.fields(trajectory)}
+    return CanvasTrajectory(**fields, canvases=canvases, accepted=accepted, entropies=torch.zeros(canvases.shape))

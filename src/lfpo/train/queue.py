@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +25,7 @@ from lfpo.core.rollouts import Sampled
 from lfpo.core.structure import Structure
 from lfpo.core.trajectory import Trajectory, join, tensor_fields
 from lfpo.models.tensor_files import save_tensors
+from lfpo.rollout.canvas import CanvasTrajectory
 from lfpo.rollout.edits import EditedTrajectory
 
 INDEX = "queue.json"
@@ -123,8 +124,7 @@ class RolloutQueue:
             return
         for number, entry in read_json(folder / INDEX).items():
             tensors = load_file(_file(folder, int(number)))
-            kind = EditedTrajectory if "edit_step" in tensors else Trajectory
-            joined = kind(
+            joined = kind_of(tensors)(
                 **tensors,
                 sampler=build(SamplerConfig, entry["sampler"], str(folder / INDEX)),
                 mask_id=entry["mask_id"],
@@ -164,6 +164,13 @@ class Queued:
         ahead = {"engine/staleness": float(iteration - version), "engine/queue": float(len(self.queue) - 1)}
         times = {"time/waiting": waited, **rolled.times}
         return dataclasses.replace(rolled, metrics=ahead | rolled.metrics, times=times)
+
+
+def kind_of(tensors: Collection[str]) -> type[Trajectory]:
+    """The class of the trajectories that have tensors of these names."""
+    if "edit_step" in tensors:
+        return EditedTrajectory
+    return CanvasTrajectory if "canvases" in tensors else Trajectory
 
 
 def _file(folder: Path, batch: int) -> Path:

@@ -8,6 +8,7 @@ import torch
 from lfpo.core.batch import Batch
 from lfpo.core.trajectory import Trajectory
 from lfpo.prompts.tokenizer import token_texts
+from lfpo.rollout.canvas import CanvasTrajectory
 from lfpo.rollout.edits import EditedTrajectory
 
 
@@ -29,7 +30,8 @@ def rollout_records(batch: Batch, signal_B: torch.Tensor, tokenizer: Any) -> lis
 def completion_record(t: Trajectory, b: int, prompt: Any, text: str, tokenizer: Any) -> dict[str, Any]:
     """Row b of a trajectory as JSON data: the prompt, the completion, and when and how surely each token was
     revealed. `edits`, where the sampler edits: for each edited position the tokens that it held, the revealed one
-    first, each as [step, token id, text, confidence].
+    first, each as [step, token id, text, confidence]. `canvases`, with the rule "canvas": the token ids up to the
+    completion's length before the n-th step of each canvas, -1 where a canvas had fewer.
     """
     record = {
         "prompt": prompt,
@@ -42,6 +44,9 @@ def completion_record(t: Trajectory, b: int, prompt: Any, text: str, tokenizer: 
         "scheduled_steps": int(t.scheduled_steps[b]),
         "nfe": int(t.nfe[b]),
     }
+    if isinstance(t, CanvasTrajectory):
+        steps, length = int(t.steps_of_canvas[b].max()), int(t.lengths[b])
+        return {**record, "canvases": t.canvases[b, :steps, :length].tolist()}
     return {**record, "edits": _edited(t, b, tokenizer)} if isinstance(t, EditedTrajectory) else record
 
 
