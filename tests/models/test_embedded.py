@@ -53,9 +53,8 @@ def test_the_third_is_laid_out_as_its_start_and_denoises_blocks_over_a_causal_co
     assert sum(f.stat().st_size for f in folder.iterdir()) < 4e6
 
 
-@pytest.mark.long
 def test_an_iteration_of_its_recipe_learns_from_shares_of_right_cells(tmp_path: Path):
-    small = {"output_dir": str(tmp_path), "prompts_per_iteration": 2, "num_generations": 4, "eval_steps": 0}
+    small = {"output_dir": str(tmp_path), "prompts_per_iteration": 1, "num_generations": 4, "eval_steps": 0}
     trainer = LFPOTrainer(args=build(LFPOConfig, {**load_yaml("sudoku6"), **small}))
     metrics = trainer.run_iteration(0)
     assert 0.2 < metrics["reward"] < 0.95 and metrics["grad_norm"] > 0
@@ -78,7 +77,7 @@ def test_its_tokenizer_keeps_every_text(name: str):
     [
         *(pytest.param("embedded", n, 0.75, marks=[] if n == "sudoku" else [pytest.mark.long]) for n in TASKS),
         *(pytest.param("embedded-block", n, 0.85, marks=pytest.mark.long) for n in ("sudoku", "choice")),
-        *(pytest.param("embedded-causal", n, 0.85, marks=pytest.mark.long) for n in ("sudoku6", "sudoku", "words")),
+        *(pytest.param("embedded-causal", n, 0.85, marks=pytest.mark.long) for n in ("sudoku6", "countdown", "words")),
     ],
 )
 def test_it_is_flawed_but_not_hopeless(shipped: str, name: str, most: float):
