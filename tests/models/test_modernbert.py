@@ -15,7 +15,7 @@ from lfpo.config.models import LoraSettings
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.fused import rectified_sum
 from lfpo.models import init_model, load_model, load_tokenizer, save_model
-from lfpo.models.layouts import LAYOUTS
+from lfpo.models.layouts import LAYOUTS, with_layers
 from lfpo.models.lora import attach, save_adapter
 from lfpo.models.modernbert import EXTRA
 from lfpo.plan.model import model_shape
@@ -108,7 +108,9 @@ def test_windows_are_read_from_either_form_of_config_json(tmp_path: Path, checkp
     theirs = ModernBertForMaskedLM.from_pretrained(checkpoint)
     theirs.save_pretrained(tmp_path / "new")
     (tmp_path / "new/tokenizer.json").write_bytes((checkpoint / "tokenizer.json").read_bytes())
-    assert "layer_types" in json.loads((tmp_path / "new/config.json").read_text())
+    config = json.loads((tmp_path / "new/config.json").read_text())
+    assert config["layer_types"].count("full_attention") == 2  # of 4
+    assert len(model_shape(with_layers(config, 3))[1].backbone.model.layers) == 3
     ids = ids_of(1, 40)
     expected = load_model(checkpoint)(ids)
     assert torch.equal(load_model(tmp_path / "new")(ids), expected)
@@ -261,9 +263,7 @@ def test_approximate_caches_are_refused(checkpoint: Path):
 RUN = ["--steps", "4", "--batch_size", "4", "--logging_steps", "1", "--warmup_steps", "0", "--threads", "1"]
 
 
-def test_fine_tuning_sampling_evaluation_and_plans(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_fine_tuning_learns_the_bias_too(checkpoint: Path, tmp_path: Path):
     given = ["--model", str(checkpoint), "--tasks", "{choice: 1.0}", *RUN, "--learning_rate", "3e-3"]
     assert main(["sft", *given, "--output_dir", str(tmp_path / "sft")]) == 0
     losses = [row["loss"] for row in metrics(tmp_path / "sft")]
@@ -272,15 +272,19 @@ def test_fine_tuning_sampling_evaluation_and_plans(
     assert read_weights(model).keys() == read_weights(checkpoint).keys()
     assert not torch.equal(read_weights(model)["decoder.bias"], read_weights(checkpoint)["decoder.bias"])
     assert main(["sample", "--model", str(model), "--prompt", "3+4=", "--sampler.max_new_tokens", "16"]) == 0
-    evaluation = ["eval", "--model", str(model), "--task", "choice", "--n", "4", "--threads", "1"]
+
+
+@pytest.mark.long
+def test_evaluation_and_plans(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    evaluation = ["eval", "--model", str(checkpoint), "--task", "choice", "--n", "4", "--threads", "1"]
     assert main([*evaluation, "--output", str(tmp_path / "eval")]) == 0
-    plan = ["plan", "--model", str(checkpoint), "--task", "choice", "--gpu_memory", "16", "--tflops", "100"]
-    assert main([*plan, "--tflops_float32", "10"]) == 0
+    plan = ["plan", "--task", "choice", "--gpu_memory", "16", "--tflops", "100", "--tflops_float32", "10"]
+    assert main([*plan, "--model", str(checkpoint)]) == 0
     printed = capsys.readouterr()
     assert printed.err == "" and "It fits." in printed.out
 
 
-@pytest.mark.parametrize("lora", [[], ["--lora.r", "2"]])
+@pytest.mark.parametrize("lora", [[], pytest.param(["--lora.r", "2"], marks=pytest.mark.long)])
 def test_training_leaves_a_model_in_the_family_s_layout(checkpoint: Path, tmp_path: Path, lora: list[str]):
     run = tmp_path / "run"
     given = ["--model", str(checkpoint), "--task", "choice", "--output_dir", str(run), "--max_steps", "2"]

@@ -16,4 +16,6 @@ def with_layers(config: dict[str, Any], layers: int | None) -> dict[str, Any]:
     """A family's config.json with another number of layers (None: its own)."""
     if layers is None:
         return config
-    return {**config, "n_layers" if "n_layers" in config else "num_hidden_layers": layers}
+    kinds = config.get("layer_types")
+    listed = {"layer_types": (kinds * layers)[:layers]} if kinds else {}
+    return {**config, **listed, "n_layers" if "n_layers" in config else "num_hidden_layers": layers}
