@@ -180,6 +180,7 @@ def test_the_bias_is_a_column_of_the_head(checkpoint: Path):
     rectified_sum(states, states, *heads, targets, r, beta=1.0, precision=ours.products).backward()
     torch.nn.functional.cross_entropy(theirs(ids).logits.flatten(0, 1), targets, reduction="sum").backward()
     gradient = ours.head_weight.grad
+    assert gradient is not None
     torch.testing.assert_close(gradient[:, :WIDTH], theirs.decoder.weight.grad, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(gradient[:, WIDTH], theirs.decoder.bias.grad, rtol=1e-4, atol=1e-4)
     dense = ours.backbone.model.prediction.dense.weight.grad
