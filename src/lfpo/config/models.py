@@ -38,7 +38,8 @@ class LoraSettings:
         check_ranges(self)
 
 
-FULL_ATTENTION = ("llada", "lladamoe", "Dream", "dream", "DiffuCoder")  # model types without blocks by default
+# Model types without blocks by default.
+FULL_ATTENTION = ("llada", "lladamoe", "Dream", "dream", "DiffuCoder", "modernbert")
 NOT_READ = (".gguf", ".bin", ".pt", ".pth", ".ckpt")  # files of weights
 
 

@@ -248,8 +248,8 @@ class MaskedDiffusionLM(nn.Module):
 
     @property
     def head_weight(self) -> torch.Tensor:
-        """The head's weights [V, D]; no family has a bias there. If they are split over ranks they are gathered by the
-        first use in a pass, a collective, and held until `release_head` (see lfpo.models.fsdp.one_pass)."""
+        """The head's weights [V, D]; a family's bias is one of the columns. If they are split over ranks they are
+        gathered by the first use in a pass, a collective, and held until `release_head` (see one_pass)."""
         weight = self.backbone.lm_head.weight
         if not isinstance(weight, DTensor):
             return weight

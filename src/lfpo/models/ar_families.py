@@ -23,7 +23,8 @@ STACKED_EXPERTS = (
 )
 # Model types of autoregressive models that `lfpo convert` takes -> name of the class's configuration in transformers.
 CONVERTIBLE = {"llama": "LlamaConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config"}
-_OWN = ("model_type", "architectures", "auto_map", "transformers_version", "_name_or_path", "is_causal", "use_cache")
+# What config.json says beside the fields of a class's configuration.
+OWN = ("model_type", "architectures", "auto_map", "transformers_version", "_name_or_path", "is_causal", "use_cache")
 
 
 def own_config(class_name: str, config: dict[str, Any]) -> transformers.PretrainedConfig:
@@ -34,7 +35,7 @@ def own_config(class_name: str, config: dict[str, Any]) -> transformers.Pretrain
         raise UserError("config.json: use_sliding_window and layer_types other than 'full_attention' are not supported")
     for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
         config[name]  # a class has a default for each, of another model: KeyError
-    fields = {name: value for name, value in config.items() if name not in _OWN}
+    fields = {name: value for name, value in config.items() if name not in OWN}
     # torch never trains an embedding's padding row, and the padding is EOS in many models.
     return getattr(transformers, class_name)(**{**fields, "pad_token_id": None})
 

@@ -24,11 +24,10 @@ from lfpo.models.loading import described, load_model, load_tokenizer, save_mode
 from lfpo.models.lora import added, inject, load_adapter
 from lfpo.models.placement import merged
 from lfpo.models.tensor_files import save_tensors
-from lfpo.models.weights import pieces_of_each, state_shapes, tensor_files
+from lfpo.models.weights import EMBEDDINGS, pieces_of_each, state_shapes, tensor_files
 
 ADAPTER = "adapter_model.safetensors"
 INDEX = "model.safetensors.index.json"
-EMBEDDINGS = "model.embed_tokens.weight"
 
 
 def export_transformers(source: Path, folder: Path, *, consume: bool = False) -> None:
@@ -39,7 +38,7 @@ def export_transformers(source: Path, folder: Path, *, consume: bool = False) ->
     """
     family, config = described(source)
     if family.build is not None:
-        raise UserError(f"{source}: the own layout of {family.name} models is that of transformers; leave --layout out")
+        raise UserError(_no_other_layout(family))
     backbone = build_backbone(family, config, source / "config.json")
     files = tensor_files(backbone, family, source)
     parts = pieces_of_each("key", family, state_shapes(backbone))
@@ -81,6 +80,10 @@ def export_transformers(source: Path, folder: Path, *, consume: bool = False) ->
     }
     write_json(folder / "config.json", settings)
     _save_tokenizer(source, folder)
+
+
+def _no_other_layout(family: Family) -> str:
+    return f"the own layout of {family.name} models is that of transformers; leave --layout out"
 
 
 def _save_tokenizer(source: Path, folder: Path) -> None:
@@ -137,12 +140,14 @@ def export_adapter(adapter: Path, family: Family, base: str, folder: Path, *, ow
     own_names: with the family's module names, for its published modelling code; otherwise with transformers' names, for
     the base in transformers' layout.
     """
-    if family.build is not None:
+    if family.uniform:
         raise UserError(
             f"transformers has the layers of {family.name} models twice, for context and canvas, and an adapter of one "
             "of them is not this model; export it merged"
         )
     config = {**read_json(adapter / "adapter_config.json"), "base_model_name_or_path": base}
+    if not own_names and family.build is not None:
+        raise UserError(_no_other_layout(family))
     if not own_names:
         shutil.copyfile(adapter / ADAPTER, folder / ADAPTER)
     else:

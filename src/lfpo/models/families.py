@@ -12,7 +12,8 @@ from transformers import __version__ as VERSION
 
 from lfpo.config.errors import UserError
 from lfpo.models.ar_families import A2D, CONVERTIBLE, EXPORTED, STACKED_EXPERTS
-from lfpo.models.family import Family
+from lfpo.models.family import Family, expect
+from lfpo.models.modernbert import MODERNBERT
 
 ATTENTION = "model.layers.N.self_attn"
 # Fields that config.json and transformers' configurations call by the same names, in every family but LLaDA.
@@ -27,14 +28,6 @@ def shared_fields(config: dict[str, Any], *extra: str) -> dict[str, Any]:
         "tie_word_embeddings": bool(config.get("tie_word_embeddings")),
         "pad_token_id": None,  # torch never trains an embedding's padding row, and pad is EOS here
     }
-
-
-def expect(config: dict[str, Any], **known: tuple[Any, ...]) -> None:
-    """Raise UserError for a field of config.json that is not one of the values that are known to work. A field that is
-    missing is None."""
-    for name, values in known.items():
-        if config.get(name) not in values:
-            raise UserError(f"config.json: {name} {config.get(name)!r} is not supported, expected {values[0]!r}")
 
 
 def llada_config(config: dict[str, Any]) -> LlamaConfig:
@@ -344,8 +337,8 @@ DIFFUSION_GEMMA = Family(
     frozen_routers=True,
 )
 
-_ALL = (LLADA, LLADA_MOE, LLADA2, DREAM, SDAR, SDAR_MOE, *A2D, ILLADA, NEMOTRON_DIFFUSION, DIFFUSION_GEMMA, *EXPORTED)
-FAMILIES = {family.name: family for family in _ALL}
+_PUBLISHED = (LLADA, LLADA_MOE, LLADA2, DREAM, SDAR, SDAR_MOE, ILLADA, NEMOTRON_DIFFUSION, DIFFUSION_GEMMA, MODERNBERT)
+FAMILIES = {family.name: family for family in (*_PUBLISHED, *A2D, *EXPORTED)}
 
 
 def family_of(config: dict[str, Any], where: object) -> Family:

@@ -47,6 +47,9 @@ class Family:
         of block_length tokens are denoised over a causal context, conditioned on the prediction before, and
         config.json has the text model's fields in `text_config`.
     build: makes the model of a configuration, where no class of transformers is one stack of layers under a head.
+    head_bias: a checkpoint's bias of the head, where it has one: the first column of the head behind the states'. The
+        head is tied to the embeddings.
+    ends_with_pad: whether completions end with the padding token, whatever config.json says of EOS.
     frozen_routers: whether routers are never trained.
     carried: prefixes of a checkpoint's tensors that are not held and are copied to what is saved of the loaded model.
     template_prefix: Jinja that goes before the tokenizer's chat template.
@@ -71,6 +74,8 @@ class Family:
     causal_context: bool = False
     uniform: bool = False
     build: Callable[[Any], nn.Module] | None = None
+    head_bias: str | None = None
+    ends_with_pad: bool = False
     frozen_routers: bool = False
     carried: tuple[str, ...] = ()
     template_prefix: str = ""
@@ -102,6 +107,14 @@ def replace_prefix(key: str, pairs: Iterable[tuple[str, str]]) -> str:
         if count:
             return renamed
     return key
+
+
+def expect(config: dict[str, Any], **known: tuple[Any, ...]) -> None:
+    """Raise UserError for a field of config.json that is not one of the values that are known to work. A field that is
+    missing is None."""
+    for name, values in known.items():
+        if config.get(name) not in values:
+            raise UserError(f"config.json: {name} {config.get(name)!r} is not supported, expected {values[0]!r}")
 
 
 def build_backbone(family: Family, config: dict[str, Any], where: object = "config.json") -> nn.Module:

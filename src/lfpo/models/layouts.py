@@ -17,14 +17,13 @@ def with_layers(config: dict[str, Any], layers: int | None) -> dict[str, Any]:
     if layers is None:
         return config
     text = config.get("text_config")
-    if text is None:
-        return {**config, "n_layers" if "n_layers" in config else "num_hidden_layers": layers}
+    if text is not None:
+        return {**config, "text_config": with_layers(text, layers)}
+    made = {**config, "n_layers" if "n_layers" in config else "num_hidden_layers": layers}
     # Layers of several kinds follow each other in turn, and go on in the same way.
-    kinds, of_layer = text.get("layer_types"), {int(i): own for i, own in (text.get("per_layer_config") or {}).items()}
-    made = {**text, "num_hidden_layers": layers}
-    if kinds:
+    if kinds := config.get("layer_types"):
         made["layer_types"] = (kinds * layers)[:layers]
-        if of_layer:
-            count = len(kinds)
-            made["per_layer_config"] = {str(i): of_layer[i % count] for i in range(layers) if i % count in of_layer}
-    return {**config, "text_config": made}
+        if of_layer := {int(i): own for i, own in (config.get("per_layer_config") or {}).items()}:
+            turn = {i: of_layer[i % len(kinds)] for i in range(layers) if i % len(kinds) in of_layer}
+            made["per_layer_config"] = {str(i): own for i, own in turn.items()}
+    return made

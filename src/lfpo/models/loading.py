@@ -160,6 +160,8 @@ def init_model(
                 weight.fill_(1)
             else:
                 weight.normal_(std=std, generator=generator)
+        if family.head_bias is not None:
+            backbone.lm_head.weight[:, backbone.config.hidden_size :] = 0
     backbone.requires_grad_(True)
     ids = token_ids(config, backbone.config.vocab_size, None, tokenizer)
     model = _model(backbone, family, config, None, **ids)
@@ -197,6 +199,8 @@ def token_ids(config: dict[str, Any], vocab_size: int, source: Path | None, toke
     for name, value in ids.items():
         if value is None:
             ids[name] = getattr(tokenizer, f"{name}_token_id", None)
+    if family.ends_with_pad:
+        ids["eos"] = ids["pad"]
     turn_end = None if source is None else family.turn_end
     if source is not None and turn_end is not None and (source / "generation_config.json").exists():
         listed = read_json(source / "generation_config.json").get("eos_token_id")
@@ -274,7 +278,7 @@ def save_model(model: MaskedDiffusionLM, folder: str | Path, tokenizer: Any = No
             matrix = value_of(piece.name, writer)
             if matrix is not None:
                 matrix = (matrix if piece.expert is None else matrix[piece.expert]).to(weights[piece.name].dtype)
-                parts.append(matrix[piece.offset : piece.offset + piece.rows])
+                parts.append(piece.of(matrix[piece.offset : piece.offset + piece.rows]))
         return torch.cat(parts) if len(parts) > 1 else parts[0] if parts else None
 
     empty = {

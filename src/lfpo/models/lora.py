@@ -151,6 +151,11 @@ def target_names(model: MaskedDiffusionLM, targets: str | list[str], *, experts:
     if targets == "all-linear":
         return sorted(every)
     if targets == "as-published":
+        if names.keys().isdisjoint(PUBLISHED):
+            raise UserError(
+                f"lora target_modules 'as-published': {model.family.name} models have no layer of d1's list; take "
+                f"all-linear, or name some of {', '.join(sorted(every))}"
+            )
         return sorted(set().union(*(names[name] for name in PUBLISHED if name in names)))
     if isinstance(targets, str):
         raise UserError(f"lora target_modules {targets!r}: expected 'all-linear', 'as-published' or a list of names")

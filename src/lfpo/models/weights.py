@@ -7,7 +7,7 @@ the matrices of many tensors.
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +21,10 @@ from lfpo.core.model import MaskedDiffusionLM, saved_buffers
 from lfpo.models.family import Family, replace_prefix
 from lfpo.models.four_bit import linear_weights, quantize_one
 from lfpo.models.fsdp import assign
+from lfpo.models.modernbert import EXTRA
 from lfpo.models.tensor_files import own_rows
+
+EMBEDDINGS = "model.embed_tokens.weight"
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class Piece:
     """The `rows` rows that a checkpoint's tensor `key` has from row `start`, and the parameter `name` from `offset`.
 
     expert: which matrix of a parameter that stacks the experts' matrices (None: the parameter is one matrix or vector).
+    columns: which columns of the parameter the tensor holds, or which one (None: it has all).
     """
 
     key: str
@@ -37,6 +41,11 @@ class Piece:
     name: str
     expert: int | None = None
     offset: int = 0
+    columns: slice | int | None = None
+
+    def of(self, rows: torch.Tensor) -> torch.Tensor:
+        """What the tensor holds of some rows of the parameter."""
+        return rows if self.columns is None else rows[:, self.columns]
 
 
 def pieces(family: Family, shapes: Mapping[str, Sequence[int]]) -> list[Piece]:
@@ -53,7 +62,11 @@ def pieces(family: Family, shapes: Mapping[str, Sequence[int]]) -> list[Piece]:
                     before = [replace_prefix(name, [(part, other)]) for other in parts[:i]]
         start = sum(shapes[other][0] for other in before)
         piece = Piece(family.to_checkpoint(name), start, shape[0], name)
-        listed += _expert_pieces(family, name, shape) or [piece]
+        if family.head_bias is not None and name == EMBEDDINGS:  # tied to the head
+            width = shape[1] - EXTRA
+            listed += [replace(piece, columns=slice(width)), replace(piece, key=family.head_bias, columns=width)]
+        else:
+            listed += _expert_pieces(family, name, shape) or [piece]
     return listed
 
 
@@ -86,6 +99,8 @@ def checkpoint_shapes(family: Family, shapes: Mapping[str, Sequence[int]]) -> di
     result: dict[str, list[int]] = {}
     for piece in pieces(family, shapes):
         rest = shapes[piece.name][1 if piece.expert is None else 2 :]
+        if piece.columns is not None:
+            rest = [] if isinstance(piece.columns, int) else [piece.columns.stop]
         result[piece.key] = [max(piece.start + piece.rows, result.get(piece.key, [0])[0]), *rest]
     return result
 
@@ -104,7 +119,7 @@ def overlap(piece: Piece, held: slice, own: torch.Tensor) -> tuple[slice, torch.
     if begin >= end:
         return None
     shift = piece.start - piece.offset
-    return slice(begin + shift, end + shift), own[begin - first : end - first]
+    return slice(begin + shift, end + shift), piece.of(own[begin - first : end - first])
 
 
 def weight_files(source: Path) -> list[Path]:
@@ -241,7 +256,8 @@ def _value(like: torch.Tensor, parts: list[Piece], read: Read, dtype: torch.dtyp
         mapped = read(first.key, slice(first.start, first.start + first.rows))
         if mapped.dtype == dtype == torch.bfloat16:
             return mapped
-    target = torch.empty(local(like).shape, dtype=dtype, device=device)
+    make = torch.empty if first.columns is None else torch.zeros  # columns that no tensor holds are 0
+    target = make(local(like).shape, dtype=dtype, device=device)
     _fill(target, held, parts, read)
     return target
 

@@ -55,11 +55,16 @@ def run_canvases(
 
 
 def check_context(sampler: SamplerConfig, model: MaskedDiffusionLM, where: str = "sampler") -> None:
-    """Raise UserError, beginning with `where`, for settings that go with a causal context only, or not with one."""
+    """Raise UserError, beginning with `where`, for settings that do not go with how the model attends."""
     if model.uniform != (sampler.rule_name == "canvas"):
         what = "are sampled by the rule 'canvas' alone" if model.uniform else "fill in masks, and 'canvas' has none"
         advice = "set it to canvas" if model.uniform else "take another rule"
         raise UserError(f"{where}.rule: {model.family.name} models {what}; {advice}")
+    if sampler.cache != "none" and "sliding_attention" in (getattr(model.backbone.config, "layer_types", None) or ()):
+        raise UserError(
+            f"{where}: cache {sampler.cache!r} is for models whose layers attend to all tokens, and those of "
+            f"{model.family.name} models also attend within windows; leave it out"
+        )
     causal = bool(model.block_length) and model.causal_context
     if sampler.first_token is not None and not causal:
         raise UserError(
