@@ -23,7 +23,14 @@ from letters import Table, rollouts
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.core import learner
-from lfpo.core.batch import endings, group_metrics, means_of_sums, reward_sums, share_of_commonest, trajectory_sums
+from lfpo.core.batch_metrics import (
+    endings,
+    group_metrics,
+    means_of_sums,
+    reward_sums,
+    share_of_commonest,
+    trajectory_sums,
+)
 from lfpo.core.learner import accumulate_gradients, optimizer_blocks, share_with_signal
 from lfpo.core.lfpo import LFPO
 from lfpo.core.measures import (

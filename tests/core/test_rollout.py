@@ -16,7 +16,7 @@ from lfpo.config.reveal import needs
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.forward import FORWARD_TOKENS, bucket, pieces
 from lfpo.core.noise import uniform
-from lfpo.core.reveal import PLAN, Proposal, Reveal, Rule
+from lfpo.core.rule import PLAN, Proposal, Reveal, Rule
 from lfpo.core.structure import FULL
 from lfpo.core.trajectory import Trajectory
 from lfpo.models import MaskedDiffusionLM, load_model

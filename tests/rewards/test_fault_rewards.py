@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lfpo.config.errors import CannotGoOn, UserError
-from lfpo.core.batch import group_metrics
+from lfpo.core.batch_metrics import group_metrics
 from lfpo.core.learner import share_with_signal
 from lfpo.core.objective import check_range, signal_of
 from lfpo.core.scoring import checked, measured

@@ -12,7 +12,7 @@ import tiny
 from lfpo.cli.command_line import main
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
-from lfpo.core.reveal import Revealed
+from lfpo.core.rule import Revealed
 from lfpo.core.structure import Structure
 from lfpo.core.trajectory import GIVES, Trajectory
 from lfpo.core.visited import replay

@@ -13,12 +13,13 @@ import games
 import tiny
 from lfpo import LFPOConfig, LFPOTrainer, SamplerConfig
 from lfpo.config.errors import UserError
-from lfpo.core.batch import Batch, gathered
+from lfpo.core.batch import Batch
+from lfpo.core.batch_metrics import gathered
 from lfpo.core.encoding import encode_prompt
 from lfpo.core.engine import Engine, Request
 from lfpo.core.forward import left_pad
 from lfpo.core.observer import Observer
-from lfpo.core.rollouts import Sampled
+from lfpo.core.rollouts import FreshRollouts
 from lfpo.core.trajectory import Trajectory, of_completions
 from lfpo.core.views import fully_masked
 from lfpo.core.visited import replay
@@ -79,7 +80,9 @@ def scripted(checkpoint: Path, prompts: Sequence[Any], calls: list[list[str]], n
     source = PromptSource("rows", lambda index: rows[index], [], lambda split, index: "", [], rows=rows)
     args = LFPOConfig("unused", prompts_per_iteration=len(prompts), num_generations=n, optimizer_steps_per_iteration=1)
     state = {"rows_skipped": 0}
-    sampled = Sampled(args, source.train_row, source.scorer, model, tokenizer, cast(Engine, engine), SAMPLER, [], state)
+    sampled = FreshRollouts(
+        args, source.train_row, source.scorer, model, tokenizer, cast(Engine, engine), SAMPLER, [], state
+    )
     batch = gathered(Played(SCRIPTED, sampled).roll(0, Observer()), len(prompts), n)
     return batch, engine, tokenizer
 

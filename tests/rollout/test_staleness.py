@@ -12,7 +12,8 @@ import torch
 
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
-from lfpo.core.batch import Batch, gathered
+from lfpo.core.batch import Batch
+from lfpo.core.batch_metrics import gathered
 from lfpo.core.learner import accumulate_gradients
 from lfpo.core.roles import OLD
 from lfpo.core.trajectory import join

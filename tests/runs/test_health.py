@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lfpo.cli import main
-from lfpo.core.batch import endings, share_of_commonest
+from lfpo.core.batch_metrics import endings, share_of_commonest
 from lfpo.runs.health import Health
 from test_cli import train_arguments
 

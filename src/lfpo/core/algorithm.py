@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from lfpo.core.batch import Batch, gathered
+from lfpo.core.batch import Batch
+from lfpo.core.batch_metrics import gathered
 from lfpo.core.failures import count_failures
 from lfpo.core.learner import Learner
 from lfpo.core.observer import Observer

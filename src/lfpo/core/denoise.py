@@ -18,7 +18,8 @@ from lfpo.core.forward import Forward, finished_trajectory, join, rows_in_flight
 from lfpo.core.hooks import Hook
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.pace import Pace
-from lfpo.core.reveal import Denoiser, Rule
+from lfpo.core.reveal import Denoiser
+from lfpo.core.rule import Rule
 from lfpo.core.schedule import reveal_schedule
 from lfpo.core.trajectory import Trajectory
 

@@ -18,7 +18,8 @@ import torch
 from lfpo.config.errors import CannotGoOn
 from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives
-from lfpo.core.batch import Batch, means_of_sums
+from lfpo.core.batch import Batch
+from lfpo.core.batch_metrics import means_of_sums
 from lfpo.core.collectives import local
 from lfpo.core.measures import Measures, add_measures
 from lfpo.core.model import MaskedDiffusionLM

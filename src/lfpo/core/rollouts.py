@@ -1,7 +1,7 @@
 """Phase 1 of an iteration: sample rollouts from theta_old and score them. Each rank samples and scores its own.
 
 An engine (lfpo.core.engine) turns prompts into trajectories. A source of rollouts gives them scored, as
-Rolled: `Sampled` is the plain one. A queue (lfpo.train.queue), an environment (lfpo.rollout.episodes) and rewards of
+ScoredRollouts: `FreshRollouts` is the plain one. A queue (lfpo.train.queue), an environment (lfpo.rollout.episodes) and rewards of
 kept predictions (lfpo.rollout.kept) wrap it.
 """
 
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives
-from lfpo.core.batch import Rolled, Turn
+from lfpo.core.batch import ScoredRollouts, Turn
 from lfpo.core.encoding import encode_rows
 from lfpo.core.engine import Engine, Request
 from lfpo.core.model import MaskedDiffusionLM
@@ -27,13 +27,13 @@ from lfpo.core.trajectory import Trajectory, decode_completions
 
 
 class RolloutSource(Protocol):
-    def roll(self, iteration: int, observer: Observer) -> Rolled:
+    def roll(self, iteration: int, observer: Observer) -> ScoredRollouts:
         """This rank's scored rollouts of an iteration, a group for each of its prompts. A collective."""
         ...
 
 
 @dataclass(frozen=True)
-class Sampled:
+class FreshRollouts:
     """Rollouts that are sampled when they are asked for.
 
     train_row(index): the row at a position of the endless training stream; the same after a resume. scorer: of the
@@ -67,7 +67,7 @@ class Sampled:
             prompts += [ids] * n
         return rows, Request(prompts, seeds, self.sampler, n, self.keep_steps)
 
-    def roll(self, iteration: int, observer: Observer) -> Rolled:
+    def roll(self, iteration: int, observer: Observer) -> ScoredRollouts:
         rows, request = self.request_of(iteration)
         observer.begin("sampling", len(rows), "rollouts")
         started = time.perf_counter()
@@ -84,7 +84,7 @@ class Sampled:
         version: int,
         started: float,
         observer: Observer,
-    ) -> Rolled:
+    ) -> ScoredRollouts:
         """The rollouts of a request with their rewards. version: of the weights that sampled them. started: the time at
         which sampling began. A collective."""
         sampled = time.perf_counter()
@@ -95,4 +95,4 @@ class Sampled:
         turns = list(map(Turn, range(len(rows)), rows, request.seeds, texts))
         times = {"time/rollout": sampled - started, "time/reward": time.perf_counter() - sampled}
         metrics = self.scorer.metrics() | self.engine.metrics()
-        return Rolled(turns, trajectory, rewards, version, metrics=metrics, times=times)
+        return ScoredRollouts(turns, trajectory, rewards, version, metrics=metrics, times=times)

@@ -17,14 +17,14 @@ import torch
 from lfpo.config.errors import UserError
 from lfpo.core import collectives
 from lfpo.core.attempts import attempt
-from lfpo.core.batch import Rolled, Turn
+from lfpo.core.batch import ScoredRollouts, Turn
 from lfpo.core.denoise import Finished
 from lfpo.core.encoding import encode_prompt, misfit
 from lfpo.core.engine import Engine, Request
 from lfpo.core.messages import prefill
 from lfpo.core.observer import Observer
 from lfpo.core.rng import key
-from lfpo.core.rollouts import Sampled
+from lfpo.core.rollouts import FreshRollouts
 from lfpo.core.scoring import Rewards, copied, without_prefill
 from lfpo.core.scoring import number as as_reward
 from lfpo.core.trajectory import Trajectory, decode_completions, join
@@ -168,9 +168,9 @@ class Played:
     an iteration has, and samples from which policy."""
 
     environment: Environment
-    sampled: Sampled
+    sampled: FreshRollouts
 
-    def roll(self, iteration: int, observer: Observer) -> Rolled:
+    def roll(self, iteration: int, observer: Observer) -> ScoredRollouts:
         inner, started = self.sampled, time.perf_counter()
         inner.engine.update(iteration, inner.policy)
         inner.engine.forwarded = observer.forward
@@ -182,4 +182,4 @@ class Played:
         )
         assert t is not None  # each rank has prompts
         times = {"time/rollout": time.perf_counter() - started, "time/reward": 0.0}
-        return Rolled(turns, t, rewards, iteration, metrics=inner.engine.metrics(), times=times, sums=sums)
+        return ScoredRollouts(turns, t, rewards, iteration, metrics=inner.engine.metrics(), times=times, sums=sums)

@@ -12,7 +12,7 @@ import torch
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core import collectives
-from lfpo.core.batch import Rolled
+from lfpo.core.batch import ScoredRollouts
 from lfpo.core.forward import ActiveRows
 from lfpo.core.hooks import DrawnTokens, Hook
 from lfpo.core.observer import Observer
@@ -94,7 +94,7 @@ class WithPredictions:
     tokenizer: Any
     score: Callable[..., Rewards]
 
-    def roll(self, iteration: int, observer: Observer) -> Rolled:
+    def roll(self, iteration: int, observer: Observer) -> ScoredRollouts:
         rolled, started = self.source.roll(iteration, observer), time.perf_counter()
         rows, failed = [turn.row for turn in rolled.turns], rolled.rewards.failed
         predicted_BM, count = collectives.alone(

@@ -12,7 +12,7 @@ from lfpo.core.denoise import Finished, Forwarded, denoise
 from lfpo.core.engine import Request, Ticket, Version
 from lfpo.core.hooks import Hook
 from lfpo.core.model import MaskedDiffusionLM
-from lfpo.core.reveal import Rule
+from lfpo.core.rule import Rule
 from lfpo.core.trajectory import GIVES, Trajectory, join
 from lfpo.rollout.reveal import RULES
 from lfpo.rollout.variants import run_canvases, variant

@@ -14,7 +14,7 @@ from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.training import examples_length
 from lfpo.core import collectives
-from lfpo.core.batch import means_of_sums
+from lfpo.core.batch_metrics import means_of_sums
 from lfpo.core.forward import left_pad
 from lfpo.core.learner import accumulate_gradients
 from lfpo.core.model import check_masks

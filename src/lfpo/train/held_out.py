@@ -12,7 +12,7 @@ import torch
 
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core import collectives
-from lfpo.core.batch import means_of_sums
+from lfpo.core.batch_metrics import means_of_sums
 from lfpo.core.encoding import encode_rows
 from lfpo.core.engine import Engine, Request
 from lfpo.core.rng import key

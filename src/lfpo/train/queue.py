@@ -17,11 +17,11 @@ from lfpo.config.files import read_json, write_json
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives
-from lfpo.core.batch import Rolled
+from lfpo.core.batch import ScoredRollouts
 from lfpo.core.denoise import Finished
 from lfpo.core.engine import AsyncEngine, Engine, Request, Ticket
 from lfpo.core.observer import Observer
-from lfpo.core.rollouts import Sampled
+from lfpo.core.rollouts import FreshRollouts
 from lfpo.core.structure import Structure
 from lfpo.core.trajectory import Trajectory, join, tensor_fields
 from lfpo.models.tensor_files import save_tensors
@@ -145,9 +145,9 @@ class Queued:
     iteration has, and scores their completions."""
 
     queue: RolloutQueue
-    sampled: Sampled
+    sampled: FreshRollouts
 
-    def roll(self, iteration: int, observer: Observer) -> Rolled:
+    def roll(self, iteration: int, observer: Observer) -> ScoredRollouts:
         inner = self.sampled
         if self.queue.missing(iteration):
             inner.engine.update(iteration, inner.policy)

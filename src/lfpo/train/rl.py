@@ -24,7 +24,7 @@ from lfpo.core.batch import Batch
 from lfpo.core.learner import Learner
 from lfpo.core.optim import Average
 from lfpo.core.roles import CURRENT, OLD
-from lfpo.core.rollouts import Sampled
+from lfpo.core.rollouts import FreshRollouts
 from lfpo.core.views import Pass
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.loading import trained_block_length
@@ -159,7 +159,7 @@ class LFPOTrainer(Algorithm, Trainer):
             args, self.objective, self.policies, self.optimizer, self.average, self.state, self.run.dir, fill
         )
         self.failed_in_evaluation: set[str] = set()  # reward functions of which this was said
-        sampled = Sampled(
+        sampled = FreshRollouts(
             args,
             self.source.train_row,
             self.source.scorer,

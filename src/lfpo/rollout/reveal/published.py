@@ -8,7 +8,8 @@ import torch
 
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.noise import uniform
-from lfpo.core.reveal import PLAN, Proposal, Reveal, before_first, best, ranked
+from lfpo.core.reveal import before_first, best, ranked
+from lfpo.core.rule import PLAN, Proposal, Reveal
 
 
 def dream(step: Proposal) -> Reveal:

@@ -7,14 +7,8 @@ import torch
 from lfpo.config.reveal import REVEAL_RULES
 from lfpo.core.draw import Score
 from lfpo.core.pace import Plan, scheduled_plan
-from lfpo.core.reveal import (
-    Proposal,
-    Reveal,
-    Rule,
-    best,
-    highest_score,
-    threshold,
-)
+from lfpo.core.reveal import best, highest_score, threshold
+from lfpo.core.rule import Proposal, Reveal, Rule
 from lfpo.rollout.reveal import published
 
 
