@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import torch
 
 from lfpo.config.checks import Count, CountOrZero, NotNegative, check_ranges
+from lfpo.core.completions import decode_completions
 from lfpo.core.encoding import encode_rows
 from lfpo.core.rng import python_rng
-from lfpo.core.trajectory import decode_completions
 from lfpo.models import MaskedDiffusionLM, init_model, load_model, load_tokenizer
 from lfpo.models.layouts import LAYOUTS, with_layers
 from lfpo.prompts.tasks import get_task

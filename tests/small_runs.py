@@ -10,9 +10,10 @@ import tiny
 from lfpo.config.build import build
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
+from lfpo.core.completions import tensor_fields
 from lfpo.core.objective import Objective
 from lfpo.core.roles import BASE, CURRENT, OLD
-from lfpo.core.trajectory import Trajectory, tensor_fields
+from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views
 from lfpo.models import load_model
 from lfpo.objectives import make_objective

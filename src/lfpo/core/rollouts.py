@@ -17,13 +17,14 @@ from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives
 from lfpo.core.batch import ScoredRollouts, Turn
+from lfpo.core.completions import decode_completions
 from lfpo.core.encoding import encode_rows
 from lfpo.core.engine import Engine, Request
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.observer import Observer
 from lfpo.core.rng import key
 from lfpo.core.scoring import Row, Scorer
-from lfpo.core.trajectory import Trajectory, decode_completions
+from lfpo.core.trajectory import Trajectory
 
 
 class RolloutSource(Protocol):

@@ -11,10 +11,11 @@ import torch
 from torch.nn import functional as F
 
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core.completions import tensor_fields
 from lfpo.core.model import NO_MASK, MaskedDiffusionLM
 from lfpo.core.rng import generator
 from lfpo.core.structure import FULL, Structure
-from lfpo.core.trajectory import Trajectory, tensor_fields
+from lfpo.core.trajectory import Trajectory
 
 
 class Pass(NamedTuple):

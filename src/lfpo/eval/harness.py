@@ -23,10 +23,10 @@ from lfpo.config.errors import UserError
 from lfpo.config.eval import Dtype
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core import collectives
+from lfpo.core.completions import decode_completions
 from lfpo.core.encoding import encode_rows
 from lfpo.core.engine import Request
 from lfpo.core.rng import key
-from lfpo.core.trajectory import decode_completions
 from lfpo.eval.likelihood import Pair, first_token, likelihood_bounds, text_pair
 from lfpo.eval.terminal import open_console, progress
 from lfpo.models import load_model, load_tokenizer

@@ -24,10 +24,11 @@ from lfpo.base.environment import versions
 from lfpo.config.errors import UserError
 from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives
+from lfpo.core.completions import join
 from lfpo.core.denoise import Finished, Forwarded
 from lfpo.core.engine import Request, Ticket, Version
 from lfpo.core.roles import CURRENT, OLD
-from lfpo.core.trajectory import GIVES, Trajectory, join
+from lfpo.core.trajectory import GIVES, Trajectory
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.placement import narrow_matrices
 from lfpo.models.policies import load_policies, ready_to_sample

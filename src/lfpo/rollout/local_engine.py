@@ -8,12 +8,13 @@ from typing import Any
 from lfpo.config.reveal import own_rule
 from lfpo.config.sampler import DEFAULT_LENGTH
 from lfpo.config.train import LFPOConfig
+from lfpo.core.completions import join
 from lfpo.core.denoise import Finished, Forwarded, denoise
 from lfpo.core.engine import Request, Ticket, Version
 from lfpo.core.hooks import Hook
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.rule import Rule
-from lfpo.core.trajectory import GIVES, Trajectory, join
+from lfpo.core.trajectory import GIVES, Trajectory
 from lfpo.rollout.reveal import RULES
 from lfpo.rollout.variants import run_canvases, variant
 

@@ -18,12 +18,13 @@ from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives
 from lfpo.core.batch import ScoredRollouts
+from lfpo.core.completions import join, tensor_fields
 from lfpo.core.denoise import Finished
 from lfpo.core.engine import AsyncEngine, Engine, Request, Ticket
 from lfpo.core.observer import Observer
 from lfpo.core.rollouts import FreshRollouts
 from lfpo.core.structure import Structure
-from lfpo.core.trajectory import Trajectory, join, tensor_fields
+from lfpo.core.trajectory import Trajectory
 from lfpo.models.tensor_files import save_tensors
 from lfpo.rollout.canvas import CanvasTrajectory
 from lfpo.rollout.edits import EditedTrajectory
