@@ -15,6 +15,7 @@ from unittest import mock
 import torch
 
 from lfpo.base.measure import timed
+from lfpo.core.doubled import noised_hidden, training_structure
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.structure import Structure
 from lfpo.models import init_model
@@ -55,8 +56,8 @@ def measured(
     prompts, tokens = torch.full((rows,), prompt, device=model.device), list[int]()
 
     def run() -> None:
-        found, clean = model.noised_hidden(
-            noised, ids, torch.ones_like(ids), prompts, structure=model.training_structure
+        found, clean = noised_hidden(
+            model, noised, ids, torch.ones_like(ids), prompts, structure=training_structure(model)
         )
         tokens.append(found.shape[1] + clean.shape[1])
         (found[:, -completion:].float().square().mean() + clean.float().square().mean()).backward()

@@ -13,6 +13,7 @@ from golden_families import FOLDER
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.sft import SFTConfig
+from lfpo.core.doubled import noised_hidden, training_structure
 from lfpo.core.learner import accumulate_gradients
 from lfpo.core.predictions import Predictions
 from lfpo.core.rng import generator
@@ -217,8 +218,8 @@ def test_block_justgrpo_multiplies_the_probabilities_of_its_steps(first_token: s
         block = own + [model.mask_id] * (BLOCK - len(own))
         clean, prompt = torch.tensor([context + block]), torch.tensor([len(context)])
         with torch.no_grad():
-            noised, causal = model.noised_hidden(
-                clean, clean, torch.ones_like(clean), prompt, structure=model.training_structure
+            noised, causal = noised_hidden(
+                model, clean, clean, torch.ones_like(clean), prompt, structure=training_structure(model)
             )
             led = first_token == "causal" and place == start
             state = causal[0, len(context) - 1] if led else noised[0, place - start]
@@ -271,8 +272,13 @@ def test_lfpo_shows_first_tokens_and_predicts_them_from_the_context(
         clean = views.labels[view : view + 1, start:block]
         shown = torch.cat([clean, views.input_ids[view : view + 1, block : block + BLOCK]], dim=1)
         with torch.no_grad():
-            noised, causal = model.noised_hidden(
-                shown, shown, torch.ones_like(shown), torch.tensor([block - start]), structure=model.training_structure
+            noised, causal = noised_hidden(
+                model,
+                shown,
+                shown,
+                torch.ones_like(shown),
+                torch.tensor([block - start]),
+                structure=training_structure(model),
             )
         led = first_token == "causal" and place % BLOCK == 0
         state = causal[0, block - start - 1] if led else noised[0, place % BLOCK]
@@ -326,9 +332,10 @@ def test_supervised_loss_is_the_masked_one_and_that_of_each_next_token(model: Ma
         size, first, clean = len(completion), len(prompt), torch.tensor([prompt + completion])
         masked = torch.rand(size, generator=generator(root, i)) < t_B[i]
         hide = torch.cat([torch.zeros(first).bool(), masked])
-        noised, causal = model.noised_hidden(
+        noised, causal = noised_hidden(
+            model,
             *(clean.masked_fill(hide, model.mask_id), clean, torch.ones_like(clean), torch.tensor([first])),
-            structure=model.training_structure,
+            structure=training_structure(model),
         )
         cross_entropy = torch.nn.functional.cross_entropy
         labels = clean[0, first:]
@@ -358,8 +365,8 @@ def test_the_bound_of_an_answer_is_that_of_its_masked_blocks(model: MaskedDiffus
     def logp(shown: list[int]) -> torch.Tensor:
         """Of the answer's tokens, with those of `shown` that are not the mask."""
         row = torch.tensor([prompt + shown + [model.mask_id] * (BLOCK - 2)])
-        noised, _ = model.noised_hidden(
-            row, row, torch.ones_like(row), torch.tensor([len(prompt)]), structure=model.training_structure
+        noised, _ = noised_hidden(
+            model, row, row, torch.ones_like(row), torch.tensor([len(prompt)]), structure=training_structure(model)
         )
         return model.head(noised[0, :2]).log_softmax(-1)[torch.arange(2), torch.tensor(answer)]
 

@@ -8,6 +8,7 @@ import torch
 from torch.nn.attention.flex_attention import create_mask
 
 from golden_families import FOLDER, golden, golden_io
+from lfpo.core.doubled import noised_hidden, training_structure
 from lfpo.core.structure import CAUSAL, FULL, Doubled, Structure
 from lfpo.models import load_model
 
@@ -100,7 +101,7 @@ def test_masks_and_logits_are_those_of_the_published_code(family: str, block: in
     noised, clean = io["double.ids"].chunk(2, dim=1)
     structure, real, prompt = Structure(block, doubled=True), torch.ones_like(clean).bool(), torch.tensor([1])
     assert torch.equal(structure.dense(real, Doubled(prompt, clean.shape[1]))[0], io["double.mask"])
-    found = model.noised_hidden(noised, clean, real, prompt, structure=structure)
+    found = noised_hidden(model, noised, clean, real, prompt, structure=structure)
     torch.testing.assert_close(model.head(torch.cat(found, dim=1)), io["double.logits"], rtol=0, atol=1e-4)
 
 
@@ -119,7 +120,7 @@ def test_blocks_over_a_causal_context_have_the_golden_logits():
     prompt = torch.tensor([len(case["prompt"]) for case in cases])
     noised, clean = padded("noised"), padded("clean")
     real = torch.arange(width) >= width - torch.tensor([[len(c["prompt"] + c["clean"])] for c in cases])
-    found, context = model.noised_hidden(noised, clean, real, prompt, structure=model.training_structure)
+    found, context = noised_hidden(model, noised, clean, real, prompt, structure=training_structure(model))
     assert found.shape[1] == max(len(case["clean"]) for case in cases)
     for row, case in enumerate(cases):
         size = len(case["clean"])

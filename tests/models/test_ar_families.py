@@ -12,6 +12,7 @@ from lfpo.cli.command_line import main
 from lfpo.config.errors import UserError
 from lfpo.config.models import LoraSettings
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core.doubled import noised_hidden, training_structure
 from lfpo.core.structure import Structure
 from lfpo.models import load_model, load_tokenizer, save_model
 from lfpo.models.families import family_of
@@ -130,7 +131,7 @@ def test_training_predicts_each_block_from_the_states_of_a_rollout(shift: str, t
     masked = torch.full_like(ids, model.mask_id)
     with torch.no_grad():
         prompt = torch.tensor([1, 1])  # in the first block, so that all tokens are noised
-        together, _ = model.noised_hidden(masked, ids, real, prompt, structure=model.training_structure)
+        together, _ = noised_hidden(model, masked, ids, real, prompt, structure=training_structure(model))
         for row, first in ((0, 0), (1, 3)):
             for start in range(first + 4, 13, 4):
                 shown = torch.cat([ids[:, :start], masked[:, start:]], dim=1)

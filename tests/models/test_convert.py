@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from autoregressive import MODELS, SPECIAL, VOCAB, causal_logits, write_source
 from lfpo.cli.command_line import main
+from lfpo.core.doubled import training_structure
 from lfpo.models import load_model, load_tokenizer, save_model
 from lfpo.models import tensor_files as files_module
 from lfpo.models.mask_token import MASK
@@ -81,7 +82,7 @@ def test_blocks_are_written_and_attended_to(tmp_path: Path):
     assert model.block_length == 4
     ids, other = random_ids(1, 12), random_ids(1, 12)
     other[:, 8:] = (other[:, 8:] + 1) % 256
-    structure = type(model.training_structure)(4)
+    structure = type(training_structure(model))(4)
     first, second = (model.hidden(x, structure=structure) for x in (ids, other))
     torch.testing.assert_close(first[:, :8], second[:, :8])
     assert not torch.allclose(first[:, 9:], second[:, 9:])

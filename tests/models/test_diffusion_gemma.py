@@ -11,6 +11,7 @@ import torch
 from lfpo.cli.command_line import main
 from lfpo.config.errors import UserError
 from lfpo.config.models import LoraSettings
+from lfpo.core.doubled import expected_embeddings, noised_hidden, training_structure
 from lfpo.core.model import NO_MASK
 from lfpo.core.predictions import one_pass
 from lfpo.core.structure import CAUSAL
@@ -42,13 +43,14 @@ def test_logits_are_transformers(checkpoint: Path, conditioned: bool):
     ours, theirs = both(checkpoint)
     clean, noised = rows()
     before = torch.randn(2, 2 * CANVAS, VOCABULARY, generator=torch.Generator().manual_seed(1)) * 3
-    conditioning = ours.conditioning(before) if conditioned else None
-    states, _ = ours.noised_hidden(
+    conditioning = expected_embeddings(ours, before) if conditioned else None
+    states, _ = noised_hidden(
+        ours,
         noised,
         clean,
         torch.ones_like(clean),
         torch.tensor([PROMPT, PROMPT]),
-        structure=ours.training_structure,
+        structure=training_structure(ours),
         conditioning_BND=conditioning,
     )
     logits = ours.head(states)
@@ -73,20 +75,21 @@ def test_states_of_the_context_are_transformers_encoder(checkpoint: Path):
 @torch.no_grad()
 def test_padding_and_prompts_of_other_lengths_change_nothing(checkpoint: Path):
     ours, _ = both(checkpoint)
-    (clean, noised), structure = rows(), ours.training_structure
+    (clean, noised), structure = rows(), training_structure(ours)
     cut = 4  # the second row's prompt is shorter by so many tokens, padded on the left
     mask = torch.ones_like(clean)
     mask[1, :cut] = 0
     padding = mask == 0
-    together, _ = ours.noised_hidden(
+    together, _ = noised_hidden(
+        ours,
         noised.masked_fill(padding, PAD),
         clean.masked_fill(padding, PAD),
         mask,
         torch.tensor([PROMPT, PROMPT - cut]),
         structure=structure,
     )
-    alone, _ = ours.noised_hidden(
-        noised[1:, cut:], clean[1:, cut:], mask[1:, cut:], torch.tensor([PROMPT - cut]), structure=structure
+    alone, _ = noised_hidden(
+        ours, noised[1:, cut:], clean[1:, cut:], mask[1:, cut:], torch.tensor([PROMPT - cut]), structure=structure
     )
     torch.testing.assert_close(together[1:], alone, rtol=0, atol=1e-5)
 
@@ -97,9 +100,11 @@ def test_no_conditioning_is_a_signal_of_zeros_and_not_zero_logits(checkpoint: Pa
     clean, noised = rows()
     real, prompts = torch.ones_like(clean), torch.tensor([PROMPT, PROMPT])
     zero = torch.zeros(2, 2 * CANVAS, 32)
-    uniform = ours.conditioning(torch.zeros(2, 2 * CANVAS, VOCABULARY))
+    uniform = expected_embeddings(ours, torch.zeros(2, 2 * CANVAS, VOCABULARY))
     states = [
-        ours.noised_hidden(noised, clean, real, prompts, structure=ours.training_structure, conditioning_BND=signal)[0]
+        noised_hidden(ours, noised, clean, real, prompts, structure=training_structure(ours), conditioning_BND=signal)[
+            0
+        ]
         for signal in (None, zero, uniform)
     ]
     assert torch.equal(states[0], states[1])
@@ -152,8 +157,13 @@ def test_routers_are_measured_and_the_experts_are_ours(checkpoint: Path):
     assert len(routers(model.backbone)) == 4
     clean, noised = rows()
     with one_pass([model]) as measures:
-        states, _ = model.noised_hidden(
-            noised, clean, torch.ones_like(clean), torch.tensor([PROMPT] * 2), structure=model.training_structure
+        states, _ = noised_hidden(
+            model,
+            noised,
+            clean,
+            torch.ones_like(clean),
+            torch.tensor([PROMPT] * 2),
+            structure=training_structure(model),
         )
         model.head(states).sum().backward()
     assert {"router/entropy", "router/max_load"} <= measures.keys()

@@ -14,6 +14,7 @@ from lfpo.cli.command_line import main
 from lfpo.config.errors import UserError
 from lfpo.config.models import LoraSettings
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core.doubled import noised_hidden, training_structure
 from lfpo.core.engine import Ticket
 from lfpo.core.structure import CAUSAL
 from lfpo.models import init_model, load_model, load_tokenizer, save_model
@@ -99,7 +100,7 @@ def test_an_export_loads_in_transformers_as_an_autoregressive_model_and_comes_ba
     noised = ids.clone()
     noised[:, 20::3] = model.mask_id
     states = [
-        m.noised_hidden(noised, ids, torch.ones_like(ids), torch.tensor([16, 18]), structure=m.training_structure)
+        noised_hidden(m, noised, ids, torch.ones_like(ids), torch.tensor([16, 18]), structure=training_structure(m))
         for m in (model, back)
     ]
     for ours, its in zip(*states, strict=True):

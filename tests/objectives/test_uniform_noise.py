@@ -8,6 +8,7 @@ import torch
 
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core.doubled import noised_hidden
 from lfpo.core.lfpo import LFPO
 from lfpo.core.model import NO_MASK, MaskedDiffusionLM
 from lfpo.core.predictions import Predictions
@@ -138,14 +139,13 @@ def test_policies_see_one_conditioning_and_equal_ones_agree(
     states: str,
 ):
     views, signals = views_of("lfpo", rollouts, states=states, timesteps=3), []
-    run = MaskedDiffusionLM.noised_hidden
 
     def recorded(self: MaskedDiffusionLM, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("conditioning_BND") is not None:
             signals.append((self, kwargs["conditioning_BND"]))
-        return run(self, *args, **kwargs)
+        return noised_hidden(self, *args, **kwargs)
 
-    monkeypatch.setattr(MaskedDiffusionLM, "noised_hidden", recorded)
+    monkeypatch.setattr("lfpo.core.predictions.noised_hidden", recorded)
     equal = Predictions(views, {CURRENT: model, OLD: model.frozen_copy()})
     assert torch.equal(equal.logp(CURRENT), equal.logp(OLD))
     signals.clear()

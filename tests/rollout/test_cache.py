@@ -124,7 +124,7 @@ def test_compiled_windows_are_the_same_and_few(family: str, settings: dict, monk
     sampler = SamplerConfig(gen_length=8, block_length=4, temperature=1.0, **settings)
     plain = rollout(model, prompts, sampler, range(len(prompts)), rollout_tokens=80)
     seen: set[Any] = set()
-    body = model._compiled_body()
+    body = model.compiled_body()
 
     def watched(**inputs: Any) -> Any:
         rows, width = inputs["input_ids"].shape

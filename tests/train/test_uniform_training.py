@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from lfpo.cli.command_line import main
 from lfpo.config.sft import SFTConfig
+from lfpo.core.doubled import expected_embeddings, noised_hidden, training_structure
 from lfpo.core.rng import generator
 from lfpo.models import load_model
 from lfpo.train.rl import LFPOTrainer
@@ -70,9 +71,9 @@ def test_a_supervised_step_is_the_one_written_by_hand(checkpoint: Path, tmp_path
         signal = None
         if noise.conditioned:
             with torch.no_grad():
-                first, _ = model.noised_hidden(*given, structure=model.training_structure)
-                signal = model.conditioning(model.head(first))
-        states, _ = model.noised_hidden(*given, structure=model.training_structure, conditioning_BND=signal)
+                first, _ = noised_hidden(model, *given, structure=training_structure(model))
+                signal = expected_embeddings(model, model.head(first))
+        states, _ = noised_hidden(model, *given, structure=training_structure(model), conditioning_BND=signal)
         losses = F.cross_entropy(model.head(states)[0], torch.tensor(completion), reduction="none")
         total = total + (losses.mean() if loss_weight == "1/t" else losses[hidden].sum() / hidden.sum().clamp(min=1))
         conditioned.append(noise.conditioned)

@@ -14,13 +14,12 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from lfpo.config.errors import UserError
+from lfpo.core.compiled import compiled_for_shapes
 from lfpo.core.head import Precision, capped, gather_head, logits, precision_of
 from lfpo.core.roles import CURRENT
 from lfpo.core.structure import FULL, Doubled, Structure
 
 NO_MASK = -1  # mask_id of a model whose noise is uniform over the vocabulary: no token
-MOST_SHAPES = 512  # that a body is compiled for; torch runs further ones uncompiled
 
 
 class MaskedDiffusionLM(nn.Module):
@@ -108,12 +107,6 @@ class MaskedDiffusionLM(nn.Module):
         """The same with a sampler's block length, where the model has blocks."""
         return dataclasses.replace(self.structure, block_length=block_length) if self.block_length else FULL
 
-    @property
-    def training_structure(self) -> Structure:
-        """The same in forwards that predict masked tokens of known rows, as in training: with blocks in the doubled
-        layout."""
-        return dataclasses.replace(self.structure, doubled=self.block_length is not None)
-
     def hidden(
         self,
         input_ids_BL: torch.Tensor,
@@ -128,7 +121,7 @@ class MaskedDiffusionLM(nn.Module):
         attention_mask_BL: 1 or True for real tokens (None: all are real). Padding may be on both sides: it is not
             attended to, and positions are counted from each row's first real token.
         cache: takes all keys and values (see KeyValueCache.fill).
-        structure: which tokens attend to which; for the doubled layout see `noised_hidden`.
+        structure: which tokens attend to which; for the doubled layout see lfpo.core.doubled.
         compiled: run the body through torch.compile, which compiles once for each input shape.
         """
         position_ids = mask = None
@@ -139,57 +132,14 @@ class MaskedDiffusionLM(nn.Module):
         # Without zeros full attention needs no mask. On a GPU `all` would wait for the device, so it has one there.
         if attention_mask_BL is not None and (needed or attention_mask_BL.is_cuda or not bool(attention_mask_BL.all())):
             position_ids = structure.positions(attention_mask_BL)
-            mask = self._mask(structure, attention_mask_BL.bool())
+            mask = self.mask(structure, attention_mask_BL.bool())
         weights_dtype = self.dtype  # the body may run in another
         hidden = self.body(
             compiled, input_ids=input_ids_BL, attention_mask=mask, position_ids=position_ids, past_key_values=cache
         )
         return (shifted(hidden) if self.family.shift else hidden).to(weights_dtype)
 
-    def noised_hidden(
-        self,
-        noised_BL: torch.Tensor,
-        clean_BL: torch.Tensor,
-        attention_mask_BL: torch.Tensor,
-        prompt_B: torch.Tensor,
-        *,
-        structure: Structure,
-        conditioning_BND: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`hidden` of the last N columns of noised rows, [B, N, D], and of the clean rows, [B, L, D].
-
-        In the doubled layout one forward of N + L tokens gives both; N holds all completions. In full attention the
-        noised rows are run alone: N is L, and the second tensor is the first.
-        clean_BL: the same rows without noise. prompt_B: prompt tokens of each row, which are not noised. Both are read
-        in the doubled layout only. With the logit shift a block's first token is predicted by the token before it,
-        whose block is finished: by the clean rows, as in rollouts.
-        conditioning_BND: for uniform noise, what `conditioning` gives of an earlier prediction of the noised columns; 0
-            where a row has none.
-        """
-        if not structure.doubled:
-            hidden = self.hidden(noised_BL, attention_mask_BL)
-            return hidden, hidden
-        real_BL = attention_mask_BL.bool()
-        padding_B = real_BL.int().argmax(-1)
-        start = int((padding_B + structure.first_noised(prompt_B)).min())
-        doubled, position_BL = Doubled(prompt_B, real_BL.shape[1] - start), structure.positions(real_BL)
-        canvas: dict[str, Any] = {}
-        if self.uniform:
-            canvas = {"canvas": doubled.noised, "conditioning": conditioning_BND}
-        hidden = self.body(
-            input_ids=torch.cat([noised_BL[:, start:], clean_BL], dim=1),
-            attention_mask=self._mask(structure, real_BL, doubled),
-            position_ids=torch.cat([position_BL[:, start:], position_BL], dim=1),
-            **canvas,
-        )
-        hidden = (shifted(hidden) if self.family.shift else hidden).to(self.dtype)
-        noised, clean = hidden.split([doubled.noised, real_BL.shape[1]], dim=1)
-        if self.family.shift and structure.block_length is not None:
-            first_BN = position_BL[:, start:] % structure.block_length == 0
-            noised = torch.where(first_BN[..., None], clean[:, start:], noised)
-        return noised, clean
-
-    def _mask(self, structure: Structure, real_BL: torch.Tensor, doubled: Doubled | None = None) -> Any:
+    def mask(self, structure: Structure, real_BL: torch.Tensor, doubled: Doubled | None = None) -> Any:
         """The attention mask, or with uniform noise one for each kind of layers."""
         if not self.uniform:
             return structure.mask(real_BL, self.body_dtype, doubled)
@@ -201,14 +151,6 @@ class MaskedDiffusionLM(nn.Module):
         windows = {"full_attention": None, "sliding_attention": self.backbone.config.sliding_window}
         return {kind: dataclasses.replace(structure, window=window) for kind, window in windows.items()}
 
-    @torch.no_grad()
-    def conditioning(self, logits: torch.Tensor) -> torch.Tensor:
-        """What conditions the next prediction of a canvas on this one: the expected embeddings [..., D] of its tokens
-        under softmax(logits [..., V]), in the weights' dtype, scaled as embeddings are."""
-        weight = self.head_weight
-        expected = logits.softmax(-1, dtype=torch.float32).to(weight.dtype) @ weight
-        return expected * torch.tensor(self.backbone.config.hidden_size**0.5).to(weight.dtype)
-
     def body(self, compiled: bool = False, **inputs: Any) -> torch.Tensor:
         """The body's last hidden states, with this policy's adapter; between forwards CURRENT is active."""
         other = None if self.adapter == CURRENT else self.adapter
@@ -219,22 +161,18 @@ class MaskedDiffusionLM(nn.Module):
             in_bfloat16 = torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
         try:
             with in_bfloat16:
-                body = self._compiled_body() if compiled else self.backbone.model
+                body = self.compiled_body() if compiled else self.backbone.model
                 hidden: torch.Tensor = body(use_cache=False, **inputs).last_hidden_state
         finally:
             if other is not None and self.switch_adapter is not None:
                 self.switch_adapter(self.backbone, CURRENT)
         return hidden
 
-    def _compiled_body(self) -> Any:
-        """The body through torch.compile with static shapes; on a GPU each shape is replayed as a CUDA graph."""
+    def compiled_body(self) -> Any:
+        """The body through torch.compile, made at the first call."""
         if self._compiled is None:
-            config: Any = torch._dynamo.config
-            for limit in ("recompile_limit", "accumulated_recompile_limit"):
-                setattr(config, limit, max(MOST_SHAPES, getattr(config, limit)))
-            mode = "reduce-overhead" if self.device.type == "cuda" else "default"
             # In a list, so that torch does not register the compiled body as a second set of parameters.
-            self._compiled = [torch.compile(self.backbone.model, dynamic=False, mode=mode)]
+            self._compiled = [compiled_for_shapes(self.backbone.model, self.device)]
         return self._compiled[0]
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -313,15 +251,6 @@ def shifted(hidden_BLD: torch.Tensor) -> torch.Tensor:
     """Hidden states, each moved to the token that it predicts, where that is the next one."""
     # Position 0 has no predecessor. Its prediction is never used, because completions follow a prompt.
     return torch.cat([hidden_BLD[:, :1], hidden_BLD[:, :-1]], dim=1)
-
-
-def check_masks(model: MaskedDiffusionLM, what: str) -> None:
-    """Raise UserError, beginning with `what`, for a model that was not trained to fill in masks."""
-    if model.uniform:
-        raise UserError(
-            f"{what} needs a model that fills in masks, and {model.family.name} models have none: their noise is "
-            "uniform over the vocabulary"
-        )
 
 
 def saved_buffers(backbone: nn.Module) -> list[tuple[str, torch.Tensor]]:

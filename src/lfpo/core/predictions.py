@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 
+from lfpo.core.doubled import noised_hidden
 from lfpo.core.fused import in_chunks, logp_of_labels
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.roles import CURRENT, OLD
@@ -90,7 +91,8 @@ class Predictions:
             self._signal = views.condition(self.policies[OLD], views)
             assert views.temperature is not None
             self.ran.append((OLD, views.select((views.temperature > 0).any(-1))))
-        noised_SND, clean_SLD = model.noised_hidden(
+        noised_SND, clean_SLD = noised_hidden(
+            model,
             views.input_ids,
             clean_SL,
             views.attention_mask,

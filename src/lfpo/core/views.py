@@ -45,7 +45,7 @@ class Views:
         or all that were revealed.
     sampler: the settings the rollouts were drawn with. mask_id: the mask token.
     structure: how tokens attend to each other in the forward of these inputs. In the doubled layout `clean` stands
-        beside the noised columns (see MaskedDiffusionLM.noised_hidden).
+        beside the noised columns (see lfpo.core.doubled.noised_hidden).
     clean [S, L]: the clean tokens, where a label is not the final token; None: the labels.
     from_clean [S, L]: targets that the clean tokens before them predict, by the shifted logits of the causal context;
         None: none.

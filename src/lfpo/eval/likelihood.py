@@ -20,13 +20,14 @@ import torch
 from torch.nn import functional as F
 
 from lfpo.config.errors import UserError
+from lfpo.core.doubled import noised_hidden, training_structure
 from lfpo.core.fused import in_chunks
-from lfpo.core.model import check_masks
 from lfpo.core.noise import uniform
 from lfpo.core.rng import key
 from lfpo.core.structure import Structure
 from lfpo.core.views import pack_by_tokens
 from lfpo.models import MaskedDiffusionLM
+from lfpo.models.mask_token import check_masks
 
 # Purposes of random numbers.
 COUNTS, MASKS = range(2)
@@ -131,7 +132,7 @@ def likelihood_bounds(
     total = torch.zeros(len(pairs), dtype=torch.float64)
     widths = torch.tensor([_width(model, pair) for pair in pairs])
     prompts = torch.tensor([len(pair.prompt) for pair in pairs])
-    lengths = model.training_structure.tokens(widths, prompts).tolist()
+    lengths = training_structure(model).tokens(widths, prompts).tolist()
     for pack in pack_by_tokens([lengths[i] for i, *_ in copies], tokens):
         index, masked, weights = zip(*(copies[k] for k in pack), strict=True)
         summed = _weighted_logp(model, [pairs[i] for i in index], masked, weights, cfg_scale)
@@ -174,7 +175,7 @@ def _weighted_logp(
     def hidden_of(hidden_tokens_BL: torch.Tensor) -> torch.Tensor:
         """States of the targets, where the tokens `hidden_tokens_BL` of both halves are masked."""
         shown, before = (x.masked_fill(hidden_tokens_BL, model.mask_id) for x in (noised, clean))
-        states, _ = model.noised_hidden(shown, before, attention, prompt.sum(-1), structure=model.training_structure)
+        states, _ = noised_hidden(model, shown, before, attention, prompt.sum(-1), structure=training_structure(model))
         return states[target[:, -states.shape[1] :]]
 
     hidden = [hidden_of(torch.zeros_like(prompt)), clean[target]]

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from lfpo.config.errors import UserError
+from lfpo.core.model import MaskedDiffusionLM
 
 MASK = "<|mask|>"  # the text that dllm's loader gives the mask token of a2d models
 # What authors call tokens that they keep for later, such as <|reserved_special_token_0|> and <empty_output>.
@@ -83,3 +84,12 @@ def renamed(tokenizer: Any, old: str, new: str) -> Any:
         mask_token=new,
         **roles,
     )
+
+
+def check_masks(model: MaskedDiffusionLM, what: str) -> None:
+    """Raise UserError, beginning with `what`, for a model that was not trained to fill in masks."""
+    if model.uniform:
+        raise UserError(
+            f"{what} needs a model that fills in masks, and {model.family.name} models have none: their noise is "
+            "uniform over the vocabulary"
+        )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from lfpo.core.doubled import expected_embeddings, noised_hidden
 from lfpo.core.fused import rows_of_a_chunk
 from lfpo.core.model import NO_MASK, MaskedDiffusionLM
 from lfpo.core.noise import uniform
@@ -61,7 +62,7 @@ def conditioning(
     temperature_BL: torch.Tensor,
     structure: Structure,
 ) -> torch.Tensor:
-    """`conditioning_BND` of MaskedDiffusionLM.noised_hidden: what the model predicts, itself unconditioned, of the
+    """`conditioning_BND` of lfpo.core.doubled.noised_hidden: what the model predicts, itself unconditioned, of the
     noised tokens before_BL, at a temperature. Where that is 0, so is the signal: there is none.
 
     One forward of the rows that have a temperature above 0. Of the first row where none has: with split weights a
@@ -69,14 +70,14 @@ def conditioning(
     """
     some = temperature_BL.any(-1)
     some[0] |= ~some.any()
-    states, _ = model.noised_hidden(
-        before_BL[some], clean_BL[some], attention_mask_BL[some], prompt_B[some], structure=structure
+    states, _ = noised_hidden(
+        model, before_BL[some], clean_BL[some], attention_mask_BL[some], prompt_B[some], structure=structure
     )
     temperature = temperature_BL[some][:, -states.shape[1] :]
     parts, size = [], rows_of_a_chunk(states.device, model.vocab_size)
     at = temperature > 0
     for hidden, t in zip(states[at].split(size), temperature[at].split(size), strict=True):
-        parts.append(model.conditioning((model.head(hidden) / t[:, None]).to(model.dtype)))
+        parts.append(expected_embeddings(model, (model.head(hidden) / t[:, None]).to(model.dtype)))
     signal = torch.zeros_like(states).masked_scatter(at[..., None], torch.cat(parts))
     columns = before_BL.shape[1] - int((attention_mask_BL.int().argmax(-1) + structure.first_noised(prompt_B)).min())
     out = signal.new_zeros(len(before_BL), columns, signal.shape[-1])

@@ -10,6 +10,7 @@ from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.config.training import moment_bytes
+from lfpo.core.doubled import training_structure
 from lfpo.core.forward import PIECE_TOKENS, rows_in_flight
 from lfpo.core.fused import CHUNK_ELEMENTS as LOSS_ELEMENTS
 from lfpo.core.head import CAST_ELEMENTS, input_dtype, precision_of
@@ -80,7 +81,7 @@ class Estimate:
         self.prompt_length, self.completion = prompt_length, self.sampler.gen_length or 0
         self.length = prompt_length + self.completion
         # Tokens of a view's forward, and the pairs of them that attend to each other.
-        self.structure, doubled = model.structure, model.training_structure
+        self.structure, doubled = model.structure, training_structure(model)
         length, prompt = torch.tensor([self.length]), torch.tensor([prompt_length])
         self.view_tokens, self.view_pairs = int(doubled.tokens(length, prompt)), float(doubled.pairs(length, prompt))
 

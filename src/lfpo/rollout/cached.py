@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core.doubled import noised_hidden
 from lfpo.core.forward import (
     ActiveRows,
     Forward,
@@ -226,7 +227,7 @@ class DoubledForward(Forward):
         """As that of Forward; of rows that are storing the first state predicts the first token of the next block."""
         ids, mask, _ = self._inputs(active, row_ids)
         structure, prompt_B = dataclasses.replace(self.structure, doubled=True), active.prompt_mask.sum(-1)
-        noised, clean = self.model.noised_hidden(ids, ids, mask, prompt_B, structure=structure)
+        noised, clean = noised_hidden(self.model, ids, ids, mask, prompt_B, structure=structure)
         active.queries += torch.where(active.done, 0, structure.tokens(mask.sum(-1), prompt_B))
         row = torch.arange(len(ids), device=ids.device)[:, None]
         block = torch.minimum(active.block, active.blocks - 1)

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.attention import mask_bias
 from lfpo.core.completions import join
+from lfpo.core.doubled import expected_embeddings
 from lfpo.core.draw import inverse_cdf
 from lfpo.core.forward import left_pad
 from lfpo.core.fused import rows_of_a_chunk
@@ -339,7 +340,7 @@ class _Rows:
                     torch.special.entr(logits.softmax(-1)).sum(-1),
                     sure.gather(1, best[:, None]).squeeze(1),
                     torch.special.entr(sure).sum(-1),
-                    model.conditioning(logits.to(model.dtype)),
+                    expected_embeddings(model, logits.to(model.dtype)),
                 )
             )
         shape = noise_AK.shape

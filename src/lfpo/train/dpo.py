@@ -17,7 +17,6 @@ from lfpo.core import collectives
 from lfpo.core.batch_metrics import means_of_sums
 from lfpo.core.forward import left_pad
 from lfpo.core.learner import accumulate_gradients
-from lfpo.core.model import check_masks
 from lfpo.core.observer import Observer
 from lfpo.core.optim import set_lr, step_if_finite
 from lfpo.core.passes import logp_at_targets
@@ -26,6 +25,7 @@ from lfpo.core.roles import BASE, CURRENT
 from lfpo.core.trajectory import Trajectory, of_completions
 from lfpo.core.views import Pass, Views
 from lfpo.models import MaskedDiffusionLM
+from lfpo.models.mask_token import check_masks
 from lfpo.models.policies import load_policies
 from lfpo.objectives.vrpo import VRPO, elbos
 from lfpo.plan.flops import pass_flops

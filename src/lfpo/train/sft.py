@@ -23,6 +23,7 @@ from lfpo.config.errors import UserError
 from lfpo.config.sft import SFTConfig
 from lfpo.config.training import examples_length
 from lfpo.core import collectives
+from lfpo.core.doubled import noised_hidden, training_structure
 from lfpo.core.encoding import encode_prompt, misfit
 from lfpo.core.forward import left_pad
 from lfpo.core.fused import rectified_sum
@@ -160,7 +161,7 @@ def accumulate_sft_gradients(
     root = int(torch.randint(2**62, (), generator=rng))
     noise = {i: noise_of(model, len(completion), generator(root, i)) for i, (_, completion) in batch.items()}
     indices, rows = list(batch), [prompt + completion for prompt, completion in batch.values()]
-    structure = model.training_structure
+    structure = training_structure(model)
     prompts = torch.tensor([len(prompt) for prompt, _ in batch.values()])
     lengths = structure.tokens(torch.tensor([len(row) for row in rows]), prompts).tolist()
     has_next = has_next_loss(model)
@@ -204,11 +205,11 @@ def accumulate_sft_gradients(
 
 def loss_of(model: MaskedDiffusionLM, p: Pass) -> torch.Tensor:
     """The weighted cross-entropies of a pass, summed."""
-    structure, signal = model.training_structure, None
+    structure, signal = training_structure(model), None
     if model.uniform:
         signal = conditioning(model, p.noised, p.clean, p.attention, p.prompt_B, p.temperature, structure)
-    noised_BND, clean_BLD = model.noised_hidden(
-        p.noised, p.clean, p.attention, p.prompt_B, structure=structure, conditioning_BND=signal
+    noised_BND, clean_BLD = noised_hidden(
+        model, p.noised, p.clean, p.attention, p.prompt_B, structure=structure, conditioning_BND=signal
     )
     width = noised_BND.shape[1]
     at = p.scored[:, -width:]
