@@ -9,6 +9,7 @@ from torch.nn.attention import SDPBackend
 from cuda_stand_in import cuda_stand_in
 from lfpo.core import attention
 from lfpo.core.attention import bidirectional_attention
+from lfpo.core.structure import mask_bias
 
 # What each case of attention runs on: dtype, heads of keys, masked -> kernel on a GPU.
 KERNELS = [
@@ -29,7 +30,7 @@ def attention_case(dtype: torch.dtype, kv_heads: int, masked: bool, window: int,
     made: list[Any] = [torch.randn(2, h, n, 8, generator=rng).to(device, dtype) for h, n in shapes]
     real = torch.ones(2, 11, dtype=torch.bool)
     real[0, :3] = False
-    return [*made, attention.mask_bias(real.to(device)[:, None, None], dtype) if masked else None]
+    return [*made, mask_bias(real.to(device)[:, None, None], dtype) if masked else None]
 
 
 def by_hand(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
@@ -64,7 +65,7 @@ def test_grouped_queries_may_each_see_other_keys(window: int):
     expected = bidirectional_attention(torch.nn.Identity(), query, key, value, seen, scaling=0.3)[0]
     with cuda_stand_in() as gpu:
         query, key, value = query.to("cuda"), key.to("cuda"), value.to("cuda")
-        mask = attention.mask_bias(seen.to("cuda"), torch.float32)
+        mask = mask_bias(seen.to("cuda"), torch.float32)
         found = bidirectional_attention(torch.nn.Identity(), query, key, value, mask, scaling=0.3)[0].cpu()
     assert gpu.backends == [SDPBackend.EFFICIENT_ATTENTION]
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from letters import Table, rollouts
-from lfpo.core.measures import Measures, measure_targets, ratio_measures, sum_and_count
+from lfpo.core.measures import Measures, measure_targets, sum_and_count
 from lfpo.core.predictions import Predictions
 from lfpo.core.roles import CURRENT, OLD
 from lfpo.core.views import fully_masked
+from lfpo.objectives.policy_gradient import ratio_measures
 
 
 def means(measures: Measures) -> dict[str, float]:

@@ -33,12 +33,7 @@ from lfpo.core.batch_metrics import (
 )
 from lfpo.core.learner import accumulate_gradients, optimizer_blocks, share_with_signal
 from lfpo.core.lfpo import LFPO
-from lfpo.core.measures import (
-    Measures,
-    add_measures,
-    measure_targets,
-    ratio_measures,
-)
+from lfpo.core.measures import Measures, add_measures, measure_targets
 from lfpo.core.observer import Observer
 from lfpo.core.optim import step_if_finite
 from lfpo.core.predictions import Predictions
@@ -48,6 +43,7 @@ from lfpo.models import load_model
 from lfpo.models.experts import routers
 from lfpo.models.router_measures import watched_routers
 from lfpo.objectives import make_objective
+from lfpo.objectives.policy_gradient import ratio_measures
 from lfpo.rewards import Rewards
 from lfpo.rollout.edits import EditedTrajectory
 from lfpo.runs.context import Context

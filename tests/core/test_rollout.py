@@ -14,7 +14,8 @@ from lfpo.config.build import build
 from lfpo.config.errors import UserError
 from lfpo.config.reveal import needs
 from lfpo.config.sampler import SamplerConfig
-from lfpo.core.forward import FORWARD_TOKENS, bucket, pieces
+from lfpo.core.compiled import bucket
+from lfpo.core.forward import FORWARD_TOKENS, pieces
 from lfpo.core.noise import uniform
 from lfpo.core.rule import PLAN, Proposal, Reveal, Rule
 from lfpo.core.structure import FULL

@@ -9,8 +9,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from gpu.rows import Machine, Row, at_most, measured, passes
 from lfpo.base.measure import timed
-from lfpo.core.attention import bidirectional_attention, mask_bias
-from lfpo.core.structure import Doubled, Structure
+from lfpo.core.attention import bidirectional_attention
+from lfpo.core.structure import Doubled, Structure, mask_bias
 
 MODULE = torch.nn.Identity()
 

@@ -16,7 +16,7 @@ from lfpo.core.lfpo import LFPO
 from lfpo.core.optim import Average
 from lfpo.models import load_model, load_tokenizer
 from lfpo.train.checkpoint import latest_checkpoint
-from lfpo.train.copies import AverageFiles
+from lfpo.train.copies import AverageFiles, in_place
 from lfpo.train.rl import LFPOTrainer
 from small_runs import AS_PUBLISHED, choice_config
 
@@ -158,7 +158,7 @@ def test_the_average_by_hand(tmp_path: Path):
     weight.data.fill_(8.0)
     average.update()  # the ninth: 10 / 19 is above the decay
     assert average.values[0].item() == pytest.approx(0.5 * now + 4.0)
-    with average.in_place():
+    with in_place(average):
         assert weight.item() == pytest.approx(0.5 * now + 4.0)
     assert weight.item() == 8.0
     AverageFiles(average).save(tmp_path)

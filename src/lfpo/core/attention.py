@@ -56,18 +56,6 @@ def product_dtype(value: torch.Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if enabled else value.dtype
 
 
-def mask_bias(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A mask [..., L] (bool, True: attended) as the kernels take it: as it is on a CPU, on a GPU 0 or -inf in `dtype`
-    (`product_dtype`), in aligned rows. All layers use this one tensor; from a bool mask torch would make it again in
-    each layer."""
-    if not seen.is_cuda:
-        return seen
-    length = seen.shape[-1]
-    padded = F.pad(seen, (0, -length % ALIGNED))
-    bias = torch.zeros(padded.shape, dtype=dtype, device=padded.device).masked_fill_(~padded, -torch.inf)
-    return bias[..., :length]
-
-
 def backend(device: torch.device, dtype: torch.dtype, width: int, *, masked: bool) -> SDPBackend | None:
     """The kernel that attention uses for values of this dtype and head width; None leaves it to torch.
 

@@ -1,9 +1,11 @@
-"""torch.compile for the forwards of rollouts."""
+"""torch.compile for the forwards of rollouts, and the few shapes that these are padded to."""
 
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
+LENGTH_BUCKET = 64  # compiled forwards are padded to multiples of this length
 MOST_SHAPES = 512  # that a body is compiled for; torch runs further ones uncompiled
 
 
@@ -14,3 +16,18 @@ def compiled_for_shapes(body: Any, device: torch.device) -> Any:
         setattr(config, limit, max(MOST_SHAPES, getattr(config, limit)))
     mode = "reduce-overhead" if device.type == "cuda" else "default"
     return torch.compile(body, dynamic=False, mode=mode)
+
+
+def padded(
+    ids: torch.Tensor, mask: torch.Tensor, rows: int, left: int, pad_id: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs with `rows` rows, the added ones copies of the first, and `left` columns of padding on the left."""
+    extra = rows - len(ids)
+    ids = F.pad(torch.cat([ids, ids[:1].expand(extra, -1)]), (left, 0), value=pad_id)
+    return ids, F.pad(torch.cat([mask, mask[:1].expand(extra, -1)]), (left, 0))
+
+
+def bucket(rows: int) -> int:
+    """The least number of rows that is at least `rows` and a power of two or one and a half times one."""
+    power = 1 << (rows - 1).bit_length()
+    return power * 3 // 4 if power >= 4 and rows <= power * 3 // 4 else power

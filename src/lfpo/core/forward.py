@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn import functional as F
 
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core.compiled import LENGTH_BUCKET, bucket, padded
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.pace import Pace
 from lfpo.core.structure import FULL
@@ -18,7 +18,6 @@ from lfpo.core.trajectory import Trajectory
 
 # Tokens in one piece of a forward, by device. A CPU is as fast with few tokens as with many; a GPU needs many.
 PIECE_TOKENS = {"cpu": 1024, "cuda": 16384}
-LENGTH_BUCKET = 64  # compiled forwards are padded to multiples of this length
 # What a forward costs besides its tokens, in tokens: a GPU reads all weights, in the time of computing some 200.
 FORWARD_TOKENS = 256
 # With a cache, rollout_tokens bounds the tokens of a forward's windows; keys and values are held for this many times
@@ -294,21 +293,6 @@ def device_index(index: Sequence[int], device: torch.device) -> torch.Tensor:
     """Indices [n] int64 on a device. Pinned memory lets a GPU copy them without a wait."""
     on_gpu = device.type == "cuda"
     return torch.tensor(index, dtype=torch.long, pin_memory=on_gpu).to(device, non_blocking=on_gpu)
-
-
-def padded(
-    ids: torch.Tensor, mask: torch.Tensor, rows: int, left: int, pad_id: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs with `rows` rows, the added ones copies of the first, and `left` columns of padding on the left."""
-    extra = rows - len(ids)
-    ids = F.pad(torch.cat([ids, ids[:1].expand(extra, -1)]), (left, 0), value=pad_id)
-    return ids, F.pad(torch.cat([mask, mask[:1].expand(extra, -1)]), (left, 0))
-
-
-def bucket(rows: int) -> int:
-    """The least number of rows that is at least `rows` and a power of two or one and a half times one."""
-    power = 1 << (rows - 1).bit_length()
-    return power * 3 // 4 if power >= 4 and rows <= power * 3 // 4 else power
 
 
 @functools.lru_cache(64)

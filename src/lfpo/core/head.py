@@ -1,5 +1,4 @@
-"""Products with the head: logits from hidden states, and their gradients, in a stated precision. And its weights,
-where they are split over ranks."""
+"""Products with the head: logits from hidden states, and their gradients, in a stated precision."""
 
 import contextlib
 from collections.abc import Iterator
@@ -7,9 +6,6 @@ from typing import Any, Literal
 
 import torch
 from torch.autograd.function import once_differentiable
-from torch.distributed.tensor import DTensor, Partial
-
-from lfpo.core.collectives import whole
 
 Precision = Literal["float32", "tf32", "bfloat16"]
 # Numbers of a matrix that are cast at once where products read it in another dtype, into memory that all slices share.
@@ -145,21 +141,3 @@ class _Logits(torch.autograd.Function):
         grad_hidden = product(grad, head, ctx.precision).to(hidden.dtype) if ctx.needs_input_grad[0] else None
         grad_head = product(grad.T, hidden, ctx.precision).to(head.dtype) if ctx.needs_input_grad[1] else None
         return grad_hidden, grad_head, None
-
-
-def gather_head(weight: DTensor) -> torch.Tensor:
-    """The whole weights [V, D] as a leaf of autograd. A collective, and so is the backward pass through it: as soon as
-    the gradient [V, D] is complete, it is summed over the ranks, added to `weight.grad` and freed."""
-    gathered = whole(weight).detach().requires_grad_(weight.requires_grad)
-
-    def reduce(leaf: torch.Tensor) -> None:
-        assert leaf.grad is not None
-        mesh = weight.device_mesh
-        summand = DTensor.from_local(leaf.grad, mesh, [Partial()] * mesh.ndim, run_check=False)
-        leaf.grad = None
-        own = summand.redistribute(placements=weight.placements)
-        weight.grad = own if weight.grad is None else weight.grad + own
-
-    if weight.requires_grad:
-        gathered.register_post_accumulate_grad_hook(reduce)
-    return gathered

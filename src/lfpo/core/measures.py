@@ -67,18 +67,6 @@ def _of(y_T: torch.Tensor, value_TV: torch.Tensor) -> torch.Tensor:
     return value_TV.gather(1, y_T[:, None]).squeeze(1)
 
 
-def ratio_measures(
-    ratio: torch.Tensor, advantage: torch.Tensor, low: float, high: float, where: torch.Tensor | None = None
-) -> Measures:
-    """ratio/mean: mean of a policy gradient's ratios. ratio/clipped: share of them that the clip to [low, high] takes
-    out of the gradient (above `high` with a positive advantage, below `low` with a negative one).
-
-    ratio, advantage: of any common shape; where: which of them count (all without it).
-    """
-    clipped = ((ratio > high) & (advantage > 0)) | ((ratio < low) & (advantage < 0))
-    return {"ratio/mean": sum_and_count(ratio, where), "ratio/clipped": sum_and_count(clipped.double(), where)}
-
-
 def add_measures(total: Measures, addends: Measures) -> None:
     """Add sums and counts to those of the same name, in place."""
     for name, value in addends.items():

@@ -15,8 +15,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from lfpo.core.compiled import compiled_for_shapes
-from lfpo.core.head import Precision, capped, gather_head, logits, precision_of
+from lfpo.core.head import Precision, capped, logits, precision_of
 from lfpo.core.roles import CURRENT
+from lfpo.core.split_head import gather_head
 from lfpo.core.structure import FULL, Doubled, Structure
 
 NO_MASK = -1  # mask_id of a model whose noise is uniform over the vocabulary: no token

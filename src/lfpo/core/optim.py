@@ -2,9 +2,8 @@
 
 Learning rates are per optimiser step."""
 
-import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -141,20 +140,3 @@ class Average:
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         for value, p in zip(self.values, self.parameters, strict=True):
             value.lerp_(p.detach(), 1 - decay)
-
-    @torch.no_grad()
-    def swap(self) -> None:
-        """Exchange weights and average in place; a second call exchanges them back."""
-        for value, p in zip(self.values, self.parameters, strict=True):
-            held = p.detach().clone()
-            p.copy_(value)
-            value.copy_(held)
-
-    @contextlib.contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Within this context the model's weights are the average."""
-        self.swap()
-        try:
-            yield
-        finally:
-            self.swap()

@@ -8,9 +8,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from lfpo.core.attention import HALF, mask_bias
+from lfpo.core.attention import ALIGNED, HALF
+
+
+def mask_bias(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A mask [..., L] (bool, True: attended) as the kernels take it: as it is on a CPU, on a GPU 0 or -inf in `dtype`
+    (`product_dtype`), in aligned rows. All layers use this one tensor; from a bool mask torch would make it again in
+    each layer."""
+    if not seen.is_cuda:
+        return seen
+    length = seen.shape[-1]
+    padded = F.pad(seen, (0, -length % ALIGNED))
+    bias = torch.zeros(padded.shape, dtype=dtype, device=padded.device).masked_fill_(~padded, -torch.inf)
+    return bias[..., :length]
+
 
 # (row, head, query, key) -> whether the query attends to the key; the arguments broadcast against each other.
 Sees = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]

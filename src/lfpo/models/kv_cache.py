@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from lfpo.core.attention import mask_bias, product_dtype
+from lfpo.core.attention import product_dtype
 from lfpo.core.model import MaskedDiffusionLM
-from lfpo.core.structure import FULL
+from lfpo.core.structure import FULL, mask_bias
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 COLUMN_STEP = 64  # columns are allocated in multiples of this

@@ -14,7 +14,8 @@ from transformers import ModernBertConfig
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.modernbert import modeling_modernbert as published
 
-from lfpo.core.attention import mask_bias, product_dtype
+from lfpo.core.attention import product_dtype
+from lfpo.core.structure import mask_bias
 from lfpo.models.ar_families import OWN
 from lfpo.models.family import Family, expect
 

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from lfpo.config import clipped as settings
-from lfpo.core.draw import kept_tokens
+from lfpo.core.kept_tokens import kept_tokens
 from lfpo.core.measures import Measures
 from lfpo.core.model import NO_MASK
 from lfpo.core.objective import Objective

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from lfpo.config.clipped import Clip
-from lfpo.core.measures import Measures, measure_targets, ratio_measures
+from lfpo.core.measures import Measures, measure_targets, sum_and_count
 from lfpo.core.predictions import Predictions
 from lfpo.core.roles import BASE, CURRENT, OLD
 
@@ -86,3 +86,15 @@ def clipped_loss(
     if knobs.dual_clip is not None:
         loss = torch.where(advantage < 0, torch.minimum(loss, -knobs.dual_clip * advantage), loss)
     return loss, ratio_measures(ratio.detach(), advantage, low, high, where)
+
+
+def ratio_measures(
+    ratio: torch.Tensor, advantage: torch.Tensor, low: float, high: float, where: torch.Tensor | None = None
+) -> Measures:
+    """ratio/mean: mean of a policy gradient's ratios. ratio/clipped: share of them that the clip to [low, high] takes
+    out of the gradient (above `high` with a positive advantage, below `low` with a negative one).
+
+    ratio, advantage: of any common shape; where: which of them count (all without it).
+    """
+    clipped = ((ratio > high) & (advantage > 0)) | ((ratio < low) & (advantage < 0))
+    return {"ratio/mean": sum_and_count(ratio, where), "ratio/clipped": sum_and_count(clipped.double(), where)}

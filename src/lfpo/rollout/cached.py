@@ -10,15 +10,14 @@ import torch
 from torch.nn import functional as F
 
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core.compiled import bucket, padded
 from lfpo.core.doubled import noised_hidden
 from lfpo.core.forward import (
     ActiveRows,
     Forward,
-    bucket,
     completion_columns,
     device_index,
     first_offset,
-    padded,
     pieces,
     rows_in_flight,
 )

@@ -16,7 +16,6 @@ import torch
 from torch.nn import functional as F
 
 from lfpo.config.sampler import SamplerConfig
-from lfpo.core.attention import mask_bias
 from lfpo.core.completions import join
 from lfpo.core.doubled import expected_embeddings
 from lfpo.core.draw import inverse_cdf
@@ -24,7 +23,7 @@ from lfpo.core.forward import left_pad
 from lfpo.core.fused import rows_of_a_chunk
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.noise import uniform
-from lfpo.core.structure import Doubled
+from lfpo.core.structure import Doubled, mask_bias
 from lfpo.core.trajectory import Trajectory, per_position
 from lfpo.core.views import pack_by_tokens
 

@@ -15,6 +15,25 @@ from lfpo.models.tensor_files import read_like, split_like, tensor_paths, whole_
 UPDATES = "updates"
 
 
+@torch.no_grad()
+def swap(average: Average) -> None:
+    """Exchange weights and average in place; a second call exchanges them back."""
+    for value, p in zip(average.values, average.parameters, strict=True):
+        held = p.detach().clone()
+        p.copy_(value)
+        value.copy_(held)
+
+
+@contextlib.contextmanager
+def in_place(average: Average) -> Iterator[None]:
+    """Within this context the model's weights are the average."""
+    swap(average)
+    try:
+        yield
+    finally:
+        swap(average)
+
+
 @dataclass
 class AverageFiles:
     """A run's average of theta, as checkpoints hold it."""

@@ -43,7 +43,7 @@ from lfpo.runs.directory import Run
 from lfpo.runs.display import Display
 from lfpo.train.adamw import build_adamw
 from lfpo.train.callbacks import Callbacks
-from lfpo.train.copies import AverageFiles, Versions
+from lfpo.train.copies import AverageFiles, Versions, in_place, swap
 from lfpo.train.export import make_repository, run_push
 from lfpo.train.held_out import HeldOut, held_out
 from lfpo.train.inputs import environment_class
@@ -255,7 +255,7 @@ class LFPOTrainer(Algorithm, Trainer):
             self.args.log_completions,
             self.failed_in_evaluation,
         )
-        with self.average.in_place() if self.average is not None else contextlib.nullcontext():
+        with in_place(self.average) if self.average is not None else contextlib.nullcontext():
             return held_out(evaluation, step, context)
 
     def skip_epoch(self, step: int) -> None:
@@ -271,6 +271,6 @@ class LFPOTrainer(Algorithm, Trainer):
     def export(self) -> MaskedDiffusionLM:
         """The trained model; from now on its weights are the average, if one is kept."""
         if self.average is not None:
-            self.average.swap()
+            swap(self.average)
             self.average = self.learner.average = None
         return self.model
