@@ -14,6 +14,7 @@ from lfpo.core.model import NO_MASK, MaskedDiffusionLM
 from lfpo.core.predictions import Predictions
 from lfpo.core.rectified import rectified_loss
 from lfpo.core.roles import BASE, CURRENT, OLD
+from lfpo.core.trajectory import join, tensor_fields
 from lfpo.core.views import Views, in_passes
 from lfpo.core.visited import stratified_indices
 from lfpo.models import load_model
@@ -23,6 +24,8 @@ from lfpo.objectives.agrpo import logp_as_drawn
 from lfpo.objectives.needs import check_rollouts
 from lfpo.rollout.canvas import NEVER, CanvasTrajectory
 from lfpo.rollout.sampling import rollout
+from lfpo.train.queue import kind_of, part
+from small_runs import same
 from tiny_gemma import CANVAS, CHARACTERS, VOCABULARY, write_gemma
 
 CARRY_OVER = ["lfpo", "unigrpo", "agrpo", "dtm", "rejection"]
@@ -247,6 +250,15 @@ def test_objectives_that_need_masks_say_so(name: str):
     sampler = SamplerConfig(rule="canvas").for_length(CANVAS, CANVAS)
     with pytest.raises(UserError, match="needs masked tokens, at which its probabilities are defined, and where"):
         check_rollouts(make_objective({"name": name}), sampler, trained_block=CANVAS)
+
+
+def test_rollouts_are_joined_and_parted(model: MaskedDiffusionLM, rollouts: CanvasTrajectory):
+    """As engines, queues and ranks do, over prompts of other lengths."""
+    parts = [part(rollouts, first, count) for first, count in ((0, 1), (1, 2))]
+    assert parts[1].prompt_ids.shape[1] < rollouts.prompt_ids.shape[1]
+    joined = join(parts, model.pad_id)
+    assert isinstance(joined, CanvasTrajectory) and same(joined, rollouts)
+    assert kind_of(tensor_fields(joined)) is CanvasTrajectory
 
 
 def test_steps_count_on_over_canvases_and_rounds_begin_anew(rollouts: CanvasTrajectory):
