@@ -20,14 +20,19 @@ PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"
 BEGIN, END = "<!-- iteration: python -m dev.iteration_map --write -->\n", "<!-- end of iteration -->\n"
 
 
-def entered(recipe: str = "demo") -> list[Path]:
-    """The files whose functions run between the first and the last line of LFPOTrainer.iterate, in order."""
+def stays(recipe: str = "demo") -> list[Path]:
+    """The files that one iteration enters, as they are read by one who reads each function when it first runs: a stay
+    is a run of such functions in one file."""
     files: list[Path] = []
+    read: set[tuple[Path, int]] = set()
 
     def tracer(frame: FrameType, event: str, argument: Any) -> None:
         file = Path(frame.f_code.co_filename)
-        if file not in files and file.is_relative_to(PACKAGE):
-            files.append(file)
+        function = file, frame.f_code.co_firstlineno
+        if function not in read and file.is_relative_to(PACKAGE):
+            read.add(function)
+            if files[-1:] != [file]:
+                files.append(file)
 
     iterate = LFPOTrainer.iterate
 
@@ -46,10 +51,17 @@ def entered(recipe: str = "demo") -> list[Path]:
     return files
 
 
-def table(files: list[Path]) -> str:
-    """One row a file: its name, and the first sentence of its docstring."""
+def size(read: list[Path]) -> dict[str, int]:
+    """Of the files that were entered: their number, their lines, and the stays in one that was left before."""
+    files = set(read)
+    lines = sum(len(file.read_text().splitlines()) for file in files)
+    return {"files": len(files), "lines": lines, "returns": len(read) - len(files)}
+
+
+def table(read: list[Path]) -> str:
+    """One row a file, in the order of entry: its name, and the first sentence of its docstring."""
     rows = ["| file | what it is |\n| --- | --- |\n"]
-    for file in files:
+    for file in dict.fromkeys(read):
         sentence = " ".join((ast.get_docstring(ast.parse(file.read_text())) or "").split("\n\n")[0].split())
         sentence = sentence.partition(". ")[0].rstrip(".").replace("|", "\\|")
         rows.append(f"| {file.relative_to(PACKAGE)} | {sentence} |\n")
@@ -62,9 +74,10 @@ def shown() -> str:
 
 
 if __name__ == "__main__":
-    made = table(entered())
+    read = stays()
+    made = table(read)
     if "--write" in sys.argv:
         before, _, rest = PAGE.read_text().partition(BEGIN)
         PAGE.write_text(before + BEGIN + "\n" + made + "\n" + END + rest.partition(END)[2])
     else:
-        print(made)
+        print(made, size(read), sep="\n")

@@ -74,7 +74,7 @@ def together(action: Callable[[], T]) -> list[T]:
     return values
 
 
-def alone(action: Callable[[], T]) -> T:
+def raise_on_all(action: Callable[[], T]) -> T:
     """What `action` returned on this rank; nothing is sent but errors, which are those of `together`."""
     own: list[T] = []
     together(lambda: own.append(action()))

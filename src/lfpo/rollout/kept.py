@@ -98,7 +98,7 @@ class WithPredictions:
     def roll(self, iteration: int, observer: Observer) -> ScoredRollouts:
         rolled, started = self.source.roll(iteration, observer), time.perf_counter()
         rows, failed = [turn.row for turn in rolled.turns], rolled.rewards.failed
-        predicted_BM, count = collectives.alone(
+        predicted_BM, count = collectives.raise_on_all(
             partial(score_predictions, rolled.trajectory, rows, self.tokenizer, self.score, failed)
         )
         times = rolled.times | {"time/reward_predictions": time.perf_counter() - started}

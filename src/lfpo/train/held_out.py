@@ -92,7 +92,7 @@ def held_out(evaluation: HeldOut, step: int, context: Context) -> dict[str, floa
             # Every verdict, so that two evaluations can be compared problem by problem.
             records.append(record | ({"correct": result.correct[b]} if source.correct_all else {}))
     if evaluation.log:
-        collectives.alone(lambda: context.folder.write_rows(f"eval/step-{step}.jsonl", records))
+        collectives.raise_on_all(lambda: context.folder.write_rows(f"eval/step-{step}.jsonl", records))
     return metrics | {"time/eval": time.perf_counter() - started}
 
 
@@ -137,7 +137,7 @@ def _mean_reward(evaluation: HeldOut, result: EvalResult, context: Context) -> f
             return Rewards(torch.zeros(0, dtype=torch.float64), {})
         return source.score([rows[i] for i in numbers], [texts[i] for i in numbers], [all_ids[i] for i in numbers])
 
-    rewards = collectives.alone(score)
+    rewards = collectives.raise_on_all(score)
     _say_why(evaluation, rewards, context)
     total, count = (collectives.sum_number(float(number)) for number in _sum_and_count(rewards))
     return total / count if count else math.nan

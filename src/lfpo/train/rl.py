@@ -237,7 +237,7 @@ class LFPOTrainer(Algorithm, Trainer):
         if self.args.log_completions:
             records = distributed.gather_to_first(rollout_records(batch, signal_B, self.tokenizer))
             rows = [row for part in records for row in part]
-            collectives.alone(lambda: context.folder.write_rows(f"rollouts/step-{iteration + 1}.jsonl", rows))
+            collectives.raise_on_all(lambda: context.folder.write_rows(f"rollouts/step-{iteration + 1}.jsonl", rows))
 
     def evaluates_after(self, step: int) -> bool:
         return self.args.evaluates_after(step)
