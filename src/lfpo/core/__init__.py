@@ -2,5 +2,5 @@
 
 Phase 1: rollouts.FreshRollouts.roll samples from theta_old and scores; batch_metrics.gathered exchanges rewards between ranks.
 Phase 2: learner.Learner.signal turns rewards into signals; Learner.update takes the optimiser steps of theta.
-Phase 3: learner.Learner.move_old moves theta_old. LFPOTrainer.iterate calls them in this order.
+Phase 3: learner.Learner.move_old moves theta_old. algorithm.Algorithm.iterate calls them in this order.
 """

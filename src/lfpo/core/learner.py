@@ -1,5 +1,5 @@
 """How theta learns from scored rollouts: phases 2 and 3 of Algorithm 1 of the LFPO paper (arXiv 2603.01563). Every
-objective runs through these lines. Phase 1 is lfpo.core.rollouts; LFPOTrainer.iterate runs the three.
+objective runs through these lines. Phase 1 is lfpo.core.rollouts; lfpo.core.algorithm runs the three.
 
 Shapes: R rollouts of an iteration on all ranks, B of them on this rank; S views (noised inputs) of L tokens; T targets.
 """

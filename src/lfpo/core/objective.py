@@ -111,7 +111,7 @@ class Objective:
         """The noised inputs [S, L] that this rank's rollouts give to one optimiser step.
 
         trajectory: this rank's rollouts of the step. Where the model attends block by block, their steps are rounds
-            (see lfpo.rollout.edits.in_rounds), so that a forward replays a step of every block at once.
+            (see Trajectory.in_rounds), so that a forward replays a step of every block at once.
         signal_B: theirs, float64 [B], on the trajectory's device.
         seeds: one a rollout, the key of its random choices. inner: the inner iteration, 0 .. num_iterations - 1.
         """
