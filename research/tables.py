@@ -34,17 +34,20 @@ def finished(study: Row, path: Path, stage: str) -> dict[tuple[str, str], dict[i
 
 
 def settings_table(study: Row, rows: dict[tuple[str, str], dict[int, Row]], task: str) -> list[str]:
-    """One line a setting, by mean area."""
-    lines = ["| setting | seeds | area | by seed | from 2 | threshold 0.9 | TFLOP |", "| --- |" + " ---: |" * 6]
+    """One line a setting, by mean area; a graded reward by seed as the last column."""
     mine = {setting: list(by_seed.values()) for (of, setting), by_seed in rows.items() if of == task}
+    columns = ["seeds", "area", "by seed", "from 2", "threshold 0.9", "TFLOP"]
+    columns += ["reward"] if any("reward" in c for cells in mine.values() for c in cells) else []
+    lines = [" | ".join(["| setting", *columns]) + " |", "| --- |" + " ---: |" * len(columns)]
     for setting, cells in sorted(mine.items(), key=lambda item: -mean([area(c) for c in item[1]])):
         at = [next(p for p in c["frontier"] if p["threshold"] == 0.9) for c in cells]
         accuracy, nfe = mean([100 * p["accuracy"] for p in at]), mean([p["nfe"] for p in at])
         each = ", ".join(f"{area(c):.1f}" for c in cells)
+        rewards = [f"{100 * c['reward']:.1f}" for c in cells if "reward" in c]
         lines.append(
             f"| {setting} | {len(cells)} | {mean([area(c) for c in cells]):.1f} | {each} "
             f"| {mean([area(c, 2.0) for c in cells]):.1f} | {accuracy:.1f} in {nfe:.2f} "
-            f"| {mean([c['flops'] for c in cells]) / 1e12:.1f} |"
+            f"| {mean([c['flops'] for c in cells]) / 1e12:.1f} |" + (f" {', '.join(rewards)} |" if rewards else "")
         )
     return lines
 
