@@ -1,4 +1,4 @@
-"""Calls of users' functions, which may raise or run too long; and signal handlers that forked processes do not inherit."""
+"""Calls of users' functions, which may raise or run too long; and signal handlers that forks do not inherit."""
 
 import os
 import signal

@@ -57,7 +57,8 @@ class Batch:
 
     A rollout has a row, or with an environment one for each of its turns; B counts rows.
 
-    turns, trajectory, rewards, version: see ScoredRollouts. rollout_B: int64 [B], on the CPU: the number of each row's rollout among all R.
+    turns, trajectory, rewards, version: see ScoredRollouts.
+    rollout_B: int64 [B], on the CPU: the number of each row's rollout among all R.
     reward_R, group_R [R]: reward (float64) and prompt number (int64) of every rollout on every rank, on the CPU. A NaN
         is neutral: nothing is learned from that rollout (see lfpo.core.objective.signal_of).
     predicted_RM: float64 [R, M], rewards of the predictions kept at M steps, of all ranks; None if none were.

@@ -1,4 +1,4 @@
-"""Forwards in the doubled layout [noised; clean], in which each block is predicted from its own noised tokens and the clean
+"""Forwards in the doubled layout [noised; clean]: each block is predicted from its own noised tokens and the clean
 tokens before it."""
 
 import dataclasses
@@ -11,8 +11,8 @@ from lfpo.core.structure import Doubled, Structure
 
 
 def training_structure(model: MaskedDiffusionLM) -> Structure:
-    """The model's structure in forwards that predict masked tokens of known rows, as in training: with blocks in the doubled
-    layout."""
+    """The model's structure in forwards that predict masked tokens of known rows, as in training: with blocks in the
+    doubled layout."""
     return dataclasses.replace(model.structure, doubled=model.block_length is not None)
 
 

@@ -169,7 +169,8 @@ def sizes_of_blocks(
 class Forward:
     """Runs the model for the rows in flight.
 
-    pace: what is known of the rows ahead; None: nothing. compiled: run forwards through torch.compile, padded to few shapes.
+    pace: what is known of the rows ahead; None: nothing.
+    compiled: run forwards through torch.compile, padded to few shapes.
     whole_completion: give hidden states of all its positions, as if they were the active block.
     Rows must enter in an order in which no new row is longer than the longest row in flight.
     """

@@ -1,5 +1,5 @@
-"""Passes beside those of the loss: without gradients, for objectives that ask first; and to fill up where all ranks must run
-equally many."""
+"""Passes beside those of the loss: without gradients, for objectives that ask first; and fillers, where all ranks must
+run equally many."""
 
 from __future__ import annotations
 

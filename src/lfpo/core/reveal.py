@@ -213,6 +213,6 @@ def draw(
         if sampler.cfg_scale:
             unguided = model.head(hidden_TD[1][piece]).to(dtype)
             logits = unguided + (sampler.cfg_scale + 1) * (logits - unguided)
-        for some, uniform in zip(logits.split(draw_rows), uniform_T[piece].split(draw_rows), strict=True):
-            parts.append(draw_from_logits(some, sampler, model.mask_id, uniform, score, dtype, without_mask))
+        for some, noise in zip(logits.split(draw_rows), uniform_T[piece].split(draw_rows), strict=True):
+            parts.append(draw_from_logits(some, sampler, model.mask_id, noise, score, dtype, without_mask))
     return Drawn(*map(torch.cat, zip(*parts, strict=True)))

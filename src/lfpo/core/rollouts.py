@@ -1,8 +1,8 @@
 """Phase 1 of an iteration: sample rollouts from theta_old and score them. Each rank samples and scores its own.
 
 An engine (lfpo.core.engine) turns prompts into trajectories. A source of rollouts gives them scored, as
-ScoredRollouts: `FreshRollouts` is the plain one. A queue (lfpo.train.queue), an environment (lfpo.rollout.episodes) and rewards of
-kept predictions (lfpo.rollout.kept) wrap it.
+ScoredRollouts: `FreshRollouts` is the plain one. A queue (lfpo.train.queue), an environment (lfpo.rollout.episodes) and
+rewards of kept predictions (lfpo.rollout.kept) wrap it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The engine that samples in the trainer's own processes: lfpo.core.denoise, with what the settings ask for beside it."""
+"""The engine that samples in the trainer's own processes: lfpo.core.denoise, and what settings ask for beside it."""
 
 import dataclasses
 import functools
@@ -22,7 +22,8 @@ from lfpo.rollout.variants import run_canvases, variant
 class LocalEngine:
     """Samples in this process; a request that is submitted is sampled at once.
 
-    rollout_tokens, compiled: those of lfpo.rollout.sampling.rollout. rows_per_unit: of a unit of work (0: a request is one unit).
+    rollout_tokens, compiled: those of lfpo.rollout.sampling.rollout.
+    rows_per_unit: of a unit of work (0: a request is one unit).
     run: samples a unit: `run_unit`, or what is called like it.
     """
 

@@ -1,4 +1,4 @@
-"""What rollouts may need beside plain denoising: caches, blocks, a causal context, edits, kept predictions, canvases."""
+"""What rollouts may need beside plain denoising: caches, blocks, causal contexts, edits, kept predictions, canvases."""
 
 from collections.abc import Callable
 from typing import Any
@@ -45,7 +45,7 @@ def variant(
 def run_canvases(
     model: MaskedDiffusionLM, unit: Request, *, hook: Hook | None, compiled: bool = False, **options: Any
 ) -> Trajectory:
-    """A request's trajectories where noise is uniform. Raises UserError for what needs tokens that are revealed once."""
+    """A request's trajectories where noise is uniform. Raises UserError for what needs tokens that stay as revealed."""
     check_context(unit.sampler, model)
     for name, value in (("rollout_compile", compiled), ("keep_steps", unit.keep_steps), ("hook", hook)):
         if value:
