@@ -1,6 +1,7 @@
 """Training where noise is uniform over the vocabulary (DiffusionGemma): supervised, and by rewards."""
 
 import json
+import math
 import shlex
 import shutil
 from pathlib import Path
@@ -11,12 +12,13 @@ import torch
 from torch.nn import functional as F
 
 from lfpo.cli.command_line import main
+from lfpo.config.build import build, load_yaml
 from lfpo.config.sft import SFTConfig
 from lfpo.core.doubled import expected_embeddings, noised_hidden, training_structure
 from lfpo.core.rng import generator
-from lfpo.models import load_model
+from lfpo.models import load_model, load_tokenizer
 from lfpo.train.rl import LFPOTrainer
-from lfpo.train.sft import MIN_T, Example, accumulate_sft_gradients, noise_of
+from lfpo.train.sft import MIN_T, Example, accumulate_sft_gradients, noise_of, train_sft
 from processes import run_lfpo
 from small_runs import choice_config
 from test_distributed import assert_same_run
@@ -96,6 +98,21 @@ BY_REWARDS = shlex.split(
     "--sampler '{rule: canvas, temperature: 0, max_denoising_steps: 4, entropy_bound: 8}' "
     "--eval_samplers '{canvas: {rule: canvas, max_denoising_steps: 3}}'"
 )
+
+
+@pytest.mark.long
+def test_the_recipe_of_a_small_model_trains_one_from_scratch(tmp_path: Path):
+    """Here a smaller one."""
+    values = load_yaml("embedded-uniform-pretrain")
+    values["init"]["text_config"] |= {"hidden_size": 32, "intermediate_size": 32, "head_dim": 8, "global_head_dim": 8}
+    sizes = {"output_dir": str(tmp_path), "steps": 16, "batch_size": 8, "warmup_steps": 0, "logging_steps": 8}
+    folder = train_sft(build(SFTConfig, values | sizes), report=lambda line: None)
+    model = load_model(folder)
+    assert (model.uniform, model.block_length, model.vocab_size) == (True, 16, len(load_tokenizer(folder)))
+    layer = model.backbone.model.layers[0]
+    assert layer.canvas_scalar == layer.context_scalar == 1  # factors of a layer's output
+    first, last = metrics(tmp_path)
+    assert last["loss"] < first["loss"] < 1.2 * math.log(model.vocab_size)
 
 
 CANVASES: dict[str, Any] = {"rule": "canvas", "temperature": 0.0, "max_denoising_steps": 4, "entropy_bound": 8.0}
