@@ -61,6 +61,7 @@ STAND_INS = {
     r"paged_(?=adamw_8bit)": "",  # which needs a GPU
     r"GSAI-ML/[\w.-]+|/?models/[\w.-]+|runs/gsm8k/model": "tiny",
     r"(?<=^train )my.yaml(?= --task)": "my.yaml --model tiny",
+    r"(?<=^sft )embedded-causal": "embedded-causal --model embedded-causal",
     r"/data/gsm8k/(train|test)\.jsonl": rf"{ROWS}/gsm8k/\1.jsonl",
     r"/data/math500": f"{ROWS}/math500",
     r"(?<=task )gsm8k,math500": f"gsm8k@{ROWS}/gsm8k,math500@{ROWS}/math500",
