@@ -317,7 +317,7 @@ def test_each_process_grades_its_share_while_training(
     monkeypatch.chdir(tmp_path)
     write_rows(tmp_path / "rows.jsonl", [{"prompt": f"{i} "} for i in range(5)])
     arguments = ["train", "--model", str(llada), "--data_file", "rows.jsonl", "--eval_file", "rows.jsonl"]
-    arguments += ["--reward_funcs", "[counted_reward.until_eos]", "--max_steps", "1", "--prompts_per_iteration", "2"]
+    arguments += ["--reward_funcs", "[counted_reward.counted]", "--max_steps", "1", "--prompts_per_iteration", "2"]
     arguments += ["--num_generations", "2", "--optimizer_steps_per_iteration", "1", "--sampler.gen_length", "4"]
     arguments += ["--eval_samplers", "{greedy: {}}", "--eval_steps", "1", "--threads", "1", "--output_dir"]
     found, graded = [], []
