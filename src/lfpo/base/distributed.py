@@ -18,6 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from lfpo.base.heartbeat import Heartbeat, meet
 from lfpo.config.errors import ProcessLost
+from lfpo.config.json import Json
 from lfpo.core.collectives import announce, collective_device, device, gather, on_collective, rank, world
 
 T = TypeVar("T")
@@ -54,7 +55,7 @@ def start() -> None:
         _heart = Heartbeat(store.clone(), rank, world)
         _heart.start()
         atexit.register(_heart.close)
-        place: dict[str, Any] = {"backend": "nccl", "device_id": own} if own.type == "cuda" else {"backend": "gloo"}
+        place: Json = {"backend": "nccl", "device_id": own} if own.type == "cuda" else {"backend": "gloo"}
         dist.init_process_group(store=store, rank=rank, world_size=world, timeout=join, **place)
     except RuntimeError as error:
         raise ProcessLost(

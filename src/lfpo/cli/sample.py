@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lfpo.base.spacing import evenly_spaced
+from lfpo.config.json import Json
 from lfpo.config.sample import SampleConfig
 from lfpo.core.encoding import encode_rows
 from lfpo.core.engine import Request
@@ -68,7 +69,7 @@ def run_sample(config: SampleConfig) -> None:
     )
 
 
-def print_verdict(row: dict[str, Any], completion: str, correct: bool | None, console: Console) -> None:
+def print_verdict(row: Json, completion: str, correct: bool | None, console: Console) -> None:
     """Print the verdict on a task's row; under a 4x4 Sudoku also the grids, with wrong digits in red."""
     if "puzzle" in row and (filled := grid_digits(marked_answer(completion) or completion)):
         table = Table(box=None, padding=(0, 4, 0, 0), header_style="dim")

@@ -12,6 +12,7 @@ from lfpo.base.environment import use_threads
 from lfpo.config.build import build, load_yaml
 from lfpo.config.errors import UserError
 from lfpo.config.files import read_json, replace_file
+from lfpo.config.json import Json
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.config.version import VERSION
@@ -52,9 +53,7 @@ def main(folder: Path) -> None:
     replace_file(folder / "result.json", json.dumps(result) + "\n")
 
 
-def frontier(
-    model: MaskedDiffusionLM, tokenizer: Any, config: LFPOConfig, cell: dict[str, Any]
-) -> list[dict[str, float]]:
+def frontier(model: MaskedDiffusionLM, tokenizer: Any, config: LFPOConfig, cell: Json) -> list[dict[str, float]]:
     """Accuracy and forwards a completion on held-out problems, decoded greedily at each threshold, in the blocks and
     with the early stop of the cell's eval sampler. Raises UserError when a verdict is missing."""
     task, engine = get_task(config.task or ""), as_it_is(model, config.rollout_tokens)
@@ -84,7 +83,7 @@ def frontier(
     return points
 
 
-def curve(metrics: list[dict[str, Any]], sampler: str) -> list[dict[str, float]]:
+def curve(metrics: list[Json], sampler: str) -> list[dict[str, float]]:
     """Each evaluation during training, with the FLOPs up to that step."""
     points, flops = [], 0.0
     for m in metrics:

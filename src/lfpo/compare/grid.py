@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from lfpo.base.environment import describe_environment, versions
 from lfpo.compare.processes import run_cells
@@ -17,6 +16,7 @@ from lfpo.config.build import to_dict, yaml_text
 from lfpo.config.compare import BASE, Cell, CompareConfig, cell_config, cell_folder, cells
 from lfpo.config.errors import UserError
 from lfpo.config.files import read_json, replace_file
+from lfpo.config.json import Json
 from lfpo.core.observer import Observer
 from lfpo.models.loading import trained_block_length
 from lfpo.objectives import make_objective
@@ -75,7 +75,7 @@ def check(config: CompareConfig) -> None:
         check_rollouts(objective, sampler, trained_block=blocks)
 
 
-def read_result(config: CompareConfig, cell: Cell) -> dict[str, Any] | None:
+def read_result(config: CompareConfig, cell: Cell) -> Json | None:
     """A finished cell's result; None if it has none yet."""
     path = cell_folder(config, cell) / "result.json"
     return read_json(path) if path.exists() else None

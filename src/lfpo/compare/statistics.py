@@ -9,16 +9,16 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 
 from lfpo.config.compare import BASE, CompareConfig
+from lfpo.config.json import Json
 from lfpo.core.rng import python_rng
 from lfpo.eval.estimates import RESAMPLES, Estimate, over_seeds
 
-Point = dict[str, Any]
-Result = dict[str, Any]  # of a cell
+Point = Json
+Result = Json  # of a cell
 Scores = Sequence[Sequence[float]]
 
 
@@ -82,7 +82,7 @@ def paired(a: Scores, b: Scores) -> Estimate:
     return over_seeds([x - y for xs, ys in zip(a, b, strict=True) for x, y in zip(xs, ys, strict=True)])
 
 
-def table(config: CompareConfig, base: Result | None, results: dict[str, list[Result]]) -> dict[str, Any]:
+def table(config: CompareConfig, base: Result | None, results: dict[str, list[Result]]) -> Json:
     """Columns, rows and caption. results: label -> finished cells, at most one a seed; an objective without any has an
     empty row."""
     first, rows = config.first, []
@@ -123,7 +123,7 @@ def _against(finished: list[Result], first: list[Result]) -> list[str]:
     return [_percent_of(difference, "+.1f"), f"{better.mean:.2f} ({better.low:.2f} to {better.high:.2f})"]
 
 
-def curves(base: Result | None, results: dict[str, list[Result]]) -> list[dict[str, Any]]:
+def curves(base: Result | None, results: dict[str, list[Result]]) -> list[Json]:
     """Accuracy over training FLOPs and over forwards, for each objective with a finished cell and (over forwards alone)
     for the base: means over seeds, with the lowest and highest seed."""
     drawn = [] if base is None else [{"label": BASE, "frontier": _band([base["frontier"]], "nfe", 1.0)}]

@@ -10,6 +10,7 @@ from lfpo.config.build import PARTS, build, command_of, load_yaml, merge, typed
 from lfpo.config.checks import options
 from lfpo.config.errors import UserError
 from lfpo.config.help import describe
+from lfpo.config.json import Json
 
 
 def text_keys(cls: type, prefix: str = "") -> set[str]:
@@ -24,14 +25,14 @@ def text_keys(cls: type, prefix: str = "") -> set[str]:
     return keys
 
 
-def parse_overrides(arguments: list[str], texts: Collection[str] = ()) -> dict[str, Any]:
+def parse_overrides(arguments: list[str], texts: Collection[str] = ()) -> Json:
     """`--a.b value` and `--a.b=value` pairs as a nested mapping; a bare `--flag` means true. Values are YAML, but those
     of the keys in `texts` are kept as they are typed (`null` means none there too). A later value replaces an earlier
     one, `--a '{c: 1}'` all that `--a.b` gave.
 
     Raises UserError for an argument that does not begin with `--`, and for `--a.b` after a plain `--a`.
     """
-    result: dict[str, Any] = {}
+    result: Json = {}
     rest = list(arguments)
     while rest:
         argument = rest.pop(0)
@@ -55,7 +56,7 @@ def parse_overrides(arguments: list[str], texts: Collection[str] = ()) -> dict[s
 
 def read_arguments(
     rest: list[str], command: str, about: str, *classes: type, takes_file: bool = True
-) -> tuple[dict[str, Any], dict[str, Any]]:
+) -> tuple[Json, Json]:
     """A command's arguments, [CONFIG] --key value ...: the values of the configuration file or recipe, and the others.
 
     about: the help, which is printed for -h and --help; then the command exits. classes: whose keys are given.
@@ -64,7 +65,7 @@ def read_arguments(
     if {"-h", "--help"} & set(rest):
         print(about)
         raise SystemExit(0)
-    values: dict[str, Any] = {}
+    values: Json = {}
     if takes_file and rest and not rest[0].startswith("--"):
         path, *rest = rest
         values = load_yaml(path)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import yaml
 
 from lfpo.config.errors import UserError, nearest
+from lfpo.config.json import Json
 
 T = TypeVar("T")
 RECIPES = Path(__file__).parents[1] / "recipes"  # YAML files, no code
@@ -28,13 +29,13 @@ def recipe_names(*, parts: bool = False) -> list[str]:
     return sorted(name for name in names if parts or name.partition("/")[0] not in PARTS)
 
 
-def command_of(values: dict[str, Any]) -> str:
+def command_of(values: Json) -> str:
     """The command that a shipped recipe is for."""
     kinds = {"beta": "dpo", "objectives": "compare", "steps": "sft"}
     return next((kind for key, kind in kinds.items() if key in values), "train")
 
 
-def load_yaml(path: str | Path, including: tuple[Path, ...] = ()) -> dict[str, Any]:
+def load_yaml(path: str | Path, including: tuple[Path, ...] = ()) -> Json:
     """A YAML mapping from a file, or from a shipped recipe given by name. including: the files whose includes led here.
 
     `include: [a, b]` merges other files or recipes: b overrides a, and this file overrides both. Paths are relative to
@@ -54,7 +55,7 @@ def load_yaml(path: str | Path, including: tuple[Path, ...] = ()) -> dict[str, A
     names = value.pop("include", [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise UserError(f"{file}: 'include' must be a list of files or recipes, found {names!r}")
-    result: dict[str, Any] = {}
+    result: Json = {}
     for name in names:
         result = merge(result, load_yaml(name, (*including, file)))
     return merge(result, value)
@@ -103,7 +104,7 @@ def typed(text: str) -> Any:
         return text
 
 
-def merge(base: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
+def merge(base: Json, override: Json) -> Json:
     """A copy of `base` with the values of `override`; nested mappings are merged key by key.
 
     Where both hold a mapping with a `name` and the names differ, the override's replaces the base's, so that the knobs
@@ -118,16 +119,16 @@ def merge(base: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def flattened(values: dict[str, Any], unsplit: Collection[str] = (), prefix: str = "") -> dict[str, Any]:
+def flattened(values: Json, unsplit: Collection[str] = (), prefix: str = "") -> Json:
     """Nested mappings as one with dotted keys. Empty mappings, and those of the keys in `unsplit`, are values."""
-    flat: dict[str, Any] = {}
+    flat: Json = {}
     for key, value in values.items():
         nested = isinstance(value, dict) and value and key not in unsplit
         flat |= flattened(value, unsplit, f"{prefix}{key}.") if nested else {prefix + key: value}
     return flat
 
 
-def build(cls: type[T], values: dict[str, Any], where: str = "config", defaults: T | None = None) -> T:
+def build(cls: type[T], values: Json, where: str = "config", defaults: T | None = None) -> T:
     """An instance of dataclass `cls` from a mapping. Raises UserError, naming the key, for an unknown or missing key
     and a value of another type or range.
 
@@ -139,7 +140,7 @@ def build(cls: type[T], values: dict[str, Any], where: str = "config", defaults:
     aliases = getattr(cls, "ALIASES", {})
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
     hints = typing.get_type_hints(cls)
-    arguments: dict[str, Any] = {}
+    arguments: Json = {}
     for written, value in values.items():
         name = aliases.get(written, written)
         listed = f"; `{where} --help` lists the keys" if where.startswith("lfpo ") and ":" not in where else None
@@ -263,12 +264,12 @@ def _wrong(value: Any, hint: Any, where: str) -> UserError:
     return UserError(f"{where}: expected {name}, found {value!r}{hint_of_flag}")
 
 
-def to_dict(config: Any) -> dict[str, Any]:
+def to_dict(config: Any) -> Json:
     """A configuration as nested dicts and lists for YAML or JSON; `build` reads it back."""
     return dataclasses.asdict(config)
 
 
-def yaml_text(values: dict[str, Any]) -> str:
+def yaml_text(values: Json) -> str:
     """A mapping as YAML, with keys in insertion order."""
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 

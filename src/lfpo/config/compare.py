@@ -4,11 +4,12 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from lfpo.config.build import build, load_yaml, merge, to_dict
 from lfpo.config.checks import Count, check_ranges
 from lfpo.config.errors import UserError, nearest
+from lfpo.config.json import Json
 from lfpo.config.objectives import OBJECTIVES, OfObjective
 from lfpo.config.train import LFPOConfig
 
@@ -35,7 +36,7 @@ class CompareConfig:
     output_dir: str
     """Folder for runs, table and figure. Finished runs in it never run again."""
 
-    objectives: dict[str, Annotated[dict[str, Any], OfObjective(("config",))]]
+    objectives: dict[str, Annotated[Json, OfObjective(("config",))]]
     """Label -> settings of an objective ({name: ..., knob: ...}). `config` among them holds keys of the recipe that
     only this objective has ({config: {learning_rate: 1e-5}}). On the command line a list of labels, or of names of
     objectives: `--objectives lfpo,agrpo`."""
@@ -46,7 +47,7 @@ class CompareConfig:
     first: str = ""
     """Label that the others are compared with ("": the first one)."""
 
-    overrides: dict[str, Any] = field(default_factory=dict)
+    overrides: Json = field(default_factory=dict)
     """Keys that replace the recipe's for all objectives."""
 
     curve_sampler: str = "threshold"
@@ -98,7 +99,7 @@ def check_folder(config: CompareConfig) -> None:
         raise UserError(f"{path}: exists already and holds no comparison; give another output_dir")
 
 
-def pick_objectives(values: dict[str, Any], labels: str | list[str]) -> dict[str, Any]:
+def pick_objectives(values: Json, labels: str | list[str]) -> Json:
     """`--objectives a,b` on the command line: keep these labels of the file, or add objectives by their names.
 
     Raises UserError for an unknown label.

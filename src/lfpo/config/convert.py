@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from lfpo.config.checks import Count, check_ranges
 from lfpo.config.errors import UserError
 from lfpo.config.files import read_json
+from lfpo.config.json import Json
 from lfpo.config.models import check_model_name
 
 KINDS = ("llama", "qwen2", "qwen3")
@@ -61,7 +62,7 @@ def check_paths(config: ConvertConfig) -> None:
         check_kind(read_json(source / "config.json"), source / "config.json")
 
 
-def check_kind(config: dict[str, Any], where: object) -> None:
+def check_kind(config: Json, where: object) -> None:
     """Raise UserError, beginning with `where`, unless a config.json is that of a model that can be converted."""
     kind, classes = str(config.get("model_type")), " ".join(config.get("architectures") or [])
     takes = "lfpo convert takes plain Llama, Qwen2 and Qwen3 language models"

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from lfpo.config.build import RECIPES, build, load_yaml, merge
 from lfpo.config.checks import Count, CountOrZero, check_ranges
 from lfpo.config.errors import UserError, nearest
+from lfpo.config.json import Json
 from lfpo.config.models import ModelName
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.tasks import TASKS
@@ -96,7 +97,7 @@ class EvalConfig:
         return list(dict.fromkeys(names))
 
 
-def configure_each(overrides: dict[str, Any]) -> list[EvalConfig]:
+def configure_each(overrides: Json) -> list[EvalConfig]:
     """A configuration for each of the protocols. Raises UserError."""
     protocol = overrides.get("protocol")
     names = [str(name).strip() for name in (protocol if isinstance(protocol, list) else str(protocol).split(","))]
@@ -112,9 +113,9 @@ def configure_each(overrides: dict[str, Any]) -> list[EvalConfig]:
     ]
 
 
-def configure(overrides: dict[str, Any]) -> EvalConfig:
+def configure(overrides: Json) -> EvalConfig:
     """The configuration from `--key value` pairs, which override the protocol they name, if any. Raises UserError."""
-    values: dict[str, Any] = {}
+    values: Json = {}
     if isinstance(overrides.get("task"), list):  # YAML reads [a, b] as a list
         overrides = {**overrides, "task": ",".join(map(str, overrides["task"]))}
     if (name := overrides.get("protocol")) is not None:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from lfpo.config.errors import UserError
+from lfpo.config.json import Json
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> Json:
     """A JSON object from a file. Raises UserError, naming the file, where it is missing or holds something else."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))

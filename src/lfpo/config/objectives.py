@@ -2,11 +2,12 @@
 
 import importlib.util
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from lfpo.config import clipped, lfpo, peers
 from lfpo.config.build import build, to_dict
 from lfpo.config.errors import UserError
+from lfpo.config.json import Json
 from lfpo.config.plugins import dotted, resolve
 
 OBJECTIVES: dict[str, str] = {
@@ -47,10 +48,10 @@ class OfObjective:
     other_keys: tuple[str, ...] = ()
 
 
-ObjectiveSettings = Annotated[dict[str, Any], OfObjective()]
+ObjectiveSettings = Annotated[Json, OfObjective()]
 
 
-def all_settings(settings: dict[str, Any]) -> dict[str, Any]:
+def all_settings(settings: Json) -> Json:
     """The settings with every knob. Raises UserError for a wrong name, key or value.
 
     The knobs of an objective outside the package are checked, and get their defaults, when it is made.
@@ -64,7 +65,7 @@ def all_settings(settings: dict[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def knobs_of(settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def knobs_of(settings: Json) -> tuple[str, Json]:
     """The objective's name, and the other settings. Raises UserError where there is no name."""
     if not isinstance(settings.get("name"), str):
         raise UserError(f"objective: key 'name' is missing; give one of {', '.join(OBJECTIVES)} or a dotted path")

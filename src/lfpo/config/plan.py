@@ -1,11 +1,12 @@
 """The configuration of `lfpo plan`."""
 
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Literal
 
 from lfpo.config.build import build, merge
 from lfpo.config.checks import Count, Positive, check_ranges
 from lfpo.config.errors import UserError, nearest
+from lfpo.config.json import Json
 from lfpo.config.train import LFPOConfig
 
 
@@ -48,7 +49,7 @@ class PlanConfig:
             raise ValueError(f"gpus {self.gpus} is not a multiple of gpus_per_machine {self.gpus_per_machine}")
 
 
-def configure(values: dict[str, Any], overrides: dict[str, Any]) -> tuple[PlanConfig, LFPOConfig]:
+def configure(values: Json, overrides: Json) -> tuple[PlanConfig, LFPOConfig]:
     """The plan's own keys, which are taken out of `overrides`, and the recipe's.
 
     values: a recipe file's. overrides: the command line's.

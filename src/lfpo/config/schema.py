@@ -18,6 +18,7 @@ from lfpo.config.errors import UserError, nearest
 from lfpo.config.eval import EvalConfig
 from lfpo.config.export import ExportConfig, PushConfig
 from lfpo.config.help import meanings
+from lfpo.config.json import Json
 from lfpo.config.objectives import KNOBS, OfObjective
 from lfpo.config.plan import PlanConfig
 from lfpo.config.plugins import DOTTED
@@ -26,7 +27,7 @@ from lfpo.config.sft import SFTConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.config.watch import WatchConfig
 
-Schema = dict[str, Any]
+Schema = Json
 
 # Command -> the dataclasses whose keys it takes.
 CONFIGS: dict[str, tuple[type, ...]] = {

@@ -1,9 +1,10 @@
 """The configuration of `lfpo sft`."""
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from lfpo.config.checks import Count, CountOrUnset, CountOrZero, NotNegative, Positive, Share, ShareBelowOne
+from lfpo.config.json import Json
 from lfpo.config.length import UNSET
 from lfpo.config.models import ModelName
 from lfpo.config.other_names import EXAMPLES
@@ -21,7 +22,7 @@ class SFTConfig(TrainingConfig):
     """The checkpoint to start from: a folder, a hub id, "embedded", "embedded-block" or "embedded-causal". Give either
     model or init."""
 
-    init: dict[str, Any] | None = None
+    init: Json | None = None
     """A family's config.json for a fresh model, with vocab_size as the upper bound of the tokenizer's."""
 
     tasks: dict[str, float] = field(default_factory=dict)

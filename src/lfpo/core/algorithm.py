@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from lfpo.config.json import Json
 from lfpo.core.batch import Batch
 from lfpo.core.batch_metrics import gathered
 from lfpo.core.failures import count_failures
@@ -26,9 +27,9 @@ class Algorithm:
     sizes: tuple[int, int]
     learner: Learner
     versions: Any
-    state: dict[str, Any]
+    state: Json
 
-    def iterate(self, iteration: int, observer: Observer) -> tuple[Batch, torch.Tensor, dict[str, Any]]:
+    def iterate(self, iteration: int, observer: Observer) -> tuple[Batch, torch.Tensor, Json]:
         """One iteration of Algorithm 1. theta changes in phase 2 only, theta_old in phase 3 only.
 
         Returns the batch, what the loss took in place of its rewards (signal_R), and metrics.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
+from lfpo.config.json import Json
 from lfpo.core.scoring import Rewards, Row
 from lfpo.core.trajectory import Trajectory
 
@@ -24,7 +25,7 @@ class Turn(NamedTuple):
     reply: str = ""
 
     @property
-    def note(self) -> dict[str, Any]:
+    def note(self) -> Json:
         """What the row's record says about its turn."""
         return {"turn": self.number, "reply": self.reply} if self.number else {}
 

@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar
 import torch
 from torch.nn import functional as F
 
+from lfpo.config.json import Json
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.structure import FULL, Structure
 
@@ -131,13 +132,13 @@ def join(parts: Sequence[T], pad_id: int) -> T:
         fill = {"prompt_ids": pad_id, "prompt_mask": 0}.get(name)
         return value if fill is None else F.pad(value, (width - value.shape[1], 0), value=fill)
 
-    joined: dict[str, Any] = {
+    joined: Json = {
         name: torch.cat([fitted(name, getattr(p, name)) for p in parts]) for name in tensor_fields(parts[0])
     }
     return dataclasses.replace(parts[0], **joined)
 
 
-def tensor_fields(value: Any) -> dict[str, Any]:
+def tensor_fields(value: Any) -> Json:
     """The fields of a dataclass instance that hold tensors, by name."""
     fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     return {name: field for name, field in fields.items() if isinstance(field, torch.Tensor)}

@@ -2,10 +2,10 @@
 tokens before it."""
 
 import dataclasses
-from typing import Any
 
 import torch
 
+from lfpo.config.json import Json
 from lfpo.core.model import MaskedDiffusionLM, shifted
 from lfpo.core.structure import Doubled, Structure
 
@@ -43,7 +43,7 @@ def noised_hidden(
     padding_B = real_BL.int().argmax(-1)
     start = int((padding_B + structure.first_noised(prompt_B)).min())
     doubled, position_BL = Doubled(prompt_B, real_BL.shape[1] - start), structure.positions(real_BL)
-    canvas: dict[str, Any] = {}
+    canvas: Json = {}
     if model.uniform:
         canvas = {"canvas": doubled.noised, "conditioning": conditioning_BND}
     hidden = model.body(

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from lfpo.config.errors import UserError, last_line
+from lfpo.config.json import Json
 from lfpo.core.messages import rendered
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.scoring import Row
 
 
-def encode_prompt(tokenizer: Any, prompt: str | list[dict[str, Any]], where: str = "") -> list[int]:
+def encode_prompt(tokenizer: Any, prompt: str | list[Json], where: str = "") -> list[int]:
     """Token ids of a prompt. Text is encoded as it is; a list of messages through the tokenizer's chat template. A last
     message of the assistant's is the beginning of the answer: it is left open, so that a completion continues it.
 

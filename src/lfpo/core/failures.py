@@ -1,15 +1,14 @@
 """Reward functions, and environments, that fail in training: said once, and after too many batches the end of it."""
 
-from typing import Any
-
 from lfpo.config.errors import CannotGoOn
+from lfpo.config.json import Json
 from lfpo.core.batch import Batch
 from lfpo.core.observer import Observer
 
 MAX_FAILED = 5  # batches in a row for which a reward function fails, after which training stops
 
 
-def count_failures(state: dict[str, Any], batch: Batch, iteration: int, observer: Observer) -> None:
+def count_failures(state: Json, batch: Batch, iteration: int, observer: Observer) -> None:
     """Report a reward function when it begins to fail; after MAX_FAILED batches in a row without any of its rewards
     stop. A failure on some of the ranks costs only their rewards.
 

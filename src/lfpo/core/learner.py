@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from lfpo.config.errors import CannotGoOn
+from lfpo.config.json import Json
 from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives
 from lfpo.core.batch import Batch
@@ -64,7 +64,7 @@ class Learner:
     policies: Mapping[str, MaskedDiffusionLM]
     optimizer: torch.optim.Optimizer
     average: Average | None
-    state: dict[str, Any]
+    state: Json
     run_dir: Path
     fill: Callable[[Views, Sequence[int], int], Views] | None = None
     checked_range: bool = False  # whether a scored batch was compared with what the objective needs of rewards

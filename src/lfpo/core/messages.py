@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lfpo.config.files import plain
+from lfpo.config.json import Json
 
 
-def rendered(tokenizer: Any, messages: list[dict[str, Any]]) -> str:
+def rendered(tokenizer: Any, messages: list[Json]) -> str:
     """The text of messages, in which the assistant's turn is open."""
     messages = [_present(message) for message in messages]
     answer_prefix = prefill(messages)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from lfpo.config.json import Json
 from lfpo.core.compiled import compiled_for_shapes
 from lfpo.core.head import Precision, capped, logits, precision_of
 from lfpo.core.roles import CURRENT
@@ -46,7 +47,7 @@ class MaskedDiffusionLM(nn.Module):
         self,
         backbone: Any,
         family: Any,
-        config: dict[str, Any],
+        config: Json,
         *,
         mask_id: int,
         eos_id: int,

@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lfpo.config.errors import UserError
+from lfpo.config.json import Json
 from lfpo.core.attempts import attempt
 from lfpo.core.messages import prefill
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:  # tasks are looked up before torch is loaded
     import torch
 
 RewardFunction = Callable[..., Sequence[float | None]]
-Row = dict[str, Any]  # one example: a prompt, and columns for the reward functions
+Row = Json  # one example: a prompt, and columns for the reward functions
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,7 @@ def measured(functions: Mapping[str, RewardFunction]) -> dict[str, float]:
     return metrics
 
 
-def accepted(function: RewardFunction, arguments: dict[str, Any]) -> dict[str, Any]:
+def accepted(function: RewardFunction, arguments: Json) -> Json:
     """The arguments that the function's signature accepts."""
     parameters = inspect.signature(function).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):

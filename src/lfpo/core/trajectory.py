@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from lfpo.config.json import Json
 from lfpo.core.completions import Completions
 
 # What trajectories may hold beside tokens, and how an error calls it. Objectives name these in `needs`. The first three
@@ -84,7 +85,7 @@ class Trajectory(Completions):
         """The completion that the sampler saw when step_B[b] began, [B, C] int64."""
         return self.tokens_before(step_B).masked_fill(self.masked_before(step_B), self.mask_id)
 
-    def conditioned_before(self, step_B: torch.Tensor) -> dict[str, Any]:
+    def conditioned_before(self, step_B: torch.Tensor) -> Json:
         """What a prediction of `state_before` is conditioned on, as fields of Views; nothing where tokens are masked.
         step_B: as for `masked_before`."""
         return {}

@@ -13,6 +13,7 @@ from lfpo.base import distributed
 from lfpo.base.environment import describe_environment, use_threads, versions
 from lfpo.config.errors import UserError
 from lfpo.config.eval import EvalConfig
+from lfpo.config.json import Json
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core import collectives
 from lfpo.core.encoding import encode_rows
@@ -41,11 +42,11 @@ class Job:
     rows: list[Row]
     prompted: list[Row]
     sampler: SamplerConfig
-    settings: dict[str, Any]
+    settings: Json
     path: Path | None
 
 
-def run_each(configs: Sequence[EvalConfig]) -> list[dict[str, Any]]:
+def run_each(configs: Sequence[EvalConfig]) -> list[Json]:
     """`run_eval` under several protocols, in turn, and a table of all results, with what decides them."""
     results = [result for config in configs for result in run_eval(config)]
     if len(configs) > 1:
@@ -56,7 +57,7 @@ def run_each(configs: Sequence[EvalConfig]) -> list[dict[str, Any]]:
     return results
 
 
-def run_eval(config: EvalConfig) -> list[dict[str, Any]]:
+def run_eval(config: EvalConfig) -> list[Json]:
     """Evaluate, print, and write to `config.output` if it is set; returns one result a task.
 
     Each rank takes its share of the problems; rank 0 prints and writes. Raises UserError for wrong settings or files.

@@ -5,7 +5,8 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from lfpo.config.json import Json
 
 # numpy and mpmath are imported where they are used, so that a mistake in a command is told at once.
 RESAMPLES = 2000
@@ -86,7 +87,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return 1.0 if n - c < k else 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
-def scores(problems: Sequence[int], verdicts: Sequence[bool | None]) -> dict[str, Any]:
+def scores(problems: Sequence[int], verdicts: Sequence[bool | None]) -> Json:
     """n, n_samples, accuracy, interval, pass_at_k and not_judged from the verdict of each completion.
 
     problems: the problem of each completion. A verdict of None (the completion cannot be judged on this machine) counts

@@ -21,6 +21,7 @@ from lfpo.base import distributed
 from lfpo.config.build import build
 from lfpo.config.errors import UserError
 from lfpo.config.eval import Dtype
+from lfpo.config.json import Json
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core import collectives
 from lfpo.core.completions import decode_completions
@@ -141,7 +142,7 @@ class LfpoLM(LM):
             self.cache_hook.add_partial(method, request.args, result)
         return results
 
-    def _sampler(self, options: dict[str, Any]) -> tuple[SamplerConfig, tuple[str, ...]]:
+    def _sampler(self, options: Json) -> tuple[SamplerConfig, tuple[str, ...]]:
         """Sampler and stop texts of a request."""
         until = options.pop("until", None) or []
         if options.pop("do_sample", None) is False:
@@ -178,7 +179,7 @@ class LfpoLM(LM):
         return texts
 
     def _logp(self, pairs: Sequence[Pair]) -> list[float]:
-        options: dict[str, Any] = {"mc_num": self.mc_num, "cfg_scale": self.cfg_scale, "tokens": self.rollout_tokens}
+        options: Json = {"mc_num": self.mc_num, "cfg_scale": self.cfg_scale, "tokens": self.rollout_tokens}
         return likelihood_bounds(self.model, pairs, forwarded=self.forwarded, **options)
 
     def _bounds(self, pairs: Sequence[Pair]) -> list[tuple[float, bool]]:

@@ -16,12 +16,13 @@ from typing import Any
 from lfpo.config.build import flattened
 from lfpo.config.errors import UserError
 from lfpo.config.files import json_lines, json_text, read_json, replace_file, writing
+from lfpo.config.json import Json
 from lfpo.core import collectives
 
 # Beside the weights.
 DECIDING = {"config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "chat_template.jinja"}
-Settings = dict[str, Any]
-Record = dict[str, Any]  # of one completion
+Settings = Json
+Record = Json  # of one completion
 
 
 class Journal:
@@ -82,7 +83,7 @@ def read_partial(file: Path) -> tuple[Settings, list[Record]]:
         raise UserError(f"{file}: not readable as a stopped evaluation ({error}); delete it to start anew") from error
 
 
-def find(path: Path | None, settings: Settings, overwrite: bool) -> dict[str, Any] | None:
+def find(path: Path | None, settings: Settings, overwrite: bool) -> Json | None:
     """The finished result at `path`, or None if work is left.
 
     Raises UserError when `path` or a partial file beside it has other settings; with `overwrite` they are deleted.
@@ -144,6 +145,6 @@ def _content_sha256(file: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def data_sha256(rows: Sequence[dict[str, Any]]) -> str:
+def data_sha256(rows: Sequence[Json]) -> str:
     """SHA-256 of the problems, as the model gets them and with what the grader needs."""
     return hashlib.sha256(json_text(rows, sort_keys=True).encode()).hexdigest()

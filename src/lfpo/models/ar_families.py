@@ -6,11 +6,11 @@ Fields keep transformers' names, so each class reads its own configuration and n
 
 import functools
 from dataclasses import replace
-from typing import Any
 
 import transformers
 
 from lfpo.config.errors import UserError
+from lfpo.config.json import Json
 from lfpo.models.family import Family
 
 # Names that transformers gives the experts of its models in memory, and what checkpoints call them.
@@ -27,7 +27,7 @@ CONVERTIBLE = {"llama": "LlamaConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Co
 OWN = ("model_type", "architectures", "auto_map", "transformers_version", "_name_or_path", "is_causal", "use_cache")
 
 
-def own_config(class_name: str, config: dict[str, Any]) -> transformers.PretrainedConfig:
+def own_config(class_name: str, config: Json) -> transformers.PretrainedConfig:
     """The configuration of a class of transformers from its own config.json, with scaled rotary embeddings, biases and
     head widths as it says. Raises UserError for windows of attention, which published diffusion models do not have."""
     windows = config.get("use_sliding_window") or set(config.get("layer_types") or ()) - {"full_attention"}

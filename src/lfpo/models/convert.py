@@ -20,6 +20,7 @@ from safetensors import safe_open
 from lfpo.config.convert import ConvertConfig, check_kind
 from lfpo.config.errors import UserError
 from lfpo.config.files import read_json, write_json
+from lfpo.config.json import Json
 from lfpo.models.families import family_of
 from lfpo.models.family import Family, build_backbone
 from lfpo.models.loading import resolve
@@ -46,7 +47,7 @@ class Source:
     one. where: for messages."""
 
     where: Path
-    config: dict[str, Any]
+    config: Json
     tokenizer: Any
     like: dict[str, torch.Tensor]  # on the meta device
     read: Callable[[str, slice], torch.Tensor]
@@ -104,7 +105,7 @@ def opened(settings: ConvertConfig) -> Source:
     return Source(folder, config, source_tokenizer(folder, family), like, read)
 
 
-def diffusion_family(config: dict[str, Any], where: object) -> Family:
+def diffusion_family(config: Json, where: object) -> Family:
     """The family that a source becomes one of."""
     return family_of({**config, "model_type": f"a2d-{config['model_type']}"}, where)
 

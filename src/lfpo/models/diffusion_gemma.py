@@ -17,6 +17,8 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.diffusion_gemma import modeling_diffusion_gemma as published
 from transformers.models.diffusion_gemma.configuration_diffusion_gemma import DiffusionGemmaTextConfig
 
+from lfpo.config.json import Json
+
 
 class Stack(nn.Module):
     """Embeddings, layers, norm and self-conditioning, under the names of transformers' decoder.
@@ -100,6 +102,6 @@ def embedding_scale(config: Any, dtype: torch.dtype) -> float:
     return float(torch.tensor(config.hidden_size**0.5).to(dtype))
 
 
-def text_config(fields: dict[str, Any]) -> Any:
+def text_config(fields: Json) -> Any:
     """The configuration of the text model. fields: `text_config` of config.json."""
     return DiffusionGemmaTextConfig(**{k: v for k, v in fields.items() if k != "model_type"})

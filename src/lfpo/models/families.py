@@ -11,6 +11,7 @@ from transformers import Glm4MoeConfig, LlamaConfig, Ministral3Config, Qwen2Conf
 from transformers import __version__ as VERSION
 
 from lfpo.config.errors import UserError
+from lfpo.config.json import Json
 from lfpo.models.ar_families import A2D, CONVERTIBLE, EXPORTED, STACKED_EXPERTS
 from lfpo.models.family import Family, expect
 from lfpo.models.modernbert import MODERNBERT
@@ -21,7 +22,7 @@ SHARED = ["hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_va
 SHARED += ["max_position_embeddings", "rope_theta", "rms_norm_eps"]
 
 
-def shared_fields(config: dict[str, Any], *extra: str) -> dict[str, Any]:
+def shared_fields(config: Json, *extra: str) -> Json:
     """The fields of SHARED, and of `extra`, as config.json has them."""
     return {
         **{name: config[name] for name in (*SHARED, *extra)},
@@ -30,7 +31,7 @@ def shared_fields(config: dict[str, Any], *extra: str) -> dict[str, Any]:
     }
 
 
-def llada_config(config: dict[str, Any]) -> LlamaConfig:
+def llada_config(config: Json) -> LlamaConfig:
     """`embedding_size` (padded rows), when set, replaces `vocab_size`."""
     expect(config, block_type=("llama", None))
     return LlamaConfig(
@@ -75,7 +76,7 @@ LLADA = Family(
 )
 
 
-def llada_moe_config(config: dict[str, Any]) -> Qwen3MoeConfig:
+def llada_moe_config(config: Json) -> Qwen3MoeConfig:
     """The published class never normalises the weights of the chosen experts, whatever its configuration says. It also
     knows clipped projections, a shared expert and a bias of the experts, which no published checkpoint has."""
     expect(
@@ -114,7 +115,7 @@ LLADA_MOE = Family(
 )
 
 
-def llada2_config(config: dict[str, Any]) -> Glm4MoeConfig:
+def llada2_config(config: Json) -> Glm4MoeConfig:
     """Raises UserError also for a transformers whose Glm4Moe chooses other experts: before 5.6 it gives the experts of
     groups that were not chosen a score of 0, which beats a negative score."""
     if tuple(int(part) for part in VERSION.split(".")[:2]) < (5, 6):
@@ -169,7 +170,7 @@ LLADA2 = Family(
 )
 
 
-def dream_config(config: dict[str, Any]) -> Qwen2Config:
+def dream_config(config: Json) -> Qwen2Config:
     return Qwen2Config(
         **shared_fields({"num_key_value_heads": config["num_attention_heads"], **config}, "intermediate_size")
     )
@@ -187,7 +188,7 @@ DREAM = Family(
 )
 
 
-def _sdar_fields(config: dict[str, Any]) -> dict[str, Any]:
+def _sdar_fields(config: Json) -> Json:
     """What SDAR with and without experts has."""
     expect(config, hidden_act=("silu", None), rope_scaling=(None,), use_sliding_window=(False, None))
     return {
@@ -196,11 +197,11 @@ def _sdar_fields(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def sdar_config(config: dict[str, Any]) -> Qwen3Config:
+def sdar_config(config: Json) -> Qwen3Config:
     return Qwen3Config(**_sdar_fields(config))
 
 
-def sdar_moe_config(config: dict[str, Any]) -> Qwen3MoeConfig:
+def sdar_moe_config(config: Json) -> Qwen3MoeConfig:
     same = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
     return Qwen3MoeConfig(
         **_sdar_fields(config),
@@ -234,7 +235,7 @@ SDAR_MOE = replace(
 )
 
 
-def illada_config(config: dict[str, Any]) -> LlamaConfig:
+def illada_config(config: Json) -> LlamaConfig:
     """iLLaDA (arXiv 2606.25331). Raises UserError also for what the published class refuses."""
     scaling = config.get("rope_scaling") or {}
     plain = scaling.get("rope_type", scaling.get("type")) in (None, "default") and scaling.get("factor") in (None, 1.0)
@@ -262,7 +263,7 @@ ILLADA = Family(
 )
 
 
-def nemotron_diffusion_config(config: dict[str, Any]) -> Ministral3Config:
+def nemotron_diffusion_config(config: Json) -> Ministral3Config:
     """Raises UserError also for biases and windows, which the class has not or no published checkpoint uses."""
     expect(
         config,
@@ -294,7 +295,7 @@ NEMOTRON_DIFFUSION = Family(
 )
 
 
-def diffusion_gemma_config(config: dict[str, Any]) -> Any:
+def diffusion_gemma_config(config: Json) -> Any:
     """The text model's configuration. Raises UserError also for a transformers without the class."""
     try:
         from lfpo.models.diffusion_gemma import text_config
@@ -341,7 +342,7 @@ _PUBLISHED = (LLADA, LLADA_MOE, LLADA2, DREAM, SDAR, SDAR_MOE, ILLADA, NEMOTRON_
 FAMILIES = {family.name: family for family in (*_PUBLISHED, *A2D, *EXPORTED)}
 
 
-def family_of(config: dict[str, Any], where: object) -> Family:
+def family_of(config: Json, where: object) -> Family:
     """The family that a config.json's `model_type` selects; of two families with one model_type that with experts, if
     there are any. Its `shift` is what config.json says. Raises UserError, beginning with `where`, for another."""
     model_type = config.get("model_type")

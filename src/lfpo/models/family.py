@@ -12,6 +12,7 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 
 from lfpo.config.errors import UserError
+from lfpo.config.json import Json
 from lfpo.core.attention import NAME as ATTENTION
 from lfpo.core.attention import FullPrecisionRope
 from lfpo.models.experts import NAME as EXPERTS
@@ -58,7 +59,7 @@ class Family:
     name: str
     model_types: tuple[str, ...]
     architecture: str
-    hf_config: Callable[[dict[str, Any]], transformers.PretrainedConfig]
+    hf_config: Callable[[Json], transformers.PretrainedConfig]
     rename: tuple[tuple[str, str], ...] = ()
     fused: tuple[tuple[str, tuple[str, ...]], ...] = ()
     stacked: tuple[tuple[str, tuple[str, ...]], ...] = ()
@@ -70,7 +71,7 @@ class Family:
     turn_end: str | None = None
     block_key: str | None = None
     block_default: int | None = None
-    named_block: tuple[str, dict[str, Any]] | None = None
+    named_block: tuple[str, Json] | None = None
     causal_context: bool = False
     uniform: bool = False
     build: Callable[[Any], nn.Module] | None = None
@@ -80,7 +81,7 @@ class Family:
     carried: tuple[str, ...] = ()
     template_prefix: str = ""
 
-    def block_length(self, config: dict[str, Any]) -> int | None:
+    def block_length(self, config: Json) -> int | None:
         """Tokens of a block: a token attends to its own block and to those before it. None: full attention. Raises
         UserError for a block length that is not a positive whole number."""
         if self.block_key is None:
@@ -109,7 +110,7 @@ def replace_prefix(key: str, pairs: Iterable[tuple[str, str]]) -> str:
     return key
 
 
-def expect(config: dict[str, Any], **known: tuple[Any, ...]) -> None:
+def expect(config: Json, **known: tuple[Any, ...]) -> None:
     """Raise UserError for a field of config.json that is not one of the values that are known to work. A field that is
     missing is None."""
     for name, values in known.items():
@@ -117,7 +118,7 @@ def expect(config: dict[str, Any], **known: tuple[Any, ...]) -> None:
             raise UserError(f"config.json: {name} {config.get(name)!r} is not supported, expected {values[0]!r}")
 
 
-def build_backbone(family: Family, config: dict[str, Any], where: object = "config.json") -> nn.Module:
+def build_backbone(family: Family, config: Json, where: object = "config.json") -> nn.Module:
     """The transformers model of a family's config.json on the meta device, bidirectional, with float32 RoPE (its
     inv_freq buffer holds real values, on the CPU). Raises UserError, beginning with `where`, for a wrong field."""
     try:

@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
+from lfpo.config.json import Json
 from lfpo.core.collectives import local, sum_number, whole
 from lfpo.core.model import MaskedDiffusionLM, saved_buffers
 from lfpo.models.experts import routers
@@ -108,7 +109,7 @@ def tie(backbone: Any) -> bool:
     return bool(backbone.config.tie_word_embeddings)
 
 
-def assign(backbone: Any, state: dict[str, Any]) -> None:
+def assign(backbone: Any, state: Json) -> None:
     """Replace parameters and buffers by tensors, those of split ones by this rank's rows; a head that is tied to the
     embeddings stays tied."""
     old = backbone.state_dict()

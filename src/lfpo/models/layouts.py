@@ -1,18 +1,18 @@
 """Shapes of published models, from layouts.yaml."""
 
 from pathlib import Path
-from typing import Any
 
 from lfpo.config.build import load_yaml
+from lfpo.config.json import Json
 
 _FILE = load_yaml(Path(__file__).with_name("layouts.yaml"))
 # Name -> config.json.
-LAYOUTS: dict[str, dict[str, Any]] = {name: layout["config"] for name, layout in _FILE.items() if name[0] != "_"}
+LAYOUTS: dict[str, Json] = {name: layout["config"] for name, layout in _FILE.items() if name[0] != "_"}
 # Published checkpoint -> the name of its layout.
 PUBLISHED = {checkpoint: name for name in LAYOUTS for checkpoint in _FILE[name]["checkpoints"]}
 
 
-def with_layers(config: dict[str, Any], layers: int | None) -> dict[str, Any]:
+def with_layers(config: Json, layers: int | None) -> Json:
     """A family's config.json with another number of layers (None: its own)."""
     if layers is None:
         return config

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from lfpo.base import distributed
 from lfpo.config.errors import UserError
 from lfpo.config.files import read_json, write_json
+from lfpo.config.json import Json
 from lfpo.config.models import SHIPPED_MODELS, check_model_folder, check_model_name
 from lfpo.core import collectives
 from lfpo.core.model import NO_MASK, MaskedDiffusionLM, saved_buffers
@@ -75,7 +76,7 @@ def resolve(name: str | Path) -> Path:
         ) from error
 
 
-def described(source: Path) -> tuple[Family, dict[str, Any]]:
+def described(source: Path) -> tuple[Family, Json]:
     """The family and config.json of a checkpoint's folder, with the block length that its name tells. Raises UserError
     as `family_of`."""
     config = read_json(source / "config.json")
@@ -128,7 +129,7 @@ def load_model(
 
 
 def init_model(
-    config: dict[str, Any],
+    config: Json,
     *,
     seed: int,
     tokenizer: Any = None,
@@ -169,9 +170,7 @@ def init_model(
     return model
 
 
-def _model(
-    backbone: Any, family: Family, config: dict[str, Any], source: Path | None, **token_ids: int
-) -> MaskedDiffusionLM:
+def _model(backbone: Any, family: Family, config: Json, source: Path | None, **token_ids: int) -> MaskedDiffusionLM:
     model = MaskedDiffusionLM(backbone, family, config, source=source, **token_ids)
     if routers(backbone):
         model.measure_pass = functools.partial(watched_routers, backbone)
@@ -184,12 +183,12 @@ def _freeze_routers(model: MaskedDiffusionLM) -> None:
         router.requires_grad_(False)
 
 
-def token_ids(config: dict[str, Any], vocab_size: int, source: Path | None, tokenizer: Any = None) -> dict[str, Any]:
+def token_ids(config: Json, vocab_size: int, source: Path | None, tokenizer: Any = None) -> Json:
     """The ids of the mask, eos and pad tokens (mask_id ...), from the configuration or else from the tokenizer."""
     where = source or "init config"
     family = family_of(config, where)
     fields = {**config.get("text_config", {}), **config} if family.uniform else config
-    ids: dict[str, Any] = {name: fields.get(f"{name}_token_id") for name in ("mask", "eos", "pad")}
+    ids: Json = {name: fields.get(f"{name}_token_id") for name in ("mask", "eos", "pad")}
     if family.uniform:
         ids["mask"] = NO_MASK
         if isinstance(ids["eos"], list):  # all that may end a completion

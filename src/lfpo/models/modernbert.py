@@ -14,6 +14,7 @@ from transformers import ModernBertConfig
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.modernbert import modeling_modernbert as published
 
+from lfpo.config.json import Json
 from lfpo.core.attention import product_dtype
 from lfpo.core.structure import mask_bias
 from lfpo.models.ar_families import OWN
@@ -85,7 +86,7 @@ class Backbone(published.ModernBertPreTrainedModel):
         self.lm_head = nn.Linear(config.hidden_size + EXTRA, config.vocab_size, bias=False)
 
 
-def modernbert_config(config: dict[str, Any]) -> ModernBertConfig:
+def modernbert_config(config: Json) -> ModernBertConfig:
     """config.json is transformers'. Raises UserError for dropout, and for a head without the published bias and tie."""
     none = (0.0, None)
     expect(config, attention_dropout=none, embedding_dropout=none, mlp_dropout=none)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lfpo.config.json import Json
 from lfpo.core.collectives import whole
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.models.experts import base_layer, routers
@@ -63,7 +64,7 @@ def sampling(policy: MaskedDiffusionLM, *, cast: bool, move_to_device: bool, mer
         may run meanwhile.
     """
     narrow = {id(p) for _, p in narrow_matrices(policy.backbone)} if cast else set()
-    slots: list[tuple[dict[str, Any], str, nn.Parameter]] = []
+    slots: list[tuple[Json, str, nn.Parameter]] = []
     with merged_adapter(policy, policy, cast=cast) if merge else contextlib.nullcontext():
         try:
             slots = _slots(policy.backbone.model.layers)
@@ -86,7 +87,7 @@ def merged_adapter(policy: MaskedDiffusionLM, target: MaskedDiffusionLM, *, cast
     of base and adapter of `policy`, in bfloat16 if `cast`. Collective, if the policy's weights are split."""
     from peft.tuners.lora import LoraLayer
 
-    adapter, replaced = target.adapter, list[tuple[dict[str, Any], str, nn.Module]]()
+    adapter, replaced = target.adapter, list[tuple[Json, str, nn.Module]]()
     try:
         layers = [(path, m) for path, m in target.backbone.named_modules() if isinstance(m, LoraLayer)]
         for path, layer in layers:
@@ -143,7 +144,7 @@ def narrow_matrices(backbone: nn.Module) -> list[tuple[str, nn.Parameter]]:
     ]
 
 
-def _slots(module: nn.Module) -> list[tuple[dict[str, Any], str, nn.Parameter]]:
+def _slots(module: nn.Module) -> list[tuple[Json, str, nn.Parameter]]:
     """(parameter dict of a submodule, name, parameter) of every parameter of `module`."""
     return [(m._parameters, name, p) for m in module.modules() for name, p in m._parameters.items() if p is not None]
 

@@ -6,12 +6,13 @@ from typing import Any
 
 from lfpo.config.build import build
 from lfpo.config.errors import UserError
+from lfpo.config.json import Json
 from lfpo.config.objectives import OBJECTIVES, knobs_of
 from lfpo.config.plugins import resolve
 from lfpo.core.objective import Objective
 
 
-def make_objective(settings: dict[str, Any]) -> Objective:
+def make_objective(settings: Json) -> Objective:
     """An objective from `{name: ..., knob: value, ...}`; knobs are the fields of its dataclass."""
     name, knobs = knobs_of(settings)
     cls: Any = resolve(name, OBJECTIVES, kind="objective")

@@ -18,6 +18,7 @@ from lfpo.base.measure import matmul_peak
 from lfpo.config.build import flattened, flow_text, merge
 from lfpo.config.errors import UserError
 from lfpo.config.files import replace_file, writing
+from lfpo.config.json import Json
 from lfpo.config.length import UNSET, described
 from lfpo.config.models import LoraSettings
 from lfpo.config.plan import PlanConfig
@@ -36,7 +37,7 @@ ASSUMED_PROMPT = 256  # tokens
 ASSUMED_MEMORY, ASSUMED_TFLOPS, ASSUMED_TFLOPS_FLOAT32 = 80.0, 400.0, 30.0  # an H100 at about half of its peaks
 # Estimate(args, gpus=...) for a given model, prompt length and device.
 Plan = Callable[..., Estimate]
-Changes = dict[str, Any]
+Changes = Json
 
 MORE = (2, 4, 8, 16)  # numbers of GPUs that are tried besides the stated one
 EFFICIENCY = 0.5  # speed of a whole iteration, relative to one large matrix product
@@ -157,7 +158,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 3570 else f"{seconds / 3600:.1f} h"
 
 
-def command(recipe: str | None, overrides: dict[str, Any], changes: Changes, gpus: int, per_machine: int) -> str:
+def command(recipe: str | None, overrides: Json, changes: Changes, gpus: int, per_machine: int) -> str:
     """The command line that trains with these changes; on several machines, to be typed on each of them.
 
     recipe: a file or a recipe's name. overrides: keys that were given beside it. per_machine: GPUs of one machine.
@@ -175,7 +176,7 @@ def command(recipe: str | None, overrides: dict[str, Any], changes: Changes, gpu
     return shlex.join((starter if gpus > 1 else []) + words)
 
 
-def run_plan(config: PlanConfig, args: LFPOConfig, *, recipe: str | None, overrides: dict[str, Any]) -> None:
+def run_plan(config: PlanConfig, args: LFPOConfig, *, recipe: str | None, overrides: Json) -> None:
     """Print the plan and the ways that fit, each with its command; write them to `config.output`.
 
     recipe, overrides: the recipe's name and the keys given beside it, for the commands. Raises UserError if nothing

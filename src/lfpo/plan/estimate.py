@@ -2,11 +2,11 @@
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from lfpo.config.errors import UserError
+from lfpo.config.json import Json
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.config.training import moment_bytes
@@ -58,7 +58,7 @@ class Estimate:
     def __init__(
         self,
         args: LFPOConfig,
-        config: dict[str, Any],
+        config: Json,
         *,
         gpus: int = 1,
         prompt_length: int = 256,

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from lfpo.config.errors import UserError
 from lfpo.config.files import read_json
+from lfpo.config.json import Json
 from lfpo.config.models import LoraSettings
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.experts import active_weights, is_expert
@@ -48,7 +49,7 @@ class Sizes:
         return self.layers + self.outside
 
 
-def model_config(name: str) -> dict[str, Any]:
+def model_config(name: str) -> Json:
     """The config.json of a layout, a folder, `embedded`, or a hub id; weights are not downloaded. Raises UserError
     where there is none."""
     if name in LAYOUTS or name in PUBLISHED:
@@ -71,9 +72,7 @@ def model_config(name: str) -> dict[str, Any]:
         ) from error
 
 
-def skeleton(
-    config: dict[str, Any], *, layers: int | None = None, dtype: torch.dtype = torch.float32
-) -> MaskedDiffusionLM:
+def skeleton(config: Json, *, layers: int | None = None, dtype: torch.dtype = torch.float32) -> MaskedDiffusionLM:
     """The model on the meta device, with `layers` layers (None: its own number)."""
     config = with_layers(config, layers)
     family = family_of(config, "config.json")
@@ -99,7 +98,7 @@ def by_value(function: Callable[P, R]) -> Callable[P, R]:
 
 
 @by_value
-def model_shape(config: dict[str, Any]) -> tuple[Sizes, MaskedDiffusionLM]:
+def model_shape(config: Json) -> tuple[Sizes, MaskedDiffusionLM]:
     """Parameter counts of a config.json's model, and the model on the meta device."""
     model = skeleton(config)
     backbone, stack = model.backbone, model.backbone.model.layers
@@ -120,7 +119,7 @@ def model_shape(config: dict[str, Any]) -> tuple[Sizes, MaskedDiffusionLM]:
 
 
 @by_value
-def adapter_size(config: dict[str, Any], settings: LoraSettings) -> int:
+def adapter_size(config: Json, settings: LoraSettings) -> int:
     """The number of weights of one adapter. It grows linearly in the layers, unless they differ: in some models only
     some have experts."""
     full, sizes = model_shape(config)[1], []
@@ -132,7 +131,7 @@ def adapter_size(config: dict[str, Any], settings: LoraSettings) -> int:
     return sizes[0] + (layers - 2) * (sizes[-1] - sizes[0])
 
 
-def activations(kind: Kind, config: dict[str, Any], rows: int, *shape: Any) -> tuple[float, float]:
+def activations(kind: Kind, config: Json, rows: int, *shape: Any) -> tuple[float, float]:
     """Bytes of the body beside weights and gradients, for `rows` rows: those that are held from the forward to the
     backward pass, and the most in both. They grow linearly in rows and layers, or in periods of layers that differ.
 
@@ -146,7 +145,7 @@ def activations(kind: Kind, config: dict[str, Any], rows: int, *shape: Any) -> t
     return held, peak
 
 
-def layer_counts(config: dict[str, Any]) -> tuple[int, int]:
+def layer_counts(config: Json) -> tuple[int, int]:
     """The numbers of layers of two small models: 2 and 3, for the input of the first layer is kept in any case. Where
     layers of several kinds follow each other, one and two of their periods."""
     kinds = config.get("text_config", {}).get("layer_types") or []
@@ -158,7 +157,7 @@ def layer_counts(config: dict[str, Any]) -> tuple[int, int]:
 
 @by_value
 def _of_small_runs(
-    kind: Kind, config: dict[str, Any], length: int, dtype: torch.dtype, lora: LoraSettings | None, autocast: bool
+    kind: Kind, config: Json, length: int, dtype: torch.dtype, lora: LoraSettings | None, autocast: bool
 ) -> torch.Tensor:
     """[rows 1 and 2, numbers of layers as in `layer_counts`, (held, peak)], float64, measured by the training code
     itself on fake tensors, which allocate nothing. Of canvases, as if all tokens were theirs."""

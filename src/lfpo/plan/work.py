@@ -2,10 +2,10 @@
 
 import dataclasses
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
+from lfpo.config.json import Json
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.core.learner import optimizer_blocks
@@ -24,7 +24,7 @@ from lfpo.objectives.needs import kept_steps
 from lfpo.plan.model import by_value
 from lfpo.rollout.canvas import CanvasTrajectory
 
-TOY: dict[str, Any] = {
+TOY: Json = {
     "d_model": 4,
     "n_layers": 1,
     "n_heads": 1,

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from lfpo.config.errors import UserError
+from lfpo.config.json import Json
 from lfpo.prompts.jsonl import check_row, parse_lines
 
-Rows = list[tuple[dict[str, Any], str]]  # (row, `file:line` or `file: row N`)
+Rows = list[tuple[Json, str]]  # (row, `file:line` or `file: row N`)
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow")
 _PACKED: dict[bytes, tuple[str, Callable[[bytes], bytes]]] = {
@@ -178,7 +179,7 @@ def _csv_rows(text: str, file: Path, typed: bool) -> Rows:
     return rows
 
 
-def _convert(name: str, rows: list[dict[str, Any]]) -> None:
+def _convert(name: str, rows: list[Json]) -> None:
     """Make a column's cells numbers or truth values where all are; a number with leading zeros is text."""
     cells = {row[name] for row in rows if row.get(name) is not None}
     integer, number = r"[+-]?(0|[1-9]\d*)", r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"

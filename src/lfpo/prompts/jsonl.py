@@ -10,11 +10,12 @@ from typing import Any
 
 from lfpo.config.errors import UserError, nearest
 from lfpo.config.files import json_text
+from lfpo.config.json import Json
 
 ROLES = ("system", "developer", "user", "assistant", "tool")  # of messages
 
 
-def load_jsonl(path: str | Path, required: tuple[str, ...] = ("prompt",)) -> list[dict[str, Any]]:
+def load_jsonl(path: str | Path, required: tuple[str, ...] = ("prompt",)) -> list[Json]:
     """The rows of a file with one JSON object per line, gzipped if its name ends in `.gz`.
 
     required: columns that every row must have, as text; `prompt` may also be a list of {"role", "content"} messages.
@@ -36,7 +37,7 @@ def load_jsonl(path: str | Path, required: tuple[str, ...] = ("prompt",)) -> lis
     return [row for row, _ in rows]
 
 
-def parse_lines(text: str, file: Path) -> list[tuple[dict[str, Any], str]]:
+def parse_lines(text: str, file: Path) -> list[tuple[Json, str]]:
     """The JSON objects of the lines of a file's text, each with its `file:line`. Raises UserError naming the line."""
     # Not splitlines(): it also splits at U+2028 and the like, which may occur inside JSON strings.
     lines = text.removesuffix("\n").split("\n") if text else []

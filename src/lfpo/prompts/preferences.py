@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lfpo.config.errors import UserError
+from lfpo.config.json import Json
 from lfpo.core.rng import python_rng
 from lfpo.prompts.files import load_rows
 from lfpo.prompts.jsonl import check_row
@@ -47,7 +48,7 @@ def preference(row: Mapping[str, Any], where: str) -> Preference:
     return Preference(text["prompt"], text["chosen"], text["rejected"], where)
 
 
-def _from_messages(row: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _from_messages(row: Mapping[str, Any], where: str) -> Json:
     """The columns of a conversational row, with the completions as text."""
     for column in COLUMNS[1:]:
         if not isinstance(row.get(column), list):

@@ -22,6 +22,7 @@ import torch
 from lfpo.base import distributed
 from lfpo.base.environment import versions
 from lfpo.config.errors import UserError
+from lfpo.config.json import Json
 from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives
 from lfpo.core.completions import join
@@ -303,7 +304,7 @@ class Worker:
     """One model in a process of its own, with the weights that it sampled with last."""
 
     def __init__(self, args: LFPOConfig):
-        alone: dict[str, Any] = {"fsdp": False, "fsdp_size": 0, "rollout_gather": "model", "offload_reference": False}
+        alone: Json = {"fsdp": False, "fsdp_size": 0, "rollout_gather": "model", "offload_reference": False}
         self.args = dataclasses.replace(args, **alone, gradient_checkpointing=False)
         self.policy: MaskedDiffusionLM | None = None
         self.version: Version = -1

@@ -12,6 +12,7 @@ from typing import Any
 from lfpo.base.environment import versions
 from lfpo.config.engine import EngineSettings
 from lfpo.config.errors import UserError, last_line
+from lfpo.config.json import Json
 from lfpo.core import collectives
 from lfpo.core.attempts import RewardFailed, RewardTimeout
 from lfpo.core.scoring import checked
@@ -119,7 +120,7 @@ def _load(*pickled: bytes) -> dict[str, str]:
     return versions()
 
 
-def _call(pickled: bytes, arguments: dict[str, Any]) -> list[float | None]:
+def _call(pickled: bytes, arguments: Json) -> list[float | None]:
     function = _loaded(pickled)
     try:
         return checked(function(**arguments), reward_name(function), len(arguments["prompts"]))

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lfpo.base.spacing import evenly_spaced
+from lfpo.config.json import Json
 from lfpo.prompts.jsonl import load_jsonl
 from lfpo.rewards.answers import prompt_text
 
-Record = dict[str, Any]  # a line of `rollouts/` or `eval/`
+Record = Json  # a line of `rollouts/` or `eval/`
 T = TypeVar("T")
 
 FILES = 24  # iterations whose rollouts are read for a page
@@ -26,7 +27,7 @@ MAX_COLOURED = 20_000  # characters of a completion whose code is coloured: Pygm
 INK = {"Keyword": "k", "String": "s", "Comment": "c", "Number": "n", "Name.Function": "f", "Name.Builtin": "f"}
 
 
-def evaluation_samples(folder: Path, config: dict[str, Any], last: int) -> tuple[dict[str, Any], str]:
+def evaluation_samples(folder: Path, config: Json, last: int) -> tuple[Json, str]:
     """Kept completions of the first evaluation and of the last one up to iteration `last`, and a note.
 
     problems: sampler -> one list [first, last] a problem. maps: the reveal maps of each sampler. The note says what was
@@ -62,12 +63,12 @@ def verdicts(folder: Path, step: int) -> dict[str, list[float]]:
     return by_sampler
 
 
-def rollout_sample(folder: Path, config: dict[str, Any], last: int) -> dict[str, Any]:
+def rollout_sample(folder: Path, config: Json, last: int) -> Json:
     """Groups of rollouts, histograms and reveal maps, from iterations spread evenly up to iteration `last`."""
     files = numbered(folder, "rollouts", last)
     chosen = evenly_spaced(files, FILES)
     size = config["num_generations"]
-    groups: list[dict[str, Any]] = []
+    groups: list[Json] = []
     histograms, maps, read = [], [], 0
     for number, (step, path) in enumerate(chosen):
         records = read_records(path)
@@ -100,18 +101,18 @@ def rollout_sample(folder: Path, config: dict[str, Any], last: int) -> dict[str,
     }
 
 
-def _reward(row: dict[str, Any]) -> float:
+def _reward(row: Json) -> float:
     """For a maximum: a rollout without a reward is the last to be taken."""
     return -math.inf if row["reward"] is None else row["reward"]
 
 
-def rollouts_to_play(groups: list[dict[str, Any]]) -> dict[str, Any]:
+def rollouts_to_play(groups: list[Json]) -> Json:
     """The player's data for a run without evaluation: the best rollout of each prompt of the newest iteration, after
     the best of an older iteration where the page has the same prompt."""
-    older: dict[str, dict[str, Any]] = {}
+    older: dict[str, Json] = {}
     best = []
     for group in groups:
-        row: dict[str, Any] = max(group["rows"], key=_reward)
+        row: Json = max(group["rows"], key=_reward)
         best.append({"step": group["step"], **row})
     for row in best:
         older.setdefault(row["prompt"], row)
@@ -139,7 +140,7 @@ def _within(items: list[T], budget: int) -> list[T]:
     return items if size <= budget else evenly_spaced(items, max(1, int(len(items) * budget / size * 0.9)))
 
 
-def playable(record: Record, config: dict[str, Any]) -> dict[str, Any]:
+def playable(record: Record, config: Json) -> Json:
     """A completion in the player: its tokens, reveal steps, Sudoku grid or syntax colours.
 
     edits: for each edited position the tokens that it held, each as [step, text, confidence].
@@ -169,13 +170,13 @@ def playable(record: Record, config: dict[str, Any]) -> dict[str, Any]:
     return shown
 
 
-def table_row(record: Record, config: dict[str, Any]) -> dict[str, Any]:
+def table_row(record: Record, config: Json) -> Json:
     """A rollout in the table of completions."""
     fields = {name: record[name] for name in ("completion", "rewards", "reward")}
     return {**playable(record, config), **fields, "r": round(record["r"], 4)}
 
 
-def sudoku_grid(prompt: str, completion: str) -> dict[str, Any] | None:
+def sudoku_grid(prompt: str, completion: str) -> Json | None:
     """The puzzle in a prompt, blanks as ".", and where the completion writes its grid; None without a complete grid.
 
     at: index of the grid's first character in the completion.
@@ -214,7 +215,7 @@ def highlight(completion: str) -> list[list[Any]] | None:
     return runs
 
 
-def reveal_maps(parts: list[tuple[int, list[Record]]]) -> list[dict[str, Any]]:
+def reveal_maps(parts: list[tuple[int, list[Record]]]) -> list[Json]:
     """Reveal maps of the records of several iterations, (iteration, its records), all with the same positions and
     steps."""
     every = [r for _, records in parts for r in records]
@@ -223,7 +224,7 @@ def reveal_maps(parts: list[tuple[int, list[Record]]]) -> list[dict[str, Any]]:
     return [{"step": step, **reveal_map(records, length, steps)} for step, records in parts] if length and steps else []
 
 
-def reveal_map(records: list[Record], length: int, steps: int) -> dict[str, Any]:
+def reveal_map(records: list[Record], length: int, steps: int) -> Json:
     """How often each of `length` positions was revealed at each of `steps` steps, positions and steps binned.
 
     cells: [x, y, share] with x the bin of the position and y that of the step. The share is over the records whose
@@ -250,7 +251,7 @@ def reveal_map(records: list[Record], length: int, steps: int) -> dict[str, Any]
     }
 
 
-def reward_histograms(records: list[Record], config: dict[str, Any]) -> dict[str, Any]:
+def reward_histograms(records: list[Record], config: Json) -> Json:
     """Histograms of what the objective takes in place of the reward, and of rewards minus the mean of their group.
 
     agreement: where all rewards are 0 or 1, the shares of groups that are all right, all wrong, and mixed.
@@ -261,7 +262,7 @@ def reward_histograms(records: list[Record], config: dict[str, Any]) -> dict[str
     groups = [scored for group in cut if (scored := [reward for reward in group if reward is not None])]
     advantages = [reward - sum(group) / len(group) for group in groups for reward in group]
     ends = (0.0, 1.0) if config["objective"]["name"] == "lfpo" else None  # LFPO's r lies in [0, 1]
-    histograms: dict[str, Any] = {"r": histogram([r["r"] for r in records], ends), "advantage": histogram(advantages)}
+    histograms: Json = {"r": histogram([r["r"] for r in records], ends), "advantage": histogram(advantages)}
     if groups and {reward for group in groups for reward in group} <= {0.0, 1.0}:
         right = [sum(group) / len(group) for group in groups]
         shares = {"all right": right.count(1.0), "all wrong": right.count(0.0)}
@@ -270,7 +271,7 @@ def reward_histograms(records: list[Record], config: dict[str, Any]) -> dict[str
     return histograms
 
 
-def histogram(values: Sequence[float], ends: tuple[float, float] | None = None) -> dict[str, Any]:
+def histogram(values: Sequence[float], ends: tuple[float, float] | None = None) -> Json:
     """low, high and counts of BINS equal bins, or of one bin where all values are equal. Ignores NaN and infinities.
 
     ends: the range to cover. If a value lies outside it, the range is that of the values.

@@ -3,11 +3,11 @@
 import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from lfpo.config.build import load_yaml, yaml_text
 from lfpo.config.errors import UserError
 from lfpo.config.files import read_json
+from lfpo.config.json import Json
 from lfpo.config.sampler import SamplerConfig
 from lfpo.eval.estimates import over_problems
 from lfpo.report.charts import POLICY, SIGNAL, reward_parts
@@ -15,13 +15,13 @@ from lfpo.report.completions import evaluation_samples, rollout_sample, rollouts
 from lfpo.runs.directory import Run, data_of
 from lfpo.runs.display import evaluations
 
-Metrics = dict[str, Any]  # a line of metrics.jsonl, or one evaluation in it
+Metrics = Json  # a line of metrics.jsonl, or one evaluation in it
 
 COMPARED = ("title", "summary", "table", "curves", "environment", "config")
 TIMES = ("rollout", "reward", "update", "eval")  # the first three are training
 
 
-def page_data(run: Run) -> dict[str, Any]:
+def page_data(run: Run) -> Json:
     """The data of the page of a run, or of a comparison, which `lfpo compare` writes as results.json. Raises UserError
     where files lack what these commands write."""
     path = run.dir / "results.json"
@@ -33,7 +33,7 @@ def page_data(run: Run) -> dict[str, Any]:
     return {"kind": "comparison", "name": run.dir.resolve().name, **{key: results[key] for key in COMPARED}}
 
 
-def run_data(run: Run) -> dict[str, Any]:
+def run_data(run: Run) -> Json:
     """The data of a run's page. Raises UserError when the folder holds no run with at least one line of metrics."""
     metrics = run.read_metrics()
     if not metrics or not (run.dir / "config.yaml").exists():
@@ -83,7 +83,7 @@ def run_data(run: Run) -> dict[str, Any]:
     }
 
 
-def evaluation_pairs(metrics: list[Metrics]) -> list[dict[str, Any]]:
+def evaluation_pairs(metrics: list[Metrics]) -> list[Json]:
     """name, first and last evaluation of each eval sampler of a run."""
     by_sampler: dict[str, list[Metrics]] = {}
     for line in metrics:
@@ -136,7 +136,7 @@ def _latest(metrics: list[Metrics], key: str) -> float:
     return next((m[key] for m in reversed(metrics) if m.get(key) is not None), 0.0)
 
 
-def _settings(sampler: dict[str, Any]) -> dict[str, Any]:
+def _settings(sampler: Json) -> Json:
     """A sampler's temperature, its rule for choosing positions, and every setting that is not the default."""
     plain = vars(SamplerConfig())
     names = ["temperature", "alg" if sampler.get("alg") else "remasking"]

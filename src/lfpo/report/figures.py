@@ -10,6 +10,7 @@ import numpy as np
 
 from lfpo.config.errors import UserError
 from lfpo.config.files import writing
+from lfpo.config.json import Json
 from lfpo.report.charts import COLOURS, POLICY, SHARE, STYLES, Chart, shown
 from lfpo.report.data import page_data
 from lfpo.runs.directory import Run
@@ -47,7 +48,7 @@ def write_figures(run: Run) -> list[Path]:
     return written
 
 
-def _run_figures(data: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _run_figures(data: Json) -> Iterator[tuple[str, Any]]:
     yield "convergence", _convergence(data)
     if any("accuracy" in e["last"] for e in data["evaluations"]):
         yield "steps-accuracy", _steps_accuracy(data)
@@ -59,14 +60,14 @@ def _run_figures(data: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield chart.title.lower().replace(" ", "-"), _chart(chart, data)
 
 
-def _series(data: dict[str, Any], *keys: str) -> list[list[float]]:
+def _series(data: Json, *keys: str) -> list[list[float]]:
     """Iterations at which the first key was logged, and the values of all keys there."""
     metrics = data["metrics"]
     at = [i for i, v in enumerate(metrics.get(keys[0], [])) if v is not None]
     return [[metrics[k][i] for i in at] for k in ("step", *keys)]
 
 
-def _chart(chart: Chart, data: dict[str, Any]) -> Any:
+def _chart(chart: Chart, data: Json) -> Any:
     """A chart of the page, over iterations; shares in percent."""
     figure, axis = pyplot().subplots()
     scale = 100 if chart.unit == SHARE else 1
@@ -86,7 +87,7 @@ def _chart(chart: Chart, data: dict[str, Any]) -> Any:
     return figure
 
 
-def _convergence(data: dict[str, Any]) -> Any:
+def _convergence(data: Json) -> Any:
     """Training reward and held-out accuracy with its interval, over iterations."""
     figure, axis = pyplot().subplots()
     steps, reward = _series(data, "reward")
@@ -104,7 +105,7 @@ def _convergence(data: dict[str, Any]) -> Any:
     return figure
 
 
-def _steps_accuracy(data: dict[str, Any]) -> Any:
+def _steps_accuracy(data: Json) -> Any:
     """Accuracy against NFE of each sampler, one point an evaluation; a ring marks the first."""
     figure, axis = pyplot().subplots()
     for i, evaluation in enumerate(e for e in data["evaluations"] if "accuracy" in e["last"]):
@@ -119,7 +120,7 @@ def _steps_accuracy(data: dict[str, Any]) -> Any:
     return figure
 
 
-def _reveal(reveal: dict[str, Any]) -> Any:
+def _reveal(reveal: Json) -> Any:
     """Share of completions that reveal a position at a step, in the first and the last iteration."""
     panels = reveal["panels"]
     figure, axes = pyplot().subplots(
@@ -141,7 +142,7 @@ def _reveal(reveal: dict[str, Any]) -> Any:
     return figure
 
 
-def _comparison(data: dict[str, Any]) -> Any:
+def _comparison(data: Json) -> Any:
     """Accuracy over forwards a completion, one point a threshold, and over training FLOPs: means over seeds, with bands
     from the lowest to the highest seed. Black and dotted: the untrained model."""
     figure, axes = pyplot().subplots(1, 2, figsize=(9.5, 4.2), sharey=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lfpo.config.files import replace_file, writing
+from lfpo.config.json import Json
 from lfpo.report.data import page_data
 from lfpo.runs.directory import Run
 
@@ -25,7 +26,7 @@ def write_report(run: Run) -> Path:
     return path
 
 
-def page(data: dict[str, Any]) -> str:
+def page(data: Json) -> str:
     """The whole page. Its content security policy allows only the script and style sheet below, by their hashes."""
     css, script = _parts()
     policy = (

@@ -1,11 +1,11 @@
 """A run or a comparison as text, for a terminal or a log file: `lfpo report FOLDER --text`."""
 
 import itertools
-from typing import Any
 
 from rich.console import Console
 from rich.table import Column, Table
 
+from lfpo.config.json import Json
 from lfpo.report.charts import POLICY, reward_parts, shown
 from lfpo.report.data import page_data
 from lfpo.runs.directory import Run
@@ -74,7 +74,7 @@ def metric_lines(metrics: dict[str, list[float | None]], width: int, narrow: boo
     return lines
 
 
-def evaluation_table(evaluations: list[dict[str, Any]], narrow: bool = False) -> Table:
+def evaluation_table(evaluations: list[Json], narrow: bool = False) -> Table:
     """Held-out results at the start and the end of a run; a narrow table leaves out interval and steps."""
     scored = all("accuracy" in e["last"] for e in evaluations)
     table = Table("sampler", title="Held out, before and after", title_justify="left", show_edge=False)

@@ -24,6 +24,7 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from lfpo.config.errors import UserError, last_line
+from lfpo.config.json import Json
 from lfpo.config.plugins import resolve
 from lfpo.core.attempts import RewardFailed, handling
 from lfpo.core.scoring import NotANumber, RewardFunction, number
@@ -84,7 +85,7 @@ class ChildProcess:
             raise ChildFailed(answer["error"])
         return answer["value"]
 
-    def _exchange(self, request: bytes) -> dict[str, Any]:
+    def _exchange(self, request: bytes) -> Json:
         """Send a request and wait for the answer. A thread kills a child that exceeds its limits, which ends the wait,
         also that for a child that does not read."""
         process = self._started()
@@ -94,7 +95,7 @@ class ChildProcess:
         try:
             with contextlib.suppress(BrokenPipeError):  # the read reports that the child ended
                 self.pipe.send_bytes(request)
-            answer: dict[str, Any] = json.loads(self.pipe.recv_bytes())
+            answer: Json = json.loads(self.pipe.recv_bytes())
         except (EOFError, OSError):
             code = process.wait()
             ended = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"

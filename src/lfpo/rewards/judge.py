@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lfpo.config.errors import UserError, nearest
+from lfpo.config.json import Json
 from lfpo.core.attempts import RewardFailed
 from lfpo.rewards.answers import completion_text, prompt_text
 
@@ -121,7 +122,7 @@ class Judge:
         judged = metrics["completions"]
         return metrics | ({"failure_rate": metrics["no_score"] / judged} if judged else {})
 
-    def _request(self, prompt: Any, completion: Any, row: dict[str, Any]) -> dict[str, Any]:
+    def _request(self, prompt: Any, completion: Any, row: Json) -> Json:
         """The arguments of the request that judges one completion."""
         values = {**row, "prompt": prompt_text(prompt), "completion": completion_text(completion)}
         try:
@@ -132,7 +133,7 @@ class Judge:
             ) from None
         return {"model": self.model, "messages": [{"role": "user", "content": message}], **self.options}
 
-    async def _ask_all(self, requests: Sequence[dict[str, Any]]) -> list[float | str]:
+    async def _ask_all(self, requests: Sequence[Json]) -> list[float | str]:
         """For each request the score, or the reason why there is none."""
         import openai
 
@@ -147,7 +148,7 @@ class Judge:
             api_key=key, base_url=self.base_url, max_retries=0, timeout=self.timeout
         ) as client:
 
-            async def score_of(request: dict[str, Any]) -> float | str:
+            async def score_of(request: Json) -> float | str:
                 async with places:
                     score = await self._ask(client, request)
                 # A server may repeat the key.
@@ -155,7 +156,7 @@ class Judge:
 
             return await asyncio.gather(*map(score_of, requests))
 
-    async def _ask(self, client: Any, request: dict[str, Any]) -> float | str:
+    async def _ask(self, client: Any, request: Json) -> float | str:
         """The score, or why there is none after all attempts."""
         import openai
 

@@ -6,6 +6,7 @@ import itertools
 from typing import Any
 
 from lfpo.config.errors import UserError
+from lfpo.config.json import Json
 from lfpo.core.scoring import RewardFunction, accepted, checked
 from lfpo.rewards.names import reward_name
 
@@ -72,7 +73,7 @@ def weighted(function: RewardFunction, column: str) -> RewardFunction:
     return reward
 
 
-def _column(columns: dict[str, Any], name: str, of: str) -> list[float]:
+def _column(columns: Json, name: str, of: str) -> list[float]:
     """A column of numbers. Raises UserError where the data has none of that name, or other values in it."""
     if name not in columns:
         raise UserError(f"{of}: the data has no column {name!r}, only {', '.join(sorted(columns))}")

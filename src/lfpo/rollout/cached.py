@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from lfpo.config.json import Json
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.compiled import bucket, padded
 from lfpo.core.doubled import noised_hidden
@@ -86,7 +87,7 @@ class CachedForward(Forward):
             ids, mask = padded(ids, mask, rows, left, self.model.pad_id)
             start = F.pad(start + left, (0, rows - size), value=columns + 1)  # added rows write scratch columns only
             causal = None if causal is None else F.pad(causal, (0, rows - size))
-        kind: dict[str, Any] = {"causal_B": causal, "compiled": self.compiled}
+        kind: Json = {"causal_B": causal, "compiled": self.compiled}
         states = window_hidden(self.model, ids, mask, start, width, self.cache, **kind)
         states = states[:size, : self.block_length]
         return states if computed_states is None else states.index_copy(0, index, computed_states)

@@ -10,11 +10,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional as F
 
+from lfpo.config.json import Json
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.completions import join
 from lfpo.core.doubled import expected_embeddings
@@ -98,7 +99,7 @@ class CanvasTrajectory(Trajectory):
     def written_until(self, last_B: torch.Tensor) -> torch.Tensor:
         return self.tokens_before(last_B + 1)
 
-    def conditioned_before(self, step_B: torch.Tensor) -> dict[str, Any]:
+    def conditioned_before(self, step_B: torch.Tensor) -> Json:
         """The canvas before that of `tokens_before`, over prompt and completion, and the temperature of its step; 0 for
         a canvas's first step and after its last one."""
         step_BC = per_position(step_B)

@@ -5,6 +5,7 @@ import functools
 from collections.abc import Callable, Collection
 from typing import Any
 
+from lfpo.config.json import Json
 from lfpo.config.reveal import own_rule
 from lfpo.config.sampler import DEFAULT_LENGTH
 from lfpo.config.train import LFPOConfig
@@ -55,7 +56,7 @@ class LocalEngine:
             first = sum(map(len, parts))  # rows of earlier units
             finished([first + i for i in index], trajectory)
 
-        options: dict[str, Any] = {"rollout_tokens": self.rollout_tokens, "compiled": self.compiled}
+        options: Json = {"rollout_tokens": self.rollout_tokens, "compiled": self.compiled}
         options["finished"] = finished if finished is None or len(units) == 1 else of_unit
         options["forwarded"] = self.forwarded
         with self.policy.ready_to_sample() as model:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from lfpo.config.errors import UserError
+from lfpo.config.json import Json
 from lfpo.config.sampler import DEFAULT_LENGTH, SamplerConfig
 from lfpo.core.engine import Request
 from lfpo.core.forward import Forward, completion_columns
@@ -20,7 +21,7 @@ from lfpo.rollout.kept import KeptPredictions
 
 def variant(
     model: MaskedDiffusionLM, unit: Request, sampler: SamplerConfig, hook: Hook | None, *, store_blocks: bool
-) -> dict[str, Any]:
+) -> Json:
     """Arguments of lfpo.core.denoise for a request. sampler: its sampler, with lengths filled in. hook, store_blocks:
     see lfpo.rollout.sampling.rollout. Raises UserError for settings that do not go with the model."""
     check_context(sampler, model)

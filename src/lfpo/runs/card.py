@@ -8,6 +8,7 @@ from huggingface_hub import ModelCardData
 
 from lfpo.base.environment import versions
 from lfpo.config.build import yaml_text
+from lfpo.config.json import Json
 from lfpo.runs.directory import Run, data_of
 
 DESCRIPTION = {
@@ -105,7 +106,7 @@ def transformers_use(architecture: str, shift: bool, block_length: int | None, *
 """
 
 
-def published(config: dict[str, Any]) -> dict[str, Any]:
+def published(config: Json) -> Json:
     """A run's configuration without folders of this machine: paths are cut to their last part, output_dir is left
     out."""
     base = config.get("model")
@@ -134,7 +135,7 @@ def converted_card(name: str, use: str, library: str) -> str:
 
 def model_card(
     run: Run,
-    config: dict[str, Any],
+    config: Json,
     kind: str,
     use: str = FAMILY_USE,
     *,
@@ -171,14 +172,14 @@ def model_card(
 """
 
 
-def _results(metrics: list[dict[str, Any]]) -> str:
+def _results(metrics: list[Json]) -> str:
     """The first and the last evaluation that has accuracies, as a table; empty where there is none."""
     evaluations = [m for m in metrics if any(re.fullmatch("eval/.*/accuracy", key) for key in m)]
     if not evaluations:
         return ""
     first, last = evaluations[0], evaluations[-1]
 
-    def percent(row: dict[str, Any], sampler: str) -> str:
+    def percent(row: Json, sampler: str) -> str:
         if f"eval/{sampler}/accuracy" not in row:
             return "-"  # a sampler that was added on resuming has no first evaluation
         value, low, high = (100 * row[f"eval/{sampler}/{key}"] for key in ("accuracy", "low", "high"))

@@ -15,6 +15,7 @@ from lfpo.base.environment import describe_environment, versions
 from lfpo.config.build import flattened, load_yaml, to_dict, yaml_text
 from lfpo.config.errors import UserError
 from lfpo.config.files import json_lines, read_json, replace_file, writing
+from lfpo.config.json import Json
 
 RESUME = "; saved checkpoints are intact: free disk space or check permissions, then run the same command with --resume"
 
@@ -28,13 +29,13 @@ class Run:
 
     dir: Path
     silent: bool = False
-    listeners: list[Callable[[str, list[dict[str, Any]]], None]] = field(default_factory=list)
+    listeners: list[Callable[[str, list[Json]], None]] = field(default_factory=list)
 
     @property
     def metrics_file(self) -> Path:
         return self.dir / "metrics.jsonl"
 
-    def log(self, values: dict[str, Any]) -> None:
+    def log(self, values: Json) -> None:
         """Append one JSON object to metrics.jsonl. Raises UserError when it cannot be written."""
         # JSON has no NaN: numbers that are not finite are written as null.
         finite = {k: v if not isinstance(v, float) or math.isfinite(v) else None for k, v in values.items()}
@@ -46,12 +47,12 @@ class Run:
         """Append one JSON object to notes.jsonl: what a rule of lfpo.runs.health said after an iteration."""
         self._append(self.dir / "notes.jsonl", {"step": step, "rule": rule, "text": text})
 
-    def _append(self, file: Path, values: dict[str, Any]) -> None:
+    def _append(self, file: Path, values: Json) -> None:
         if not self.silent:
             with writing(file, RESUME), file.open("a", encoding="utf-8") as opened:
                 opened.write(json.dumps(values) + "\n")
 
-    def write_rows(self, name: str, rows: list[dict[str, Any]]) -> None:
+    def write_rows(self, name: str, rows: list[Json]) -> None:
         """Write JSONL rows to a file of the run, atomically."""
         if self.silent:
             return
@@ -62,16 +63,16 @@ class Run:
         for listen in self.listeners:
             listen(name, rows)
 
-    def read_metrics(self) -> list[dict[str, Any]]:
+    def read_metrics(self) -> list[Json]:
         """All complete lines of metrics.jsonl (a line cut off by a crash is ignored)."""
         return self._read(self.metrics_file)
 
-    def read_notes(self) -> list[dict[str, Any]]:
+    def read_notes(self) -> list[Json]:
         """All complete lines of notes.jsonl; [] where no rule of lfpo.runs.health has spoken."""
         return self._read(self.dir / "notes.jsonl")
 
-    def _read(self, file: Path) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = []
+    def _read(self, file: Path) -> list[Json]:
+        rows: list[Json] = []
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
         with contextlib.suppress(ValueError):
             for line in lines:
@@ -131,7 +132,7 @@ def check_folder(path: Path, config: Any, *, resume: bool, kind: str) -> None:
             )
 
 
-def data_of(config: dict[str, Any]) -> str:
+def data_of(config: Json) -> str:
     """The name of what a run was trained on; "" for rows that were given in Python."""
     return config.get("task") or config.get("data_file") or config.get("dataset_name") or ""
 

@@ -17,6 +17,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from lfpo.base.progress import count, duration, seconds
+from lfpo.config.json import Json
 from lfpo.core.observer import Observer
 
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -68,7 +69,7 @@ class Display:
         self.seconds: list[float] = []  # of each iteration, without its evaluation
         self.evaluation = 0.0  # seconds of the last one
         self.rewards: list[float] = []
-        self.recent: list[dict[str, Any]] = []
+        self.recent: list[Json] = []
         self.evaluations: dict[str, tuple[dict[str, float], dict[str, float]]] = {}
         self.live: Live | None = None
         self.ended = threading.Event()
@@ -96,7 +97,7 @@ class Display:
         """Print a line, above the live panel if there is one."""
         self.console.print(message, markup=False, highlight=False)
 
-    def update(self, metrics: dict[str, Any]) -> None:
+    def update(self, metrics: Json) -> None:
         """Show one line of metrics.jsonl."""
         now, evaluation = time.monotonic(), metrics.get("time/eval", 0.0)
         self.evaluation = evaluation or self.evaluation
@@ -172,7 +173,7 @@ class Display:
         return Text.assemble("reward ", (spark, "green"), f"\nrollout / reward / update {split} of {sum(times):.1f} s")
 
 
-def _iterations(rows: list[dict[str, Any]], width: int) -> Table:
+def _iterations(rows: list[Json], width: int) -> Table:
     """The last iterations, newest at the bottom; a narrow terminal shows fewer columns."""
     shown = [c for c in COLUMNS if width >= c[3]]
     headers = [Column(name, justify="right", no_wrap=True) for name, *_ in shown]
@@ -183,7 +184,7 @@ def _iterations(rows: list[dict[str, Any]], width: int) -> Table:
     return table
 
 
-def evaluations(metrics: dict[str, Any]) -> dict[str, dict[str, float]]:
+def evaluations(metrics: Json) -> dict[str, dict[str, float]]:
     """The values of the keys eval/SAMPLER/NAME as SAMPLER -> NAME -> value."""
     by_sampler: dict[str, dict[str, float]] = {}
     for key in sorted(metrics):
@@ -197,7 +198,7 @@ def _score(values: dict[str, float]) -> str:
     return f"{result} at {values['nfe']:.1f} NFE"
 
 
-def reward_text(values: dict[str, Any]) -> str:
+def reward_text(values: Json) -> str:
     """The mean reward of an evaluation; "-" where a reward function failed or no completion could be judged."""
     reward = values.get("reward")
     return "-" if reward is None else f"{reward:.3f}"
@@ -210,7 +211,7 @@ def sparkline(values: list[float], width: int = 40) -> str:
     return "".join(SPARKS[int((v - low) / ((high - low) or 1) * (len(SPARKS) - 1))] for v in values)
 
 
-def one_line(metrics: dict[str, Any], total: int) -> str:
+def one_line(metrics: Json, total: int) -> str:
     parts = [f"step {metrics['step']}/{total}"]
     if "reward" in metrics:
         seconds = sum(metrics[f"time/{part}"] for part in ("rollout", "reward", "update"))

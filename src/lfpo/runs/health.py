@@ -9,7 +9,9 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-Metrics = dict[str, Any]  # one line of metrics.jsonl
+from lfpo.config.json import Json
+
+Metrics = Json  # one line of metrics.jsonl
 Rule = Callable[[Sequence[Metrics]], str]
 
 RECENT = 5  # iterations whose mean is judged; one iteration alone is too noisy

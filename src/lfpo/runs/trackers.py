@@ -11,6 +11,7 @@ from typing import Any
 
 from lfpo.config.errors import UserError, last_line
 from lfpo.config.files import read_json
+from lfpo.config.json import Json
 from lfpo.rewards.answers import prompt_text
 from lfpo.runs.directory import Run
 
@@ -41,7 +42,7 @@ def reporting(
         after them. note: shows a line to the user: a tracker that fails later is left out from then on.
     Raises UserError where a tracker is not installed, or cannot start.
     """
-    trackers: dict[str, Any] = {}
+    trackers: Json = {}
 
     def attempt(name: str, work: Callable[[], object]) -> None:
         try:
@@ -50,7 +51,7 @@ def reporting(
             trackers.pop(name, None)
             note(f"report_to: {name} failed, so it gets nothing more: {last_line(error)}; {run.metrics_file} goes on")
 
-    def send(file: str, rows: list[dict[str, Any]]) -> None:
+    def send(file: str, rows: list[Json]) -> None:
         for name, tracker in list(trackers.items()):
             if file == run.metrics_file.name:
                 numbers = {k: v for k, v in rows[0].items() if isinstance(v, int | float) and k != "step"}
@@ -75,7 +76,7 @@ def reporting(
         yield
 
 
-def _log_table(tracker: Any, rows: list[dict[str, Any]], step: int) -> None:
+def _log_table(tracker: Any, rows: list[Json], step: int) -> None:
     """Log an iteration's rollouts as the table `completions`; TensorBoard, which has none, gets TEXT_ROWS as text."""
     own = ["step", "prompt", "completion", "reward", "r"]
     # A function may have the name of a column: W&B and pandas would mix them up.

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from lfpo.config.build import to_dict
+from lfpo.config.json import Json
 from lfpo.core import collectives
 from lfpo.train.trainer import Trainer
 
@@ -19,7 +20,7 @@ class Arguments:
     """The run's configuration as callbacks read it: its own keys, then what follows from them for transformers'
     TrainingArguments, then these arguments' defaults. A value that is set is set in the configuration."""
 
-    def __init__(self, config: Any, values: dict[str, Any]):
+    def __init__(self, config: Any, values: Json):
         self.__dict__.update(_config=config, _values=values)
 
     def __getattr__(self, name: str) -> Any:
@@ -43,21 +44,21 @@ class Arguments:
         else:
             setattr(self._config, name, value)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         plain = {name: value for name, value in self._values.items() if isinstance(value, str | int | float | None)}
         return {**to_dict(self._config), **plain}
 
-    def to_sanitized_dict(self) -> dict[str, Any]:
+    def to_sanitized_dict(self) -> Json:
         return {k: v if isinstance(v, bool | int | float | str) else str(v) for k, v in self.to_dict().items()}
 
     def to_json_string(self) -> str:
         return json.dumps(self.to_dict(), indent=2, default=str)
 
 
-class ModelConfig(dict[str, Any]):
+class ModelConfig(Json):
     """A model's config.json with the methods that transformers' integrations call."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         return dict(self)
 
     def to_json_string(self) -> str:
@@ -73,7 +74,7 @@ class Schedule:
     def get_last_lr(self) -> list[float]:
         return [group["lr"] for group in self.optimizer.param_groups]
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Json:
         return {}
 
 
@@ -83,7 +84,7 @@ def metric_name(config: Any) -> str | None:
     return None if name is None else f"eval_{name.removeprefix('eval_').removeprefix('eval/')}"
 
 
-def values_of(trainer: Trainer, metric: str | None) -> dict[str, Any]:
+def values_of(trainer: Trainer, metric: str | None) -> Json:
     """Values of transformers' TrainingArguments that follow from a run's configuration."""
     from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
@@ -114,7 +115,7 @@ def values_of(trainer: Trainer, metric: str | None) -> dict[str, Any]:
     }
 
 
-def loaders(trainer: Trainer) -> dict[str, Any]:
+def loaders(trainer: Trainer) -> Json:
     """The data loaders that callbacks are given, to look at: of the training rows, None where prompts are made without
     end, and of this rank's held-out rows, one for each eval sampler and row."""
     source = getattr(trainer, "source", None)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lfpo.config.errors import CannotGoOn, UserError, last_line
+from lfpo.config.json import Json
 from lfpo.core import collectives
 from lfpo.train.callback_arguments import Arguments, ModelConfig, Schedule, loaders, metric_name, values_of
 from lfpo.train.trainer import Trainer
@@ -237,16 +238,14 @@ class Callbacks:
         """Whether a callback of any rank has set this flag of `control`. A collective where there are callbacks."""
         return self.in_use and any(collectives.gather(getattr(self.control, what)))
 
-    def saved_state(self) -> dict[str, Any]:
+    def saved_state(self) -> Json:
         """JSON data for a checkpoint: the best metric, and the state of callbacks that export theirs."""
         if not self.in_use:
             return {}
         best = {name: getattr(self.state, name) for name in ("best_metric", "best_global_step")}
         return best | {"states": [[type(c).__name__, _state(c)] for c in self.callbacks if _state(c) is not None]}
 
-    def restore(
-        self, step: int, history: Sequence[dict[str, Any]], saved_state: Mapping[str, Any] | None = None
-    ) -> None:
+    def restore(self, step: int, history: Sequence[Json], saved_state: Mapping[str, Any] | None = None) -> None:
         """Begin after `step` iterations. history: the metrics that were logged. saved_state: of the
         checkpoint."""
         if not self.in_use:
@@ -310,12 +309,12 @@ def _check_early_stopping(callback: Any, args: Arguments) -> None:
         raise UserError("callbacks: EarlyStoppingCallback needs evaluations: set eval_steps, and give held-out rows")
 
 
-def _held_out(metrics: Mapping[str, Any]) -> dict[str, Any]:
+def _held_out(metrics: Mapping[str, Any]) -> Json:
     """The metrics of an evaluation among those of an iteration."""
     return {name: value for name, value in metrics.items() if name.startswith("eval/") or name == "time/eval"}
 
 
-def _with_transformers_names(trainer: Trainer, metrics: Mapping[str, Any]) -> dict[str, Any]:
+def _with_transformers_names(trainer: Trainer, metrics: Mapping[str, Any]) -> Json:
     """Metrics with held-out ones also as eval_SAMPLER/NAME, and those of the first eval sampler as eval_NAME."""
     named = {f"eval_{name.removeprefix('eval/')}": value for name, value in metrics.items() if name.startswith("eval/")}
     first = next(iter(getattr(trainer, "eval_samplers", {})), None)
@@ -323,7 +322,7 @@ def _with_transformers_names(trainer: Trainer, metrics: Mapping[str, Any]) -> di
     return {**metrics, **{f"eval_{k.removeprefix(start)}": v for k, v in named.items() if k.startswith(start)}, **named}
 
 
-def _state(callback: Any) -> dict[str, Any] | None:
+def _state(callback: Any) -> Json | None:
     """What a callback exports for checkpoints; None where it exports nothing."""
     from transformers.trainer_callback import ExportableState
 

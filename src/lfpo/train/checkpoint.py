@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from lfpo.base import distributed
 from lfpo.config.errors import UserError
 from lfpo.config.files import read_json, write_json
+from lfpo.config.json import Json
 from lfpo.core import collectives
 from lfpo.models import MaskedDiffusionLM, save_model
 from lfpo.models.lora import load_adapter, save_adapter
@@ -53,9 +54,7 @@ class Saved(Protocol):
     parts: Mapping[str, Part]
 
 
-def save_checkpoint(
-    run_dir: Path, step: int, trainer: Saved, *, state: dict[str, Any], card: str = "", keep: int = 2
-) -> Path:
+def save_checkpoint(run_dir: Path, step: int, trainer: Saved, *, state: Json, card: str = "", keep: int = 2) -> Path:
     """Write `checkpoints/step-N`, remove all but the newest `keep`, and return its path. A collective: every rank calls
     it.
 

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from lfpo.config.dpo import DPOConfig
 from lfpo.config.errors import UserError
+from lfpo.config.json import Json
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.training import examples_length
 from lfpo.core import collectives
@@ -63,10 +64,10 @@ class DPOTrainer(Trainer):
         self.length = examples_length(config, config.max_steps, rows)
         self.total_steps = self.length.iterations
         self.user_args, self.args = config, replace(config, max_steps=self.total_steps)
-        self.state: dict[str, Any] = {"skipped": 0, "seconds": 0.0, "flops": 0.0}
+        self.state: Json = {"skipped": 0, "seconds": 0.0, "flops": 0.0}
         self.optimizer, self.about = build_adamw(self.model, config), about(config, self.model)
 
-    def run_iteration(self, step: int, context: Context) -> dict[str, Any]:
+    def run_iteration(self, step: int, context: Context) -> Json:
         """One optimiser step; metrics every logging_steps."""
         config, started, observer, passes = self.args, time.perf_counter(), Observer(), list[Pass]()
         observer.passes = passes
@@ -125,7 +126,7 @@ class DPOTrainer(Trainer):
         sums = collectives.gather(totals)
         return {f"eval/{name}": sum(part[name] for part in sums if part) / len(self.held_out) for name in sums[0]}
 
-    def _views(self, objective: VRPO, pairs: Mapping[Any, Pair]) -> tuple[Views, dict[str, Any]]:
+    def _views(self, objective: VRPO, pairs: Mapping[Any, Pair]) -> tuple[Views, Json]:
         """The masked views of pairs, and how passes through them are made. pairs: by the parts of their masks' key."""
         trajectory = as_trajectory(list(pairs.values()), self.model)
         seeds = [key(*purpose, side) for purpose in pairs for side in ("chosen", "rejected")]

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from huggingface_hub import HfApi, constants
@@ -21,6 +20,7 @@ from lfpo.config.build import load_yaml, yaml_text
 from lfpo.config.errors import UserError
 from lfpo.config.export import ExportConfig, PushConfig, located, output_folder
 from lfpo.config.files import read_json
+from lfpo.config.json import Json
 from lfpo.models.export import (
     ADAPTER,
     export_adapter,
@@ -59,7 +59,7 @@ class Source:
 
     weights: Path
     run: Run | None = None
-    config: dict[str, Any] = field(default_factory=dict)
+    config: Json = field(default_factory=dict)
     step: int | None = None
 
     @property

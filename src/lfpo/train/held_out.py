@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from lfpo.config.json import Json
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core import collectives
 from lfpo.core.batch_metrics import means_of_sums
@@ -65,7 +66,7 @@ def held_out(evaluation: HeldOut, step: int, context: Context) -> dict[str, floa
             if context.observer.event is not None:
                 context.observer.event("on_prediction_step")
 
-    started, metrics, records = time.perf_counter(), dict[str, float](), list[dict[str, Any]]()
+    started, metrics, records = time.perf_counter(), dict[str, float](), list[Json]()
     engine, model, tokenizer = evaluation.engine, evaluation.model, evaluation.tokenizer
     engine.update(f"theta after {step}", model)
     for name, sampler in evaluation.samplers.items():
@@ -85,7 +86,7 @@ def held_out(evaluation: HeldOut, step: int, context: Context) -> dict[str, floa
             results |= {"accuracy": result.accuracy, "low": result.interval[0], "high": result.interval[1]}
         metrics |= {f"eval/{name}/{key}": value for key, value in results.items()}
         for b, row in enumerate(rows if source.correct_all else rows[:KEPT]):
-            record: dict[str, Any] = {"sampler": name, "problem": b}
+            record: Json = {"sampler": name, "problem": b}
             if b < KEPT:
                 text = result.completions[b]
                 record |= completion_record(result.trajectory, b, row["prompt"], text, tokenizer)
@@ -98,7 +99,7 @@ def held_out(evaluation: HeldOut, step: int, context: Context) -> dict[str, floa
 
 def _played(
     evaluation: HeldOut, environment: Environment, name: str, sampler: SamplerConfig, context: Context
-) -> tuple[dict[str, float], list[dict[str, Any]]]:
+) -> tuple[dict[str, float], list[Json]]:
     """Metrics and records of episodes; a record is a turn. The mean reward is NaN if an environment failed."""
     model, tokenizer, all_rows = evaluation.model, evaluation.tokenizer, evaluation.source.eval_rows
     numbers = collectives.share(len(all_rows))  # of this rank's rows

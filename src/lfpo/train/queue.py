@@ -5,7 +5,7 @@ import functools
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from safetensors.torch import load_file
@@ -14,6 +14,7 @@ from lfpo.base import distributed
 from lfpo.config.build import build, to_dict
 from lfpo.config.errors import UserError
 from lfpo.config.files import read_json, write_json
+from lfpo.config.json import Json
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives
@@ -202,7 +203,7 @@ def part(joined: Trajectory, first: int, count: int) -> Trajectory:
     own = joined.rows(torch.arange(first, first + count, device=joined.tokens.device))
     width = int(own.prompt_mask.sum(-1).max())
     start = own.prompt_ids.shape[1] - width
-    fields: dict[str, Any] = {"prompt_ids": own.prompt_ids[:, start:], "prompt_mask": own.prompt_mask[:, start:]}
+    fields: Json = {"prompt_ids": own.prompt_ids[:, start:], "prompt_mask": own.prompt_mask[:, start:]}
     edits = int((own.with_edits("reveal_step")[:, own.tokens.shape[1] :] >= 0).sum(-1).max())
     fields |= {name: value[:, :edits] for name, value in tensor_fields(own).items() if name.startswith("edit_")}
     return dataclasses.replace(own, **fields)

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from lfpo.config.json import Json
 from lfpo.core.batch import Batch
 from lfpo.core.trajectory import Trajectory
 from lfpo.prompts.tokenizer import token_texts
@@ -12,7 +13,7 @@ from lfpo.rollout.canvas import CanvasTrajectory
 from lfpo.rollout.edits import EditedTrajectory
 
 
-def rollout_records(batch: Batch, signal_B: torch.Tensor, tokenizer: Any) -> list[dict[str, Any]]:
+def rollout_records(batch: Batch, signal_B: torch.Tensor, tokenizer: Any) -> list[Json]:
     """One JSON object for each of this rank's rows. signal_B: what the loss took instead of their rewards, [B]."""
     rewards = batch.rewards
     return [
@@ -27,7 +28,7 @@ def rollout_records(batch: Batch, signal_B: torch.Tensor, tokenizer: Any) -> lis
     ]
 
 
-def completion_record(t: Trajectory, b: int, prompt: Any, text: str, tokenizer: Any) -> dict[str, Any]:
+def completion_record(t: Trajectory, b: int, prompt: Any, text: str, tokenizer: Any) -> Json:
     """Row b of a trajectory as JSON data: the prompt, the completion, and when and how surely each token was
     revealed. `edits`, where the sampler edits: for each edited position the tokens that it held, the revealed one
     first, each as [step, token id, text, confidence]. `canvases`, with the rule "canvas": the token ids up to the

@@ -15,6 +15,7 @@ from lfpo.base.environment import use_threads
 from lfpo.config.build import refusal
 from lfpo.config.errors import CannotGoOn, UserError
 from lfpo.config.export import PushConfig
+from lfpo.config.json import Json
 from lfpo.config.length import described
 from lfpo.config.other_names import ARGUMENTS, METHODS
 from lfpo.config.train import LFPOConfig
@@ -76,8 +77,8 @@ class LFPOTrainer(Algorithm, Trainer):
         model: str | Path | MaskedDiffusionLM | None = None,
         reward_funcs: RewardFunction | Sequence[RewardFunction] | None = None,
         args: LFPOConfig | None = None,
-        train_dataset: str | Sequence[dict[str, Any]] | None = None,
-        eval_dataset: Sequence[dict[str, Any]] | None = None,
+        train_dataset: str | Sequence[Json] | None = None,
+        eval_dataset: Sequence[Json] | None = None,
         tokenizer: Any = None,
         peft_config: Any = None,
         callbacks: Any = (),
@@ -152,7 +153,7 @@ class LFPOTrainer(Algorithm, Trainer):
         parts = {"average": average, "queue": self.queue, "versions": self.versions}
         self.parts = {name: part for name, part in parts.items() if part is not None}
         # Training time and FLOPs without evaluation; skipped updates; reward function -> batches in a row it failed.
-        self.state: dict[str, Any] = {"skipped": 0, "skipped_in_a_row": 0, "failing": {}, "seconds": 0.0, "flops": 0.0}
+        self.state: Json = {"skipped": 0, "skipped_in_a_row": 0, "failing": {}, "seconds": 0.0, "flops": 0.0}
         self.run = replace(self.run, silent=collectives.rank() != 0)
         fill = partial(with_noise, vocab_size=self.model.vocab_size) if self.model.uniform else None
         self.learner = Learner(
@@ -217,7 +218,7 @@ class LFPOTrainer(Algorithm, Trainer):
         """Call this callback, or all of this class, no more."""
         self.events.remove(callback)
 
-    def run_iteration(self, step: int, context: Context | None = None) -> dict[str, Any]:
+    def run_iteration(self, step: int, context: Context | None = None) -> Json:
         """`iterate`, then its accounts: FLOPs, records of rollouts, the queue. context: of the run, if any."""
         context, passes = context or Context(), list[Pass]()
         context.observer.passes = passes

@@ -15,6 +15,7 @@ from lfpo.base.progress import duration
 from lfpo.config.build import to_dict
 from lfpo.config.errors import CannotGoOn, UserError, last_line
 from lfpo.config.files import read_json
+from lfpo.config.json import Json
 from lfpo.core import collectives
 from lfpo.core.observer import Observer
 from lfpo.report import write_report
@@ -42,7 +43,7 @@ class Lines:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def update(self, metrics: dict[str, Any]) -> None:
+    def update(self, metrics: Json) -> None:
         step, now = metrics["step"], time.perf_counter()
         rate = ""
         if self.last is not None:
@@ -83,7 +84,7 @@ class TrainingRun:
         self.done = self.saved = 0  # iterations in the weights, and in the newest checkpoint
         self.saving = False  # whether a checkpoint is being written, or could not be
         # Metrics of a finished iteration that were not logged yet, because its evaluation was stopped.
-        self.unlogged: dict[str, Any] | None = None
+        self.unlogged: Json | None = None
         self.note(trainer.about)
 
     def train(self) -> Path:
@@ -141,7 +142,7 @@ class TrainingRun:
     def saves_after(self, step: int) -> bool:
         return bool(step % self.args.save_steps == 0 or step == self.trainer.total_steps)
 
-    def finish(self, metrics: dict[str, Any], due: tuple[bool, bool, bool]) -> None:
+    def finish(self, metrics: Json, due: tuple[bool, bool, bool]) -> None:
         """What follows an iteration: evaluation, log, checkpoint. due: see `due`; every line of metrics is written."""
         log, evaluate, save = due
         if log and metrics:
@@ -185,7 +186,7 @@ class TrainingRun:
             self.callbacks.evaluated(self.done, metrics)
         return metrics
 
-    def log(self, metrics: dict[str, Any]) -> None:
+    def log(self, metrics: Json) -> None:
         """Write one line of metrics and show it; after an evaluation the report is written too."""
         if metrics:
             collectives.together(lambda: self.folder.log(metrics))  # rank 0 writes; all stop where it cannot

@@ -10,6 +10,7 @@ import torch
 from lfpo.base.environment import describe_environment
 from lfpo.config.engine import ENGINES
 from lfpo.config.errors import UserError
+from lfpo.config.json import Json
 from lfpo.config.length import UNSET
 from lfpo.config.plugins import resolve
 from lfpo.config.train import LFPOConfig
@@ -50,8 +51,8 @@ def about_device(args: TrainingConfig, model: MaskedDiffusionLM) -> str:
 def make_source(
     args: LFPOConfig,
     reward_funcs: RewardFunction | Sequence[RewardFunction] | None,
-    train_dataset: Sequence[dict[str, Any]] | None,
-    eval_dataset: Sequence[dict[str, Any]] | None,
+    train_dataset: Sequence[Json] | None,
+    eval_dataset: Sequence[Json] | None,
 ) -> PromptSource:
     """The prompts and reward functions that the configuration and the trainer's arguments give. Raises UserError where
     these do not go together."""

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lfpo.config.errors import UserError
+from lfpo.config.json import Json
 from lfpo.config.sft import SFTConfig
 from lfpo.config.training import examples_length
 from lfpo.core import collectives
@@ -78,10 +79,10 @@ class SFTTrainer(Trainer):
         self.length = examples_length(config, config.steps, rows)
         self.total_steps = self.length.iterations
         self.user_args, self.args = config, replace(config, steps=self.total_steps)
-        self.state: dict[str, Any] = {"losses": []}  # since the last logged line
+        self.state: Json = {"losses": []}  # since the last logged line
         self.optimizer, self.about = build_adamw(self.model, config), about(config, self.model)
 
-    def run_iteration(self, step: int, context: Context) -> dict[str, Any]:
+    def run_iteration(self, step: int, context: Context) -> Json:
         """One optimiser step; metrics every logging_steps."""
         config, losses = self.args, self.state["losses"]
         lr = set_lr(self.optimizer, config, step, self.total_steps)
@@ -219,7 +220,7 @@ def loss_of(model: MaskedDiffusionLM, p: Pass) -> torch.Tensor:
     weight_T = torch.cat([p.weight[:, -width:][at], p.next_weight[row_T, column_T]])
     heads = (model.head_weight, model.head_weight)
     r_T = torch.ones_like(weight_T)  # at r = 1 and beta = 1 the rectified loss is cross-entropy
-    options: dict[str, Any] = {"precision": model.products, "cap": model.logit_cap}
+    options: Json = {"precision": model.products, "cap": model.logit_cap}
     return rectified_sum(hidden_TD, hidden_TD, *heads, labels_T, r_T, weight_T, beta=1.0, **options)
 
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 
 from lfpo.config.errors import CannotGoOn
+from lfpo.config.json import Json
 from lfpo.config.length import Length
 from lfpo.models import MaskedDiffusionLM
 from lfpo.runs.context import Context
@@ -37,13 +38,13 @@ class Trainer(Protocol):
     tokenizer: Any
     optimizer: torch.optim.Optimizer
     parts: Mapping[str, Part] = MappingProxyType({})
-    state: dict[str, Any]
+    state: Json
     stop_on: Collection[str] = ()
     callbacks: Sequence[Any] = ()
     events: Any = None  # lfpo.train.callbacks.Callbacks, whose file reads this one
     about: str
 
-    def run_iteration(self, step: int, context: Context) -> dict[str, Any]:
+    def run_iteration(self, step: int, context: Context) -> Json:
         """One iteration, the `step`-th counted from 0; returns its metrics, {} when there is nothing to log yet."""
 
     def evaluates_after(self, step: int) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lfpo.config.errors import UserError
+from lfpo.config.json import Json
 from lfpo.prompts.files import SUFFIXES, load_rows, suffix_of
 
 
@@ -17,7 +18,7 @@ class Record:
     values: field -> value. where: `file:line`, or data set, split and row; error messages start with it.
     """
 
-    values: dict[str, Any]
+    values: Json
     where: str
 
     def __contains__(self, field: str) -> bool:
