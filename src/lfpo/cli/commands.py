@@ -53,7 +53,7 @@ def train(rest: list[str]) -> None:
 
 
 @contextlib.contextmanager
-def _memory_explained(config: Any) -> Iterator[None]:
+def _memory_explained(config: object) -> Iterator[None]:
     """Turn a lack of memory in this block into one sentence that says what to lower."""
     try:
         yield

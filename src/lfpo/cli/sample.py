@@ -94,7 +94,7 @@ def _grid(digits: str, expected: str) -> Text:
     return text
 
 
-def print_steps(trajectory: Trajectory, tokenizer: Any, console: Console) -> None:
+def print_steps(trajectory: Trajectory, tokenizer: object, console: Console) -> None:
     """Print the states of row 0, one under the other. Long text wraps within its own column."""
     if isinstance(trajectory, CanvasTrajectory):
         print_canvases(trajectory, tokenizer, console)
@@ -114,7 +114,7 @@ def print_steps(trajectory: Trajectory, tokenizer: Any, console: Console) -> Non
         console.print(table)
 
 
-def print_canvases(trajectory: CanvasTrajectory, tokenizer: Any, console: Console) -> None:
+def print_canvases(trajectory: CanvasTrajectory, tokenizer: object, console: Console) -> None:
     """Print what row 0's canvases held before their steps; tokens that are those of the end stand out."""
     size = trajectory.structure.block_length or trajectory.tokens.shape[1]
     held = trajectory.canvases[0].unflatten(1, (-1, size)).transpose(0, 1)
@@ -132,7 +132,7 @@ def print_canvases(trajectory: CanvasTrajectory, tokenizer: Any, console: Consol
         console.print(table)
 
 
-def state_text(trajectory: Trajectory, tokenizer: Any, before_step: int) -> Text:
+def state_text(trajectory: Trajectory, tokenizer: object, before_step: int) -> Text:
     """Row 0's completion before a step, up to its first EOS: masks as dim dots, tokens coloured by the step that
     revealed them. Those that the step before has written stand out."""
     step_B = torch.tensor([before_step]).to(trajectory.tokens.device)

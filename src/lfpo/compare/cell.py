@@ -4,7 +4,6 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -53,7 +52,7 @@ def main(folder: Path) -> None:
     replace_file(folder / "result.json", json.dumps(result) + "\n")
 
 
-def frontier(model: MaskedDiffusionLM, tokenizer: Any, config: LFPOConfig, cell: Json) -> list[dict[str, float]]:
+def frontier(model: MaskedDiffusionLM, tokenizer: object, config: LFPOConfig, cell: Json) -> list[dict[str, float]]:
     """Accuracy and forwards a completion on held-out problems, decoded greedily at each threshold, in the blocks and
     with the early stop of the cell's eval sampler. Raises UserError when a verdict is missing."""
     task, engine = get_task(config.task or ""), as_it_is(model, config.rollout_tokens)

@@ -166,7 +166,7 @@ def build(cls: type[T], values: Json, where: str = "config", defaults: T | None 
 
 
 def refusal(
-    name: str, value: Any, refused: Mapping[str, str], known: Collection[str], listed: str | None = None
+    name: str, value: object, refused: Mapping[str, str], known: Collection[str], listed: str | None = None
 ) -> str | None:
     """Why a key, or this value of it, is not taken, and what to do; None where it is.
 
@@ -183,7 +183,7 @@ def refusal(
     return None if name in known else f"unknown key {name!r}{nearest(name, known, listed)}"
 
 
-def checked_new(cls: type[T], *values: Any, **keys: Any) -> T:
+def checked_new(cls: type[T], *values: object, **keys: object) -> T:
     """A dataclass's `__new__` that says of a name which it does not take what `build` says, in place of a TypeError."""
     names, aliases = [f.name for f in dataclasses.fields(cls) if f.init], getattr(cls, "ALIASES", {})  # type: ignore[arg-type]
     called = {other: f"is called {name!r}" for other, name in aliases.items()}
@@ -202,7 +202,7 @@ def check_types(config: Any) -> None:
         object.__setattr__(config, field.name, value)  # frozen classes too
 
 
-def default_of(field: dataclasses.Field[Any]) -> Any:
+def default_of(field: dataclasses.Field[object]) -> Any:
     """A field's default value, or MISSING."""
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
@@ -241,7 +241,7 @@ def read_value(value: Any, hint: Any, where: str) -> Any:
     raise _wrong(value, hint, where)
 
 
-def _items(value: Any, hint: Any, where: str) -> list[Any]:
+def _items(value: object, hint: object, where: str) -> list[Any]:
     """A list's items; of text those between its commas, as a shell may expand brackets; of another value itself."""
     if isinstance(value, list | tuple):
         return list(value)
@@ -257,7 +257,7 @@ _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: 
 _NAMES |= {dict: "key: value pairs", list: "a list"}
 
 
-def _wrong(value: Any, hint: Any, where: str) -> UserError:
+def _wrong(value: object, hint: object, where: str) -> UserError:
     hint = dict if dataclasses.is_dataclass(hint) else typing.get_origin(hint) or hint
     name = _NAMES.get(hint) or getattr(hint, "__name__", None) if isinstance(hint, type) else str(hint)
     hint_of_flag = "; a key without a value means True, so give it one" if value is True else ""
@@ -274,6 +274,6 @@ def yaml_text(values: Json) -> str:
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 
-def flow_text(value: Any) -> str:
+def flow_text(value: object) -> str:
     """A value as YAML on one line, as it is typed after `--key`."""
     return yaml.safe_dump(value, default_flow_style=True, width=10**9, sort_keys=False).removesuffix("...\n").strip()

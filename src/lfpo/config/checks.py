@@ -48,7 +48,7 @@ ShareInside = Annotated[float, Range("be above 0 and below 1", 0, 1, frozenset({
 Seconds = Annotated[float, Range("be seconds, or 0 for no limit", 0)]
 
 
-def check_ranges(settings: Any) -> None:
+def check_ranges(settings: object) -> None:
     """Raise ValueError for a value of a dataclass that is outside of the range that its field's type names, such as
     `steps: Count`. None passes, where the type has it."""
     for name, hint in typing.get_type_hints(type(settings), include_extras=True).items():
@@ -58,13 +58,13 @@ def check_ranges(settings: Any) -> None:
                 raise ValueError(f"{name} {value} must {'be finite' if infinite else limit.must}")
 
 
-def limits(hint: Any) -> Iterator[Range]:
+def limits(hint: object) -> Iterator[Range]:
     """The ranges that a type names: `Count`, or `Count | None`."""
     for option in options(hint):
         yield from (part for part in getattr(option, "__metadata__", ()) if isinstance(part, Range))
 
 
-def options(hint: Any) -> tuple[Any, ...]:
+def options(hint: object) -> tuple[Any, ...]:
     """The types that a field may have besides None: of `A | B | None`, A and B. Python has two kinds of unions: `|`
     makes the one of typing where a part is Annotated."""
     parts = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)

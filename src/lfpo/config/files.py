@@ -24,7 +24,7 @@ def read_json(path: Path) -> Json:
     return value
 
 
-def write_json(path: Path, value: Any, *, default: Callable[[Any], Any] | None = None) -> None:
+def write_json(path: Path, value: object, *, default: Callable[[object], object] | None = None) -> None:
     """Write indented JSON. default: what a value is written as that JSON has no form for (None: it is a TypeError)."""
     path.write_text(json.dumps(value, indent=2, default=default) + "\n", encoding="utf-8")
 
@@ -36,7 +36,7 @@ def replace_file(path: Path, text: str) -> None:
     partial.replace(path)
 
 
-def json_lines(rows: Iterable[Any]) -> str:
+def json_lines(rows: Iterable[object]) -> str:
     """The text of a JSONL file."""
     return "".join(json_text(row) + "\n" for row in rows)
 

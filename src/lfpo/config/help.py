@@ -10,7 +10,6 @@ import sys
 import textwrap
 import typing
 from collections.abc import Iterator
-from typing import Any
 
 from lfpo.config.build import default_of
 from lfpo.config.checks import limits, options
@@ -50,7 +49,7 @@ def describe(cls: type, command: str, takes_file: bool, flags: tuple[str, ...] =
     return "\n".join([*lines, *_keys(cls, width=min(shutil.get_terminal_size().columns, 120))])
 
 
-def _keys(cls: type, width: int, prefix: str = "", defaults: Any = None) -> Iterator[str]:
+def _keys(cls: type, width: int, prefix: str = "", defaults: object = None) -> Iterator[str]:
     """The lines of the keys of a dataclass. defaults: an instance whose values are the defaults."""
     texts, hints = meanings(cls), typing.get_type_hints(cls, include_extras=True)
     for field in dataclasses.fields(cls):
@@ -66,14 +65,14 @@ def _keys(cls: type, width: int, prefix: str = "", defaults: Any = None) -> Iter
             yield from _keys(nested, width, f"{name}.", default)
 
 
-def settings_of(hint: Any) -> type | None:
+def settings_of(hint: object) -> type | None:
     """The dataclass that a field holds, or None: of `LoraSettings | None`, LoraSettings."""
     return next(
         (option for option in options(hint) if isinstance(option, type) and dataclasses.is_dataclass(option)), None
     )
 
 
-def values_of(hint: Any) -> str:
+def values_of(hint: object) -> str:
     """A sentence about the values that a type takes, where it names a range or a few words; or nothing."""
     for option in options(hint):
         option = typing.get_args(option)[0] if typing.get_origin(option) is list else option
@@ -82,7 +81,7 @@ def values_of(hint: Any) -> str:
     return " ".join(f"Must {limit.must}." for limit in limits(hint))
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     """A default value for the help text; of nested settings only those that differ from their class's defaults."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         plain = type(value)()

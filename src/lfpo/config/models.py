@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from lfpo.config.checks import Count, OneOf, Positive, check_ranges
 from lfpo.config.errors import UserError
@@ -43,7 +43,7 @@ FULL_ATTENTION = ("llada", "lladamoe", "Dream", "dream", "DiffuCoder", "modernbe
 NOT_READ = (".gguf", ".bin", ".pt", ".pth", ".ckpt")  # files of weights
 
 
-def check_model_name(name: Any) -> None:
+def check_model_name(name: object) -> None:
     """Raise UserError for a model that is not one of SHIPPED_MODELS, nor a folder, nor written like a hub id: an object
     of another library, a file."""
     if not isinstance(name, str | Path):
@@ -109,7 +109,7 @@ def _file(path: Path) -> str:
     return f"{where}: is a file, and no config.json is beside it; give a folder with config.json and tokenizer files"
 
 
-def _object(model: Any) -> str:
+def _object(model: object) -> str:
     """What to do with an object that was given in place of a model's name."""
     kinds = {kind.__name__ for kind in type(model).__mro__}
     what = f"model: expected a folder, a hub id or what load_model returns, found an object of {type(model).__name__}"

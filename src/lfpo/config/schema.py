@@ -82,7 +82,7 @@ def _properties(cls: type, definitions: Schema) -> Schema:
     return properties
 
 
-def _with(schema: Schema, text: str | None, default: Any) -> Schema:
+def _with(schema: Schema, text: str | None, default: object) -> Schema:
     """A key's schema with its description and default."""
     if "$ref" in schema:  # draft 7 ignores what stands beside a reference
         schema = {"allOf": [schema]}
@@ -91,7 +91,7 @@ def _with(schema: Schema, text: str | None, default: Any) -> Schema:
     return schema if default is dataclasses.MISSING else {**schema, "default": _plain(default)}
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """A default value as JSON; of nested settings the keys that differ from their own defaults."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         own = to_dict(type(value)())
@@ -99,7 +99,7 @@ def _plain(value: Any) -> Any:
     return {key: _plain(part) for key, part in value.items()} if isinstance(value, dict) else value
 
 
-def value_schema(hint: Any, definitions: Schema) -> Schema:
+def value_schema(hint: object, definitions: Schema) -> Schema:
     """The schema of the values that a field of this type takes, as lfpo.config.build reads them. definitions: takes the
     schemas of dataclasses."""
     schemas: list[Schema] = []
@@ -139,7 +139,7 @@ def _of_type(hint: Any, definitions: Schema) -> Schema:
     return {} if plain is Any else {"type": _TYPES[plain], **_bounds(hint)}
 
 
-def _bounds(hint: Any) -> Schema:
+def _bounds(hint: object) -> Schema:
     bounds: Schema = {}
     for limit in limits(hint):
         for end, closed, opened in (

@@ -25,7 +25,7 @@ class RewardTimeout(BaseException):
 
 
 def attempt(
-    call: Callable[[], Any], timeout: float, then: Callable[[Any], Any] | None = None
+    call: Callable[[], object], timeout: float, then: Callable[[object], object] | None = None
 ) -> tuple[Any, str | None]:
     """What a function of the user's returns, and None; or None, and one line that says why it failed.
 

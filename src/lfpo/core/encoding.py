@@ -35,7 +35,7 @@ def encode_prompt(tokenizer: Any, prompt: str | list[Json], where: str = "") -> 
     return tokenizer.encode(text, add_special_tokens=False)
 
 
-def encode_rows(rows: Sequence[Row], tokenizer: Any, model: MaskedDiffusionLM, gen_length: int) -> list[list[int]]:
+def encode_rows(rows: Sequence[Row], tokenizer: object, model: MaskedDiffusionLM, gen_length: int) -> list[list[int]]:
     """Token ids of the rows' prompts, without padding.
 
     Raises UserError quoting a prompt that the model cannot take (see `misfit`).

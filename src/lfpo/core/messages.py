@@ -18,7 +18,7 @@ def rendered(tokenizer: Any, messages: list[Json]) -> str:
     return tokenizer.apply_chat_template(before_answer, tokenize=False, add_generation_prompt=True) + answer_prefix
 
 
-def _present(value: Any) -> Any:
+def _present(value: object) -> Any:
     """A message as JSON data without the keys that are None: a Dataset adds them where other messages have the key, and
     templates ask whether a key is there."""
     if isinstance(value, Mapping):
@@ -26,7 +26,7 @@ def _present(value: Any) -> Any:
     return [_present(part) for part in value] if isinstance(value, list) else plain(value)
 
 
-def prefill(prompt: str | Sequence[Mapping[str, Any]]) -> str:
+def prefill(prompt: str | Sequence[Mapping[str, object]]) -> str:
     """The beginning of the answer that a prompt of messages ends with; "" for any other prompt."""
     begun = not isinstance(prompt, str) and len(prompt) > 0 and prompt[-1]["role"] == "assistant"
     return str(prompt[-1]["content"]) if begun and not isinstance(prompt, str) else ""

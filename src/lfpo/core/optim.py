@@ -101,7 +101,7 @@ def lr_at(args: Any, step: int, total: int) -> float:
     return peak * (0.5 * (1 + math.cos(math.pi * progress)) if args.lr_scheduler_type == "cosine" else 1 - progress)
 
 
-def set_lr(optimizer: torch.optim.Optimizer, args: Any, step: int, total: int) -> float:
+def set_lr(optimizer: torch.optim.Optimizer, args: object, step: int, total: int) -> float:
     """Set the learning rate of step `step` of `total`, and return it."""
     lr = lr_at(args, step, total)
     for group in optimizer.param_groups:

@@ -155,7 +155,7 @@ def copied(values: Sequence[Any]) -> list[Any]:
     """Copies for one function. Each item is copied by itself: rollouts of a prompt have the same row, and a function
     that edits one of them must not see its edit in the others."""
 
-    def copy_of(value: Any) -> Any:
+    def copy_of(value: object) -> Any:
         try:
             return copy.deepcopy(value)
         except (TypeError, RuntimeError, copy.Error, pickle.PicklingError):  # a lock, an open file, a generator
@@ -202,7 +202,7 @@ class NotANumber(ValueError):
     """A value that is no reward. The message says what it is."""
 
 
-def checked(values: Any, name: str, expected: int) -> list[float | None]:
+def checked(values: object, name: str, expected: int) -> list[float | None]:
     """The rewards that function `name` returned for so many completions, as floats, and None where it gave none.
 
     values: anything that gives its items in order: a list, tuple, generator, array, tensor on any device, pandas

@@ -4,7 +4,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -129,7 +128,7 @@ def as_text(prompt: str | list[dict[str, str]]) -> str:
 
 
 def sample_and_grade(
-    job: Job, config: EvalConfig, model: MaskedDiffusionLM, tokenizer: Any, console: Console
+    job: Job, config: EvalConfig, model: MaskedDiffusionLM, tokenizer: object, console: Console
 ) -> Record:
     """Sample the completions that no journal holds yet, grade all; writes and returns the result."""
     rank, world = collectives.rank(), collectives.world()

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from lfpo.base import distributed
 from lfpo.config.sampler import SamplerConfig
@@ -53,7 +52,7 @@ class EvalResult:
 def evaluate(
     engine: Engine,
     model: MaskedDiffusionLM,
-    tokenizer: Any,
+    tokenizer: object,
     rows: Sequence[Row],
     correct_all: CorrectAll,
     sampler: SamplerConfig,
@@ -95,7 +94,7 @@ def evaluate(
 def generate(
     engine: Engine,
     model: MaskedDiffusionLM,
-    tokenizer: Any,
+    tokenizer: object,
     rows: Sequence[Row],
     wanted: Sequence[tuple[int, int]],
     sampler: SamplerConfig,
@@ -121,7 +120,7 @@ def generate(
     return engine.sample(request, hand_over if finished else None)
 
 
-def answers_of(trajectory: Trajectory, pairs: Sequence[tuple[int, int]], tokenizer: Any) -> list[Answer]:
+def answers_of(trajectory: Trajectory, pairs: Sequence[tuple[int, int]], tokenizer: object) -> list[Answer]:
     """The rows of a trajectory as answers; row i is the (problem, sample) of pairs[i]."""
     texts = decode_completions(tokenizer, trajectory.tokens, trajectory.eos_id)
     steps, nfe, lengths = (x.tolist() for x in (trajectory.scheduled_steps, trajectory.nfe, trajectory.lengths))

@@ -11,7 +11,6 @@ import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from lfpo.config.build import flattened
 from lfpo.config.errors import UserError
@@ -116,7 +115,7 @@ def differences(there: Settings, here: Settings) -> str:
     return "; ".join(texts + ([f"and {len(keys) - 3} more"] if len(keys) > 3 else []))
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = str(value)
     return text if len(text) <= 24 else f"{text[:8]}..."
 

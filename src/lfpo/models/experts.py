@@ -49,7 +49,7 @@ def active_weights(backbone: Any, name: str, count: int) -> float:
     return count * chosen / base_layer(experts).num_experts
 
 
-def without_autocast(backbone: Any) -> None:
+def without_autocast(backbone: object) -> None:
     """Turn autocast off in the routers."""
     for router in routers(backbone):
         # A partial, not a bound function: a deep copy of the module then refers to its own copy.
@@ -78,7 +78,7 @@ def grouped_experts(
     return out_SD[order_S.argsort()].view(tokens, chosen, -1).sum(1).to(hidden_TD.dtype)
 
 
-def _adapted(module: Any, name: str, rows_SD: torch.Tensor, ends_E: torch.Tensor) -> torch.Tensor:
+def _adapted(module: object, name: str, rows_SD: torch.Tensor, ends_E: torch.Tensor) -> torch.Tensor:
     """`grouped_product` with a parameter of the experts, plus its active adapter, [S, O] in the dtype of the rows."""
     out_SO = grouped_product(rows_SD, getattr(module, name).to(rows_SD.dtype), ends_E)
     for wrapper in getattr(module, "adapters", ()):
@@ -105,7 +105,7 @@ def stacked_factors(wrapper: Any, adapter: str) -> tuple[torch.Tensor, torch.Ten
     return a.view(experts, rank, -1), b.view(-1, rank, experts).permute(2, 0, 1)
 
 
-def without_sums(backbone: Any) -> None:
+def without_sums(backbone: object) -> None:
     """Let experts that peft has wrapped compute with the factors of their adapters. peft's wrappers would add the
     factors' product to the matrices of all experts, at every forward."""
     for experts in map(experts_of, mixtures(backbone)):

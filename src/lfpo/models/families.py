@@ -309,7 +309,7 @@ def diffusion_gemma_config(config: Json) -> Any:
     return text_config(config["text_config"])
 
 
-def diffusion_gemma_model(config: Any) -> Any:
+def diffusion_gemma_model(config: object) -> Any:
     from lfpo.models.diffusion_gemma import Backbone
 
     return Backbone(config)

@@ -110,7 +110,7 @@ def replace_prefix(key: str, pairs: Iterable[tuple[str, str]]) -> str:
     return key
 
 
-def expect(config: Json, **known: tuple[Any, ...]) -> None:
+def expect(config: Json, **known: tuple[object, ...]) -> None:
     """Raise UserError for a field of config.json that is not one of the values that are known to work. A field that is
     missing is None."""
     for name, values in known.items():

@@ -132,7 +132,7 @@ def init_model(
     config: Json,
     *,
     seed: int,
-    tokenizer: Any = None,
+    tokenizer: object = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> MaskedDiffusionLM:
@@ -170,7 +170,7 @@ def init_model(
     return model
 
 
-def _model(backbone: Any, family: Family, config: Json, source: Path | None, **token_ids: int) -> MaskedDiffusionLM:
+def _model(backbone: object, family: Family, config: Json, source: Path | None, **token_ids: int) -> MaskedDiffusionLM:
     model = MaskedDiffusionLM(backbone, family, config, source=source, **token_ids)
     if routers(backbone):
         model.measure_pass = functools.partial(watched_routers, backbone)

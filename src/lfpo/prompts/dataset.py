@@ -25,7 +25,7 @@ class Settings(Protocol):
     map_row: str | None
 
 
-def read_rows(settings: Settings, split: str, python_rows: Any = None, most: int | None = None) -> list[Record]:
+def read_rows(settings: Settings, split: str, python_rows: object = None, most: int | None = None) -> list[Record]:
     """The rows of the split "train" or "eval"; empty where none is named. python_rows: rows from Python,
     instead of a file. most: how many are read of those without a length.
 
@@ -46,12 +46,12 @@ def read_rows(settings: Settings, split: str, python_rows: Any = None, most: int
     return [Record(_prepared(record, settings.columns, prepare), record.where) for record in records]
 
 
-def is_stream(rows: Any) -> bool:
+def is_stream(rows: object) -> bool:
     """Whether rows from Python may have no end: a generator, or an iterable data set."""
     return rows is not None and not hasattr(rows, "__len__")
 
 
-def _from_python(rows: Any, name: str, most: int | None) -> list[Record]:
+def _from_python(rows: object, name: str, most: int | None) -> list[Record]:
     if isinstance(rows, Mapping) or not isinstance(rows, Iterable):
         raise UserError(f"{name}: expected a list of dicts or a datasets.Dataset, found {rows!r}")
     if is_stream(rows):

@@ -6,7 +6,6 @@ import math
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from lfpo.config.errors import UserError, nearest
 from lfpo.config.files import json_text
@@ -55,7 +54,7 @@ def parse_lines(text: str, file: Path) -> list[tuple[Json, str]]:
     return rows
 
 
-def check_row(row: Any, where: str, required: tuple[str, ...] = ("prompt",)) -> None:
+def check_row(row: object, where: str, required: tuple[str, ...] = ("prompt",)) -> None:
     """Raise UserError, starting with `where`, unless `row` is a dict whose required columns are valid text."""
     if not isinstance(row, Mapping):
         raise UserError(f"{where}: expected a JSON object, found {type(row).__name__}")

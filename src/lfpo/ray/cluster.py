@@ -75,7 +75,7 @@ def connect(settings: EngineSettings, address: str | None = None, auth: str | No
     return began
 
 
-def wait_for_start(tasks: Sequence[Any]) -> None:
+def wait_for_start(tasks: Sequence[object]) -> None:
     """Wait until workers have loaded what they need. tasks: Ray's references to what each of them then returns, the
     versions of what is installed there. Raises UserError where one cannot start, or has other versions."""
     ray = import_ray()

@@ -5,7 +5,6 @@ import hashlib
 import json
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from lfpo.config.files import replace_file, writing
 from lfpo.config.json import Json
@@ -44,7 +43,7 @@ def page(data: Json) -> str:
     )
 
 
-def embedded(data: Any) -> str:
+def embedded(data: object) -> str:
     """JSON for a script element: "<" is escaped, so no text can close the element, and all characters are ASCII."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 

@@ -224,7 +224,7 @@ def in_child(function: RewardFunction | str, *, memory: float = 0.0, seconds: fl
     imported = resolve(path, {}, kind="reward function")
     child = ChildProcess(path, seconds, int(memory * 2**30), is_users=True)
 
-    def reward(**arguments: Any) -> Any:
+    def reward(**arguments: object) -> Any:
         try:
             return child.call(**arguments)
         except ChildFailed as error:

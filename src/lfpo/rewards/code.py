@@ -117,7 +117,10 @@ def parses(code: str) -> bool:
 
 
 def syntax_compliance(
-    prompts: Sequence[Any], completions: Sequence[Any], entry_point: Sequence[str] | None = None, **columns: Any
+    prompts: Sequence[object],
+    completions: Sequence[object],
+    entry_point: Sequence[str] | None = None,
+    **columns: object,
 ) -> list[float]:
     """1 for a completion whose code parses as Python, else 0."""
     names = entry_point or [""] * len(completions)
@@ -125,12 +128,12 @@ def syntax_compliance(
     return [float(parses(code)) for code in codes]
 
 
-def pass_rate(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+def pass_rate(prompts: Sequence[object], completions: Sequence[object], **columns: object) -> list[float | None]:
     """The share of its tests that each completion passes, in a sandbox with DEFAULT_LIMITS."""
     return _GRADER.pass_rate(prompts, completions, **columns)
 
 
-def all_tests_pass(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+def all_tests_pass(prompts: Sequence[object], completions: Sequence[object], **columns: object) -> list[float | None]:
     """1 for a completion that passes every test, else 0, in a sandbox with DEFAULT_LIMITS."""
     return _GRADER.all_tests_pass(prompts, completions, **columns)
 
@@ -148,7 +151,9 @@ def code_format(text: str) -> float:
     return 1.0 if parses("\n".join(lines[begin:end])) else 0.5
 
 
-def formatted_pass_rate(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+def formatted_pass_rate(
+    prompts: Sequence[object], completions: Sequence[object], **columns: object
+) -> list[float | None]:
     """coupled-GRPO: the pass rate of completions whose code_format is 1, and 0 for the others."""
     good = [format == 1.0 for format in code_format(prompts, completions)]
     formatted = [completion if keep else "" for keep, completion in zip(good, completions, strict=True)]
@@ -195,18 +200,22 @@ class Grader:
             self._sandbox = Sandbox(limits=self._limits, libraries=installed_libraries(), unsafe=unsafe)
         return self._sandbox
 
-    def pass_rate(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+    def pass_rate(
+        self, prompts: Sequence[object], completions: Sequence[object], **columns: object
+    ) -> list[float | None]:
         """The share of its tests that each completion passes."""
         verdicts = self.verdicts(prompts, completions, columns)
         return [None if verdict is None or verdict.needs else verdict.pass_rate for verdict in verdicts]
 
-    def all_tests_pass(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+    def all_tests_pass(
+        self, prompts: Sequence[object], completions: Sequence[object], **columns: object
+    ) -> list[float | None]:
         """1 for a completion that passes every test, else 0."""
         verdicts = self.verdicts(prompts, completions, columns)
         return [None if verdict is None or verdict.needs else float(verdict.passed) for verdict in verdicts]
 
     def verdicts(
-        self, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]
+        self, prompts: Sequence[object], completions: Sequence[object], columns: Mapping[str, object]
     ) -> list[Verdict | None]:
         """One verdict for each completion, None if the row has `needs`. Raises UserError for a row without tests."""
         lists = {name: values for name, values in columns.items() if isinstance(values, Sequence)}
@@ -273,7 +282,7 @@ class Grader:
 _GRADER = Grader(limits=DEFAULT_LIMITS)  # of `pass_rate` and `all_tests_pass`: a program runs once for both
 
 
-def code_job(completion: str, row: Mapping[str, Any], prompt: Any = "", where: str = "row") -> Job:
+def code_job(completion: str, row: Mapping[str, object], prompt: object = "", where: str = "row") -> Job:
     """The sandbox job of one completion. Raises UserError if the row has no tests."""
     tests = _tests(row, where)
     entry_point = str(row.get("entry_point") or "")

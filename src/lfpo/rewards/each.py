@@ -19,7 +19,7 @@ def each(grade: Callable[..., float | None]) -> Callable[..., list[Any]]:
     signature = inspect.Signature([*parameters, inspect.Parameter("columns", inspect.Parameter.VAR_KEYWORD)])
 
     @functools.wraps(grade)
-    def reward(*arguments: Any, **columns: Any) -> list[float | None]:
+    def reward(*arguments: object, **columns: object) -> list[float | None]:
         batch = signature.bind(*arguments, **columns).arguments
         rows = zip(batch["completions"], *(batch[name] for name in names), strict=True)
         values = [grade(completion_text(completion), *row) for completion, *row in rows]

@@ -122,7 +122,7 @@ class Judge:
         judged = metrics["completions"]
         return metrics | ({"failure_rate": metrics["no_score"] / judged} if judged else {})
 
-    def _request(self, prompt: Any, completion: Any, row: Json) -> Json:
+    def _request(self, prompt: object, completion: object, row: Json) -> Json:
         """The arguments of the request that judges one completion."""
         values = {**row, "prompt": prompt_text(prompt), "completion": completion_text(completion)}
         try:
@@ -188,7 +188,7 @@ class Judge:
                 await asyncio.sleep(min(wait, LONGEST_WAIT))
         return reason
 
-    def _text(self, answer: Any) -> tuple[str, str]:
+    def _text(self, answer: object) -> tuple[str, str]:
         """The text of the model's answer, and why there is none."""
         if usage := getattr(answer, "usage", None):
             self.counts.update(prompt_tokens=usage.prompt_tokens or 0, completion_tokens=usage.completion_tokens or 0)
@@ -234,7 +234,7 @@ class Judge:
         self.warned = bool(reasons)
 
 
-def _finished(coroutine: Coroutine[Any, Any, list[float | str]]) -> list[float | str]:
+def _finished(coroutine: Coroutine[object, object, list[float | str]]) -> list[float | str]:
     """What a coroutine returns. It runs in this thread, or in one of its own where this one runs a loop (notebooks)."""
     try:
         asyncio.get_running_loop()

@@ -60,26 +60,26 @@ _POWER = re.compile(r"\^\s*((?:\{(?:[^{}]|\{[^{}]*\})*\}|\([^()]*\)|-?\s*(?:\d+|
 
 
 @each
-def number_accuracy(text: str, answer: Any) -> float | None:
+def number_accuracy(text: str, answer: object) -> float | None:
     """1 where the marked answer is a number equal to the reference, else 0. For references see `graded`."""
     return graded(same_number, marked_answer(text), answer)
 
 
 @each
-def math_accuracy(text: str, answer: Any) -> float | None:
+def math_accuracy(text: str, answer: object) -> float | None:
     """1 where the marked answer is mathematically equal to the reference, else 0. For references see `graded`."""
     check_installed()
     return graded(equivalent, marked_answer(text), answer)
 
 
 @each
-def boxed_accuracy(text: str, answer: Any) -> float | None:
+def boxed_accuracy(text: str, answer: object) -> float | None:
     """Like math_accuracy, but only a `\\boxed{}` answer counts (d1's reward on MATH)."""
     check_installed()
     return graded(equivalent, last_boxed(text), answer)
 
 
-def graded(equal: Callable[[str, str], bool], answer: str | None, reference: Any) -> float | None:
+def graded(equal: Callable[[str, str], bool], answer: str | None, reference: object) -> float | None:
     """1 where an answer equals the reference, else 0; None where there is no reference.
 
     reference: a text, a worked solution with its marked answer, a number of any type, or a list of these, of which any

@@ -21,7 +21,7 @@ def reward_name(function: Callable[..., Any]) -> str:
     return name if isinstance(name, str) and name else type(function).__name__
 
 
-def reward_names(functions: Sequence[Callable[..., Any]]) -> list[str]:
+def reward_names(functions: Sequence[Callable[..., object]]) -> list[str]:
     """A distinct name for each of a run's functions.
 
     The short name where no other function has it. Else with what tells functions apart: a partial's arguments, the
@@ -75,7 +75,7 @@ def _fields(owner: Any, same: Sequence[Any]) -> str:
     return f"({','.join(differ[:3])})" if differ else ""
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """A value in a name: "" for one that has no short form of its own, such as a loaded model."""
     if isinstance(value, str | int | float | bool) and len(str(value)) <= 40:
         return str(value)

@@ -20,13 +20,15 @@ def overlong_penalty(max_length: int, buffer: int) -> RewardFunction:
     if not 0 < buffer <= max_length:
         raise UserError(f"overlong_penalty: buffer {buffer} must be above 0 and at most max_length, {max_length}")
 
-    def overlong(prompts: Any, completions: Any, completion_ids: list[list[int]], **columns: Any) -> list[float]:
+    def overlong(
+        prompts: object, completions: object, completion_ids: list[list[int]], **columns: object
+    ) -> list[float]:
         return [-min(1.0, max(0.0, (len(ids) - max_length + buffer) / buffer)) for ids in completion_ids]
 
     return overlong
 
 
-def tokens(prompts: Any, completions: Any, completion_ids: list[list[int]], **columns: Any) -> list[float]:
+def tokens(prompts: object, completions: object, completion_ids: list[list[int]], **columns: object) -> list[float]:
     """The length itself; give it a small negative weight in reward_weights."""
     return [float(len(ids)) for ids in completion_ids]
 
@@ -51,7 +53,9 @@ def target_length(column: str = "target_length", alpha: float = 0.0003) -> Rewar
     The length term of L1's LCPO-Exact (arXiv 2503.04697), whose alpha is the default.
     """
 
-    def off_target(prompts: Any, completions: Any, completion_ids: list[list[int]], **columns: Any) -> list[float]:
+    def off_target(
+        prompts: object, completions: object, completion_ids: list[list[int]], **columns: object
+    ) -> list[float]:
         wanted = _column(columns, column, "target_length")
         return [-alpha * abs(len(ids) - want) for ids, want in zip(completion_ids, wanted, strict=True)]
 

@@ -101,7 +101,7 @@ def play(
     environment: Environment,
     engine: Engine,
     policy: MaskedDiffusionLM,
-    tokenizer: Any,
+    tokenizer: object,
     request: Request,
     rows: Sequence[Row],
     finished: Finished,

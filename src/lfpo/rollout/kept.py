@@ -69,7 +69,7 @@ class KeptPredictions(Hook):
 
 
 def score_predictions(
-    t: Trajectory, rows: Sequence[Row], tokenizer: Any, score: Callable[..., Rewards], failed: dict[str, str]
+    t: Trajectory, rows: Sequence[Row], tokenizer: object, score: Callable[..., Rewards], failed: dict[str, str]
 ) -> tuple[torch.Tensor, int]:
     """Rewards of the predictions kept at M steps [B, M], and how many completions were scored for them: the distinct
     ones of each row. score: (data rows, texts, token ids) -> rewards. Functions that fail are added to `failed`."""

@@ -9,7 +9,6 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from lfpo.base.environment import describe_environment, versions
 from lfpo.config.build import flattened, load_yaml, to_dict, yaml_text
@@ -79,7 +78,7 @@ class Run:
                 rows.append(json.loads(line))
         return rows
 
-    def write_config(self, config: Any, iterations: int) -> None:
+    def write_config(self, config: object, iterations: int) -> None:
         """Write the configuration that the run goes on with, as it was given, and the number of its iterations."""
         if not self.silent:
             info = {**read_json(self.dir / "run.json"), "iterations": iterations}
@@ -100,7 +99,7 @@ class Run:
 KEPT = ("model", "task", "tasks", "data_file", "dataset_name", "gen_length", "sampler.gen_length")
 
 
-def check_folder(path: Path, config: Any, *, resume: bool, kind: str) -> None:
+def check_folder(path: Path, config: object, *, resume: bool, kind: str) -> None:
     """Raise UserError where `open_run` could not open the folder. Writes nothing."""
     path = path.expanduser()
     marker = path / "config.yaml"
@@ -137,7 +136,7 @@ def data_of(config: Json) -> str:
     return config.get("task") or config.get("data_file") or config.get("dataset_name") or ""
 
 
-def open_run(path: Path, config: Any, *, resume: bool, kind: str) -> Run:
+def open_run(path: Path, config: object, *, resume: bool, kind: str) -> Run:
     """Create the run directory, or enter it to resume. Raises UserError when it holds another run.
 
     A folder that holds a run is opened only with `resume`, for the same kind of run, and with the same KEPT keys. Other

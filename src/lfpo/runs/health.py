@@ -7,7 +7,6 @@ begins to hold, and again only after it has ceased to.
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from lfpo.config.json import Json
 
@@ -191,5 +190,5 @@ def _values(history: Sequence[Metrics], key: str) -> list[float]:
     return [m[key] for m in history if _finite(m.get(key))]
 
 
-def _finite(value: Any) -> bool:
+def _finite(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)

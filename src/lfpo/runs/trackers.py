@@ -31,7 +31,7 @@ def check_installed(names: list[str]) -> None:
 
 @contextmanager
 def reporting(
-    names: list[str], run: Run, config: Mapping[str, Any], *, done: int, note: Callable[[str], None] = print
+    names: list[str], run: Run, config: Mapping[str, object], *, done: int, note: Callable[[str], None] = print
 ) -> Iterator[None]:
     """While open, send every number that `run` logs, under its step, and its rollouts as tables, to trackers.
 
@@ -97,7 +97,7 @@ def _log_table(tracker: Any, rows: list[Json], step: int) -> None:
         tracker.writer.add_text("completions", text, step)
 
 
-def _start(name: str, run: Run, config: Mapping[str, Any], done: int) -> Any:
+def _start(name: str, run: Run, config: Mapping[str, object], done: int) -> Any:
     check_installed([name])
     from accelerate import PartialState, tracking
 

@@ -38,7 +38,7 @@ class Arguments:
             return attribute.__get__(self) if hasattr(attribute, "__get__") else attribute  # a property or a method
         raise AttributeError(f"neither the run's configuration nor transformers.TrainingArguments has {name!r}")
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name in self._values:
             self._values[name] = value
         else:
@@ -78,7 +78,7 @@ class Schedule:
         return {}
 
 
-def metric_name(config: Any) -> str | None:
+def metric_name(config: object) -> str | None:
     """The name of metric_for_best_model as transformers' callbacks look it up: `eval_NAME`."""
     name = getattr(config, "metric_for_best_model", None)
     return None if name is None else f"eval_{name.removeprefix('eval_').removeprefix('eval/')}"

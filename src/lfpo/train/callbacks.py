@@ -71,7 +71,7 @@ class Callbacks:
         _check_early_stopping(callback, self.args)
         self.callbacks.append(callback)
 
-    def remove(self, callback: Any) -> None:
+    def remove(self, callback: object) -> None:
         """Call this one, or all of this class, no more."""
         self.callbacks = [own for own in self.callbacks if own is not callback and type(own) is not callback]
 
@@ -193,7 +193,7 @@ class Callbacks:
             self.state.log_history.append({**logs})
             self.call("on_log", step, logs=logs)
 
-    def evaluated(self, step: int, metrics: Mapping[str, Any]) -> None:
+    def evaluated(self, step: int, metrics: Mapping[str, object]) -> None:
         """on_log and on_evaluate after an evaluation; then the best metric, as transformers does: not of the evaluation
         before training. Raises UserError where the metric of `metric_for_best_model` was not measured."""
         if not self.in_use:
@@ -276,7 +276,7 @@ class Callbacks:
         self.state.global_step, self.state.epoch = step, float(self._passed(step))
 
 
-def _made(callback: Any) -> Any:
+def _made(callback: object) -> Any:
     """A callback, or the object of a callback's class. Raises UserError for what cannot work as one."""
     name = callback.__name__ if isinstance(callback, type) else type(callback).__name__
     for base in (callback if isinstance(callback, type) else type(callback)).__mro__:
@@ -296,7 +296,7 @@ def _made(callback: Any) -> Any:
     return callback
 
 
-def _check_early_stopping(callback: Any, args: Arguments) -> None:
+def _check_early_stopping(callback: object, args: Arguments) -> None:
     """Raise UserError where transformers' EarlyStoppingCallback would fail an assertion once training begins."""
     if not any(base.__name__ == "EarlyStoppingCallback" for base in type(callback).__mro__):
         return
@@ -309,12 +309,12 @@ def _check_early_stopping(callback: Any, args: Arguments) -> None:
         raise UserError("callbacks: EarlyStoppingCallback needs evaluations: set eval_steps, and give held-out rows")
 
 
-def _held_out(metrics: Mapping[str, Any]) -> Json:
+def _held_out(metrics: Mapping[str, object]) -> Json:
     """The metrics of an evaluation among those of an iteration."""
     return {name: value for name, value in metrics.items() if name.startswith("eval/") or name == "time/eval"}
 
 
-def _with_transformers_names(trainer: Trainer, metrics: Mapping[str, Any]) -> Json:
+def _with_transformers_names(trainer: Trainer, metrics: Mapping[str, object]) -> Json:
     """Metrics with held-out ones also as eval_SAMPLER/NAME, and those of the first eval sampler as eval_NAME."""
     named = {f"eval_{name.removeprefix('eval/')}": value for name, value in metrics.items() if name.startswith("eval/")}
     first = next(iter(getattr(trainer, "eval_samplers", {})), None)
@@ -322,7 +322,7 @@ def _with_transformers_names(trainer: Trainer, metrics: Mapping[str, Any]) -> Js
     return {**metrics, **{f"eval_{k.removeprefix(start)}": v for k, v in named.items() if k.startswith(start)}, **named}
 
 
-def _state(callback: Any) -> Json | None:
+def _state(callback: object) -> Json | None:
     """What a callback exports for checkpoints; None where it exports nothing."""
     from transformers.trainer_callback import ExportableState
 

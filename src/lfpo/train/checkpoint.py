@@ -115,7 +115,7 @@ def _publish(root: Path, partial: Path, final: Path, manifest: dict[str, str], k
         shutil.rmtree(hidden)
 
 
-def export_model(run_dir: Path, model: MaskedDiffusionLM, tokenizer: Any, *, card: str = "") -> Path:
+def export_model(run_dir: Path, model: MaskedDiffusionLM, tokenizer: object, *, card: str = "") -> Path:
     """Write the trained model to `run_dir/model` and return that folder; an earlier model is replaced once the new one
     is complete. A collective: every rank calls it.
 
@@ -166,7 +166,7 @@ def verify(path: Path) -> str | None:
     return None
 
 
-def _save_policy(policy: MaskedDiffusionLM, folder: Path, tokenizer: Any) -> None:
+def _save_policy(policy: MaskedDiffusionLM, folder: Path, tokenizer: object) -> None:
     """Write all weights, or of a LoRA policy only its adapter, since the base does not change. A collective."""
     if policy.adapter is None:
         save_model(policy, folder, tokenizer)

@@ -163,7 +163,7 @@ def as_trajectory(pairs: Sequence[Pair], model: MaskedDiffusionLM) -> Trajectory
 
 
 def _pairs(
-    config: DPOConfig, tokenizer: Any, model: MaskedDiffusionLM
+    config: DPOConfig, tokenizer: object, model: MaskedDiffusionLM
 ) -> tuple[Callable[[int], Pair], list[Pair], int]:
     """A function that returns the training pair of a number, the same before and after a resume; held-out pairs; and
     the number of distinct training pairs, 0 for those of tasks."""

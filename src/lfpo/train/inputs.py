@@ -60,7 +60,7 @@ def _check_prompts(args: LFPOConfig) -> None:
     environment_class(args.environment)
 
 
-def check_source(args: LFPOConfig, functions: Sequence[Any], train_dataset: Any = None) -> None:
+def check_source(args: LFPOConfig, functions: Sequence[object], train_dataset: object = None) -> None:
     """Raise UserError unless the configuration or a trainer's `train_dataset` gives one source of prompts, and reward
     functions or an environment with a data set."""
     sources = {name: getattr(args, name) for name in ("task", "data_file", "dataset_name")}
@@ -76,7 +76,7 @@ def check_source(args: LFPOConfig, functions: Sequence[Any], train_dataset: Any 
         )
 
 
-def reward_function(entry: Any) -> RewardFunction:
+def reward_function(entry: object) -> RewardFunction:
     """A reward function, or the one at a dotted path. Raises UserError for anything that cannot be called."""
     function = resolve(entry, {}, kind="reward function") if isinstance(entry, str) else entry
     if not callable(function):

@@ -13,7 +13,7 @@ from lfpo.rollout.canvas import CanvasTrajectory
 from lfpo.rollout.edits import EditedTrajectory
 
 
-def rollout_records(batch: Batch, signal_B: torch.Tensor, tokenizer: Any) -> list[Json]:
+def rollout_records(batch: Batch, signal_B: torch.Tensor, tokenizer: object) -> list[Json]:
     """One JSON object for each of this rank's rows. signal_B: what the loss took instead of their rewards, [B]."""
     rewards = batch.rewards
     return [
@@ -28,7 +28,7 @@ def rollout_records(batch: Batch, signal_B: torch.Tensor, tokenizer: Any) -> lis
     ]
 
 
-def completion_record(t: Trajectory, b: int, prompt: Any, text: str, tokenizer: Any) -> Json:
+def completion_record(t: Trajectory, b: int, prompt: object, text: str, tokenizer: object) -> Json:
     """Row b of a trajectory as JSON data: the prompt, the completion, and when and how surely each token was
     revealed. `edits`, where the sampler edits: for each edited position the tokens that it held, the revealed one
     first, each as [step, token id, text, confidence]. `canvases`, with the rule "canvas": the token ids up to the
@@ -51,7 +51,7 @@ def completion_record(t: Trajectory, b: int, prompt: Any, text: str, tokenizer: 
     return {**record, "edits": _edited(t, b, tokenizer)} if isinstance(t, EditedTrajectory) else record
 
 
-def _edited(t: EditedTrajectory, b: int, tokenizer: Any) -> dict[str, list[list[Any]]]:
+def _edited(t: EditedTrajectory, b: int, tokenizer: object) -> dict[str, list[list[Any]]]:
     """The tokens that each edited position of row b held, as `completion_record` gives them."""
     one = t.rows(torch.tensor([b], device=t.tokens.device)).to("cpu")
     assert isinstance(one, EditedTrajectory)

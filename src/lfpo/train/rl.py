@@ -210,11 +210,11 @@ class LFPOTrainer(Algorithm, Trainer):
             hint = f" {METHODS[name]}" if name in METHODS else ""
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 
-    def add_callback(self, callback: Any) -> None:
+    def add_callback(self, callback: object) -> None:
         """Call this callback too, as with transformers' trainer."""
         self.events.add(callback)
 
-    def remove_callback(self, callback: Any) -> None:
+    def remove_callback(self, callback: object) -> None:
         """Call this callback, or all of this class, no more."""
         self.events.remove(callback)
 

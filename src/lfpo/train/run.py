@@ -270,7 +270,7 @@ class TrainingRun:
         self.callbacks.restore(self.done, before, callback_state)
 
 
-def run_trainer(trainer: Trainer, *, resume: Any = False, display: Display | Lines | None = None) -> Path:
+def run_trainer(trainer: Trainer, *, resume: object = False, display: Display | Lines | None = None) -> Path:
     """Open or resume the run of `trainer.args.output_dir` and train to its end; returns the exported model's folder. A
     rank that is lost ends the others (see lfpo.base.distributed.watched)."""
     if not isinstance(resume, bool):

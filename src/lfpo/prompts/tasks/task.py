@@ -3,7 +3,6 @@
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from lfpo.config.errors import UserError
 from lfpo.core.rng import key, python_rng
@@ -80,7 +79,7 @@ class Task:
     def reward_functions(self) -> list[RewardFunction]:
         """What training uses by default: accuracy, 1 or 0, with TRL's signature."""
 
-        def accuracy(prompts: list[str], completions: list[str], **columns: list[Any]) -> list[float]:
+        def accuracy(prompts: list[str], completions: list[str], **columns: list[object]) -> list[float]:
             columns.pop("completion_ids", None)
             rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
             return [float(self.correct(c, row)) for c, row in zip(completions, rows, strict=True)]

@@ -60,7 +60,7 @@ class Held:
                 changes.append((number, box[0]))
         return changes
 
-    def _encode_again(self, number: int, box: list[Any]) -> bytes:
+    def _encode_again(self, number: int, box: list[object]) -> bytes:
         """The bytes of a result, which are kept; b"" if it cannot be sent any more."""
         try:
             data = self._encode(box[0])
@@ -83,7 +83,7 @@ class Held:
         return number
 
 
-def _surplus(box: list[Any]) -> int:
+def _surplus(box: list[object]) -> int:
     """The most references from outside the box to a part that can change or holds one that can, and a constant."""
     inside: dict[int, int] = {}
     parts, ids = [box[0]], {id(box[0])}

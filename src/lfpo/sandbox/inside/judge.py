@@ -104,7 +104,7 @@ def _run_cases(module: types.ModuleType, report: Callable[..., None]) -> None:
         def stopTest(self, test: unittest.TestCase) -> None:
             report("-" if self.problem else "+", self.problem)
 
-        def addSubTest(self, test: Any, subtest: Any, err: Any) -> None:
+        def addSubTest(self, test: object, subtest: object, err: object) -> None:
             if err is not None:
                 self.addFailure(test, err)
 
@@ -113,7 +113,7 @@ def _run_cases(module: types.ModuleType, report: Callable[..., None]) -> None:
 
         addError = addFailure
 
-        def addSkip(self, test: Any, reason: str) -> None:
+        def addSkip(self, test: object, reason: str) -> None:
             self.problem = self.problem or "skipped"
 
         def addUnexpectedSuccess(self, test: Any) -> None:
@@ -190,7 +190,7 @@ def _refuse_text(link: Any, event: str, arguments: Any) -> None:
         raise link.leave(f"the test may run a text that the program returned ({event})")
 
 
-def _operate(fail: Callable[[str], BaseException], name: str, left: Any, right: Any) -> Any:
+def _operate(fail: Callable[[str], BaseException], name: str, left: object, right: object) -> Any:
     """An operator's result, unless an empty array meets something of another shape. fail: fails the test, and gives
     what to raise."""
     plain = type(left) in _PLAIN and type(right) in _PLAIN

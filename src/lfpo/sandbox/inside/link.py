@@ -38,7 +38,7 @@ class Remote:
     def __init__(self, link: Link, number: int) -> None:
         self._link, self._number = link, number
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         return self._link.ask("call", self, args, kwargs)
 
     def __iter__(self) -> Any:
@@ -47,7 +47,7 @@ class Remote:
     def __next__(self) -> Any:
         return self._step("__next__")
 
-    def _step(self, name: str, *args: Any) -> Any:
+    def _step(self, name: str, *args: object) -> Any:
         """The next item of an iterator. Its end is a StopIteration of this process, which ends loops as it should."""
         ended, item = self._link.ask("step", self, name, args)
         if ended:
@@ -92,7 +92,7 @@ class Handle(Remote):
     def __enter__(self) -> Any:
         return self._link.ask("attribute", self, "__enter__")()
 
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> Any:
+    def __exit__(self, kind: object, error: object, trace: object) -> Any:
         """The program may end an exception, but no assertion of the test, whose text it does not see either."""
         judged = isinstance(error, AssertionError | Abandoned)
         ends = self._link.ask("exit", self, AssertionError() if judged else error)
@@ -170,7 +170,7 @@ class Link:
         self.unjudged = self.unjudged or reason
         return Abandoned(reason)
 
-    def ask(self, *request: Any) -> Any:
+    def ask(self, *request: object) -> Any:
         """The result of an operation in the other process. Raises the exception that it raised there.
 
         Raises Abandoned if the process has ended, or for an exception that could end a test's own loops, or its run.
@@ -199,7 +199,7 @@ class Link:
         self.raised.append(error)
         raise error
 
-    def _renew(self, result: Any, number: int, changed: Any) -> None:
+    def _renew(self, result: object, number: int, changed: object) -> None:
         """Change copies of results as the program has changed the results. Messages without are not of link.serve."""
         if (number is not None and type(number) is not int) or type(changed) is not list:
             raise self._invalid("")
@@ -238,11 +238,11 @@ class Link:
         except BaseException as error:  # whatever was raised is the answer
             self._send("raised", error, *self._news(None))
 
-    def _news(self, result: Any) -> tuple[Any, ...]:
+    def _news(self, result: object) -> tuple[Any, ...]:
         """In the program's process: the number of a result that may change, and the results that have changed."""
         return () if self._judges else (self._held.number(result), self._held.changed())
 
-    def _send(self, *message: Any) -> None:
+    def _send(self, *message: object) -> None:
         """Raises NotAValue for what cannot be sent."""
         limit = sys.getrecursionlimit()  # the program's own
         sys.setrecursionlimit(max(limit, 20_000))  # for what is nested deeply
@@ -255,7 +255,7 @@ class Link:
         except BrokenPipeError:
             raise self._lost("ended before it answered") from None
 
-    def _encoded(self, message: Any) -> bytes:
+    def _encoded(self, message: object) -> bytes:
         """Objects that contain each other stay on their side."""
         try:
             return values.encode(message, self._refer)
@@ -279,7 +279,7 @@ class Link:
             raise self._invalid("")
         return message
 
-    def _refer(self, value: Any) -> tuple[str, Any]:
+    def _refer(self, value: object) -> tuple[str, Any]:
         """Kind and content of what is not plain data."""
         if type(value) is objects.Instance or isinstance(value, Remote):
             return "yours", value._number
@@ -303,14 +303,14 @@ class Link:
         if self._judges and sends and kind.endswith("base"):
             self.stand_ins += (AttributeError, TypeError) if kind == "base" else (Exception,)
 
-    def _number(self, value: Any) -> int:
+    def _number(self, value: object) -> int:
         """The number of an object, always the same."""
         if id(value) not in self._numbers:
             self._numbers[id(value)] = len(self._objects)
             self._objects.append(value)
         return self._numbers[id(value)]
 
-    def _generator(self, number: int, kind: str, state: Any) -> Any:
+    def _generator(self, number: int, kind: str, state: object) -> Any:
         """A random generator of the other process: the same as before if nothing was drawn from it there."""
         data = values.encode(state)
         if number not in self._generators or self._generators[number][0] != data:
@@ -350,7 +350,7 @@ def _step(iterator: Any, name: str, args: Any) -> tuple[bool, Any]:
         return True, end.value
 
 
-def _attribute(value: Any, name: str) -> Any:
+def _attribute(value: object, name: str) -> Any:
     if name not in PROTOCOLS and name != "__enter__":
         raise AttributeError(name)
     return getattr(value, name)
@@ -384,7 +384,7 @@ def rebuilt(name: str, arguments: Any) -> BaseException:
     return error
 
 
-def serve(inbox: int, outbox: int, settings: dict[str, Any]) -> None:
+def serve(inbox: int, outbox: int, settings: dict[str, object]) -> None:
     """In the program's process: load the program and answer requests until the judge closes the pipe."""
     module = types.ModuleType(objects.PROGRAM)
     link = Link((inbox, outbox), judges=False)

@@ -125,18 +125,18 @@ def made(kind: str, content: Any, cannot: Cannot, reduced: list[Any]) -> Any:
     return new
 
 
-def _word(name: Any) -> str:
+def _word(name: object) -> str:
     if type(name) is not str or not name.isidentifier():
         raise ValueError("not a name")
     return name
 
 
-def _is_field(name: Any) -> bool:
+def _is_field(name: object) -> bool:
     """Whether a field of a named tuple may be called so in the judge: not as a tuple's own method."""
     return type(name) is str and name.isidentifier() and name[0] != "_" and not hasattr(tuple, name)
 
 
-def _named_tuple(name: str, names: tuple[str, ...], values: tuple[Any, ...]) -> Any:
+def _named_tuple(name: str, names: tuple[str, ...], values: tuple[object, ...]) -> Any:
     """A tuple with names. collections.namedtuple would compile a text."""
     if len(names) != len(values) or not all(map(_is_field, names)):
         raise ValueError("not the fields of a named tuple")
@@ -185,11 +185,11 @@ class Instance:
     def __iter__(self) -> Any:
         raise self._cannot("iterates over")
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         raise self._cannot("returns")
 
 
-def _is_handle(value: Any) -> bool:
+def _is_handle(value: object) -> bool:
     """Whether a part is a function, say, of the program: it would be the program's choice of a method."""
     return type(value).__module__ == __name__.replace("objects", "link")
 
@@ -198,7 +198,7 @@ def refuse(kind: Any, cannot_of: Callable[[Any], Cannot]) -> None:
     """Gives the class methods for all OPERATIONS that leave a test without a verdict."""
 
     def refused(name: str) -> Any:
-        def method(self: Any, *operands: Any) -> Any:
+        def method(self: object, *operands: object) -> Any:
             raise cannot_of(self)(f"answers to {name}")
 
         return method
@@ -243,7 +243,7 @@ class Match:
         begin, end = self.span(group)
         return None if begin < 0 else self.string[begin:end]
 
-    def group(self, *groups: Any) -> Any:
+    def group(self, *groups: object) -> Any:
         texts = tuple(self[group] for group in groups or (0,))
         return texts if len(groups) > 1 else texts[0]
 
@@ -261,7 +261,7 @@ class Match:
         return f"<re.Match object; span={self.span()}, match={self.group()!r}>"
 
 
-def _is_span(span: Any) -> bool:
+def _is_span(span: object) -> bool:
     return type(span) is tuple and len(span) == 2
 
 

@@ -115,7 +115,7 @@ def main(argument: str) -> None:
     os._exit(0)
 
 
-def _enter_namespaces(settings: dict[str, Any]) -> None:
+def _enter_namespaces(settings: dict[str, object]) -> None:
     """New mounts, network and process ids. Returns in a child, process 1 of the namespaces; this process waits for it.
     Root enters a user namespace later, as the user nobody, in `_drop_privileges`."""
     os.umask(0o022)

@@ -76,7 +76,7 @@ class Record:
     def __init__(self, kind: str, content: Any) -> None:
         self.kind, self.content = kind, content
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: object) -> None:
         raise BadBytes("a record cannot be changed")
 
 
@@ -85,7 +85,7 @@ class _Pickler(_pickle.Pickler):
         super().__init__(file, 5)
         self._refer = refer
 
-    def reducer_override(self, value: Any) -> Any:
+    def reducer_override(self, value: object) -> Any:
         if value is Record:
             return NotImplemented
         plain = _to_plain(value) or (self._refer(value) if self._refer else base_of(value))
@@ -203,7 +203,7 @@ def _to_plain(value: Any) -> tuple[str, Any] | None:
     return None
 
 
-def base_of(value: Any) -> tuple[str, Any] | None:
+def base_of(value: object) -> tuple[str, Any] | None:
     """The built-in content of an instance of a subclass, which loses what its class defines; "changed base" where the
     class does something in another way."""
     base = next((b for b in _BASES if isinstance(value, b)), None)
