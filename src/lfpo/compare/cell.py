@@ -56,8 +56,8 @@ def frontier(
     model: MaskedDiffusionLM, tokenizer: Any, config: LFPOConfig, cell: dict[str, Any]
 ) -> list[dict[str, float]]:
     """Accuracy and forwards a completion on held-out problems, decoded greedily at each threshold, in the blocks and
-    with the early stop of the cell's eval sampler; without thresholds, by that sampler as it is. Raises UserError when a
-    verdict is missing."""
+    with the early stop of the cell's eval sampler; without thresholds, by that sampler as it is. Raises UserError when
+    a verdict is missing."""
     task, engine = get_task(config.task or ""), as_it_is(model, config.rollout_tokens)
     rows, points, like = (
         task.test_rows(1 + max(cell["problems"])),
