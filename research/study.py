@@ -73,7 +73,8 @@ def training_config(cell: dict[str, Any], study: dict[str, Any], folder: str) ->
     own = dict(cell["config"])
     values["objective"] = own.pop("objective")
     values = merge(values, own)
-    curve = {"threshold": values["eval_samplers"]["threshold"]}
+    name = curve_sampler(study)
+    curve = {name: values["eval_samplers"][name]}
     values |= {"seed": cell["seed"], "threads": 1, "output_dir": folder, "eval_samplers": curve, "eval_size": 200}
     if cell["tuning"]:
         values["eval_steps"] = 0
@@ -109,7 +110,12 @@ def measured(cell: dict[str, Any], study: dict[str, Any], config: LFPOConfig) ->
     task, size = get_task(config.task or ""), study["problems"]["tuning" if cell["tuning"] else "evaluation"]
     assert isinstance(task, Task)
     chosen = {"thresholds": study["thresholds"], "problems": problems(task, size, cell["tuning"])}
-    return {"train": cell["config"] is not None, "sampler": "threshold", **chosen}
+    return {"train": cell["config"] is not None, "sampler": curve_sampler(study), **chosen}
+
+
+def curve_sampler(study: dict[str, Any]) -> str:
+    """The name of the eval sampler of the curves; without thresholds it measures the trained model too."""
+    return study.get("sampler", "threshold")
 
 
 def run_cell(folder: Path) -> None:
@@ -207,7 +213,7 @@ def run(study: dict[str, Any], path: Path, stages: list[str], workers: int, chec
         result, key = read_json(folder / "result.json"), labels[label]
         names = ("forwards", "frontier", "reward", "flops", "seconds")
         kept = {name: result[name] for name in names if name in result}
-        kept["curve"] = [{k: p[k] for k in ("step", "flops", "accuracy")} for p in result["curve"] if p["step"]]
+        kept["curve"] = [{k: p[k] for k in ("step", "flops", "accuracy", "nfe")} for p in result["curve"] if p["step"]]
         store.add({"key": key, **cells[key], "fingerprint": (folder / "fingerprint").read_text(), **kept})
         shutil.rmtree(folder)
         return f"{100 * frontier_area(result['frontier'], result['forwards']):.1f}, {result['flops'] / 1e12:.1f} TFLOP"

@@ -34,8 +34,16 @@ def finished(study: Row, path: Path, stage: str) -> dict[tuple[str, str], dict[i
 
 
 def settings_table(study: Row, rows: dict[tuple[str, str], dict[int, Row]], task: str) -> list[str]:
-    """One line a setting, by mean area; a graded reward by seed as the last column."""
+    """One line a setting, by mean area; a graded reward by seed as the last column. Without thresholds, accuracy
+    (forwards) by seed."""
     mine = {setting: list(by_seed.values()) for (of, setting), by_seed in rows.items() if of == task}
+    if not study["thresholds"]:
+        lines = ["| setting | mean | by seed |", "| --- | ---: | --- |"]
+        for setting, cells in mine.items():
+            points = [(100 * c["frontier"][0]["accuracy"], c["frontier"][0]["nfe"]) for c in cells]
+            each = ", ".join(f"{accuracy:.1f} ({nfe:.1f})" for accuracy, nfe in points)
+            lines.append(f"| {setting} | {mean([accuracy for accuracy, _ in points]):.1f} | {each} |")
+        return lines
     columns = ["seeds", "area", "by seed", "from 2", "threshold 0.9", "TFLOP"]
     columns += ["reward"] if any("reward" in c for cells in mine.values() for c in cells) else []
     lines = [" | ".join(["| setting", *columns]) + " |", "| --- |" + " ---: |" * len(columns)]

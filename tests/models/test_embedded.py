@@ -53,6 +53,16 @@ def test_the_third_is_laid_out_as_its_start_and_denoises_blocks_over_a_causal_co
     assert sum(f.stat().st_size for f in folder.iterdir()) < 4e6
 
 
+def test_the_fourth_is_the_one_that_its_recipes_make():
+    init, folder = load_yaml("embedded-uniform-pretrain")["init"], SHIPPED["embedded-uniform"]
+    config, model = read_json(folder / "config.json"), load_model("embedded-uniform")
+    assert load_yaml("sudoku-uniform")["model"] == "embedded-uniform" and model.uniform
+    assert config["canvas_length"] == init["canvas_length"] == model.block_length
+    sizes = {k: v for k, v in init["text_config"].items() if k not in ("vocab_size", "rope_parameters")}
+    assert {k: config["text_config"][k] for k in sizes} == sizes
+    assert sum(f.stat().st_size for f in folder.iterdir()) < 4e6
+
+
 def test_an_iteration_of_its_recipe_learns_from_shares_of_right_cells(tmp_path: Path):
     small = {"output_dir": str(tmp_path), "prompts_per_iteration": 1, "num_generations": 4, "eval_steps": 0}
     trainer = LFPOTrainer(args=build(LFPOConfig, {**load_yaml("sudoku6"), **small}))
@@ -78,6 +88,7 @@ def test_its_tokenizer_keeps_every_text(name: str):
         *(pytest.param("embedded", n, 0.75, marks=[] if n == "sudoku" else [pytest.mark.long]) for n in TASKS),
         *(pytest.param("embedded-block", n, 0.85, marks=pytest.mark.long) for n in ("sudoku", "choice")),
         *(pytest.param("embedded-causal", n, 0.85, marks=pytest.mark.long) for n in ("sudoku6", "countdown", "words")),
+        pytest.param("embedded-uniform", "sudoku", 0.85),
     ],
 )
 def test_it_is_flawed_but_not_hopeless(shipped: str, name: str, most: float):
@@ -85,7 +96,9 @@ def test_it_is_flawed_but_not_hopeless(shipped: str, name: str, most: float):
     task, model, tokenizer = get_task(name), load_model(shipped), load_tokenizer(shipped)
     rows = [task.row("test", i) for i in range(40)]
     remasking: Any = "low_confidence" if model.block_length else "random"
-    sampler = SamplerConfig(temperature=1.0, remasking=remasking).for_length(task.gen_length, model.block_length)
+    sampler = SamplerConfig(temperature=1.0, remasking=remasking)
+    sampler = SamplerConfig(rule="canvas", max_denoising_steps=12) if model.uniform else sampler
+    sampler = sampler.for_length(task.gen_length, model.block_length)
     result = evaluate(as_it_is(model), model, tokenizer, rows, task.correct_all, sampler)
     assert result.accuracy is not None and result.interval is not None
     assert 0.05 < result.accuracy < most

@@ -9,7 +9,7 @@ import yaml
 
 from lfpo.prompts.tasks import Task, get_task
 from processes import ForkedModule
-from research.study import Store, cell_key, cells_of, problems, run, solution_of
+from research.study import Store, cell_key, cells_of, measured, problems, run, solution_of, training_config
 from research.tables import effects_table, finished, settings_table
 
 ROOT = Path(__file__).parents[2]
@@ -32,6 +32,16 @@ def test_tuning_and_evaluation_share_no_solution_with_each_other_or_with_trainin
     tuning, evaluation = ({solution_of(task, i) for i in problems(task, 50, which)} for which in (True, False))
     training = {task.solution_key(task.row("train", i)) for i in range(300)}
     assert not tuning & evaluation and not (tuning | evaluation) & training
+
+
+def test_without_thresholds_the_eval_sampler_of_the_curve_measures():
+    study = yaml.safe_load((ROOT / "research" / "uniform.yaml").read_text())
+    cell = cells_of(study, "tuning")[0]
+    config = training_config(cell, study, "-")
+    assert list(config.eval_samplers) == ["canvas"] == [measured(cell, study, config)["sampler"]]
+    point = {"frontier": [{"accuracy": 0.5, "nfe": 4.04}]}, {"frontier": [{"accuracy": 0.75, "nfe": 3.0}]}
+    table = settings_table(study, {("sudoku", "lfpo"): dict(enumerate(point))}, "sudoku")
+    assert table[2:] == ["| lfpo | 62.5 | 50.0 (4.0), 75.0 (3.0) |"]
 
 
 def tiny(objectives: dict[str, Any]) -> dict[str, Any]:

@@ -54,7 +54,8 @@ def main(folder: Path) -> None:
 
 def frontier(model: MaskedDiffusionLM, tokenizer: object, config: LFPOConfig, cell: Json) -> list[dict[str, float]]:
     """Accuracy and forwards a completion on held-out problems, decoded greedily at each threshold, in the blocks and
-    with the early stop of the cell's eval sampler. Raises UserError when a verdict is missing."""
+    with the early stop of the cell's eval sampler; without thresholds, by that sampler as it is. Raises UserError when
+    a verdict is missing."""
     task, engine = get_task(config.task or ""), as_it_is(model, config.rollout_tokens)
     rows, points, like = (
         task.test_rows(1 + max(cell["problems"])),
@@ -64,9 +65,11 @@ def frontier(model: MaskedDiffusionLM, tokenizer: object, config: LFPOConfig, ce
     rows = [rows[i] for i in cell["problems"] if i < len(rows)]
     console = open_console(quiet=False)
     settings = {name: getattr(like, name) for name in ("block_length", "early_stop", "early_stop_threshold")}
-    for threshold in cell["thresholds"]:
-        sampler = SamplerConfig(threshold=threshold, **settings).for_length(task.gen_length, model.block_length)
-        with progress(f"threshold {threshold:g}", len(rows), "completions", console) as state:
+    for at in [{"threshold": t} for t in cell["thresholds"]] or [dict[str, float]()]:
+        chosen = SamplerConfig(**at, **settings) if at else like
+        sampler = chosen.for_length(task.gen_length, model.block_length)
+        label = f"threshold {at['threshold']:g}" if at else cell["sampler"]
+        with progress(label, len(rows), "completions", console) as state:
             engine.forwarded = state.forward
             result = evaluate(
                 *(engine, model, tokenizer, rows, task.correct_all, sampler),
@@ -78,7 +81,7 @@ def frontier(model: MaskedDiffusionLM, tokenizer: object, config: LFPOConfig, ce
                 f"task {config.task!r}: {result.not_judged} of {len(result.correct)} completions cannot be judged on "
                 "this machine, and a comparison needs all of them; `lfpo doctor` says what is missing"
             )
-        points.append({"threshold": threshold, "accuracy": result.accuracy, "nfe": round(result.mean_nfe, 4)})
+        points.append({**at, "accuracy": result.accuracy, "nfe": round(result.mean_nfe, 4)})
     return points
 
 

@@ -26,7 +26,7 @@ class EvalConfig:
     "all" for the embedded model's tasks."""
 
     model: ModelName = "embedded"
-    """Checkpoint folder, hub id, "embedded", "embedded-block" or "embedded-causal"."""
+    """Checkpoint folder, hub id, "embedded", "embedded-block", "embedded-causal" or "embedded-uniform"."""
 
     protocol: str | None = None
     """Settings by name (recipes/protocols) or from a YAML file; keys given beside it override them. Several with commas

@@ -8,7 +8,7 @@ from lfpo.config.checks import Count, OneOf, Positive, check_ranges
 from lfpo.config.errors import UserError
 from lfpo.config.files import read_json
 
-SHIPPED_MODELS = ("embedded", "embedded-block", "embedded-causal")  # that come with the package
+SHIPPED_MODELS = ("embedded", "embedded-block", "embedded-causal", "embedded-uniform")  # that come with the package
 ModelName = Annotated[str, OneOf(SHIPPED_MODELS, "")]
 
 
@@ -55,8 +55,8 @@ def check_model_name(name: object) -> None:
         raise UserError(_file(path))
     if text.count("/") != 1 or text.startswith((".", "/", "~")) or path.suffix in {".safetensors", ".json", *NOT_READ}:
         raise UserError(
-            f"model {text!r}: no such folder; give a checkpoint folder, a hub id like org/name, 'embedded', "
-            "'embedded-block' or 'embedded-causal'"
+            f"model {text!r}: no such folder; give a checkpoint folder, a hub id like org/name, or one of "
+            f"{', '.join(SHIPPED_MODELS)}"
         )
 
 

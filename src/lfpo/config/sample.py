@@ -28,7 +28,7 @@ class SampleConfig:
     """Which prompt of the test split, from 0."""
 
     model: ModelName = "embedded"
-    """Checkpoint folder, hub id, "embedded", "embedded-block" or "embedded-causal"."""
+    """Checkpoint folder, hub id, "embedded", "embedded-block", "embedded-causal" or "embedded-uniform"."""
 
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the weights; "bfloat16" for large models."""

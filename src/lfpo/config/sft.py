@@ -19,8 +19,8 @@ class SFTConfig(TrainingConfig):
     """
 
     model: ModelName | None = None
-    """The checkpoint to start from: a folder, a hub id, "embedded", "embedded-block" or "embedded-causal". Give either
-    model or init."""
+    """The checkpoint to start from: a folder, a hub id, "embedded", "embedded-block", "embedded-causal" or
+    "embedded-uniform". Give either model or init."""
 
     init: Json | None = None
     """A family's config.json for a fresh model, with vocab_size as the upper bound of the tokenizer's."""

@@ -34,7 +34,8 @@ class TrainingConfig:
 
     model: ModelName | None = None
     """The checkpoint to start from: a folder, a hub id, or one of the package's own small models: "embedded",
-    "embedded-block", which attends block by block, and "embedded-causal", which does so over a causal context."""
+    "embedded-block", which attends block by block, "embedded-causal", which does so over a causal context, and
+    "embedded-uniform", whose noise is uniform."""
 
     lora: LoraSettings | None = None
     """Train an adapter instead of all weights. The exported model is merged."""

@@ -30,7 +30,7 @@ from lfpo.models.tensor_files import whole_on, write_shards
 from lfpo.models.weights import carried_tensors, checkpoint_shapes, pieces_of_each, place_weights, tensor_files
 
 # Folders of the package's own models: one with full attention, two with blocks of 8 tokens, over the blocks before or
-# over a causal context.
+# over a causal context, and one with canvases of 16 uniform draws.
 SHIPPED = {name: Path(__file__).parent / name.replace("-", "_") for name in SHIPPED_MODELS}
 EMBEDDED = SHIPPED["embedded"]
 # Copied unread from a loaded checkpoint to a saved one, for other tools.
