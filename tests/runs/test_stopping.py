@@ -80,10 +80,11 @@ def test_a_signal_at_any_moment_loses_nothing_finished(
     assert_same_bits(unbroken, tmp_path / "run")
 
 
-def test_handlers_are_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_signal_is_answered_at_once_and_handlers_are_put_back(capfd: pytest.CaptureFixture[str]):
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     with StopRequests() as stop:
         os.kill(os.getpid(), signal.SIGINT)
+        assert "SIGINT: stops after this step, which is kept" in capfd.readouterr().err
         with pytest.raises(Stopped, match="SIGINT"):
             stop.check()
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before

@@ -63,11 +63,14 @@ class StopRequests:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         self.received = number
-        if collectives.world() > 1:
-            return  # the other ranks would wait for this one
-        self.observer.interrupt = self._interrupt
-        if self.observer.interruptible:
-            self._interrupt()
+        if collectives.world() == 1:  # else the other ranks would wait for this one
+            self.observer.interrupt = self._interrupt
+            if self.observer.interruptible:
+                self._interrupt()
+        if collectives.rank() == 0:
+            # An iteration may take minutes. Not by print: the code that the signal interrupted may be inside one.
+            name = signal.Signals(number).name
+            os.write(2, f"\n{name}: stops after this step, which is kept; the same again ends it at once\n".encode())
 
     def _interrupt(self) -> None:
         assert self.received is not None
