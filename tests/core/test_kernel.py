@@ -115,9 +115,10 @@ from lfpo.core import kernel
 
 pointers = dict.fromkeys(("z_ptr", "old_ptr", "gradient_ptr", "loss_ptr", "y_ptr", "sign_ptr", "share_ptr"), "*fp32")
 for generation in (80, 90):
-    for mixed, branches, gradient in ((True, 1, "*bf16"), (False, 2, "*fp32")):
-        values = {"VOCABULARY": 126464, "MIXED": mixed, "BRANCHES": branches, "BLOCK": kernel.BLOCK}
-        signature = {**pointers, "gradient_ptr": gradient, "y_ptr": "*i64", "beta": "fp32"}
+    cases = (True, 1, "*bf16", False), (False, 2, "*fp32", False), (False, 2, "*bf16", True)
+    for mixed, branches, gradient, capped in cases:
+        values = {"VOCABULARY": 126464, "MIXED": mixed, "CAPPED": capped, "BRANCHES": branches, "BLOCK": kernel.BLOCK}
+        signature = {**pointers, "gradient_ptr": gradient, "y_ptr": "*i64", "beta": "fp32", "cap": "fp32"}
         signature |= dict.fromkeys(values, "constexpr")
         constants = {(list(signature).index(name),): value for name, value in values.items()}
         aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(pointers))}
