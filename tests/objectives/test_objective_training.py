@@ -134,7 +134,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # In `make test` the one whose signal has a number for each state; else those that need other ranks' numbers or whole
 # sequences.
-QUICK, LONG = ("mdpo",), ("lfpo", "agrpo", "egspo", "espo", "rldf", "stable_drl", "trace_rl")
+QUICK, LONG = ("egspo",), ("lfpo", "mdpo", "agrpo", "espo", "rldf", "stable_drl", "trace_rl")
 
 
 def assert_ranks_do_not_matter(name: str, start: Path, tmp_path: Path, **changes: float) -> None:

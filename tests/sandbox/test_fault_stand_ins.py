@@ -170,6 +170,7 @@ NOT_HONEST = {
 }
 
 
+@pytest.mark.long
 def test_honest_results_and_arguments_are_judged_or_have_no_verdict():
     sandbox = Sandbox(limits=Limits(seconds=60), workers=2, unsafe="root", libraries=installed_libraries())
     with mock.patch.dict(os.environ):

@@ -257,6 +257,7 @@ def leave():
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 @pytest.mark.parametrize("rung", [r.name for r in available_rungs() if r.available and r.name != "limits"])
 def test_processes_of_one_job_take_no_time_from_another(rung):

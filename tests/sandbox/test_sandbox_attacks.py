@@ -19,12 +19,16 @@ from sandbox_cases import RIGHT, TESTS, attack_problems, confines, remains, valu
 
 RUNGS = [rung.name for rung in available_rungs() if rung.available]
 on_every_rung = pytest.mark.parametrize("rung", RUNGS)
+# One rung at each test run, all of them with the long ones.
+slowly_on_every_rung = pytest.mark.parametrize(
+    "rung", [*RUNGS[:1], *(pytest.param(rung, marks=pytest.mark.long) for rung in RUNGS[1:])]
+)
 needs_root = pytest.mark.skipif(
     sys.platform != "linux" or os.geteuid() != 0, reason="needs root, to switch to another user"
 )
 
 
-@on_every_rung
+@slowly_on_every_rung
 def test_attacks_score_zero_harmless_variants_one_and_no_process_is_left(rung, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert confines(rung) or rung == "limits"
