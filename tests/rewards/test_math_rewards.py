@@ -289,6 +289,7 @@ def test_without_math_verify_an_answer_is_not_wrong_but_an_error(monkeypatch: py
         equivalent("17+x", "x+17")
 
 
+@pytest.mark.long
 def test_an_algebra_process_that_hangs_is_killed_and_replaced() -> None:
     pytest.importorskip("math_verify")
     assert equivalent("x+x", "2x")
