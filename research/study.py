@@ -28,6 +28,7 @@ from lfpo.config.plugins import resolve
 from lfpo.config.train import LFPOConfig
 from lfpo.core.observer import Observer
 from lfpo.core.rng import key as hash_key
+from lfpo.core.scoring import columns_of
 from lfpo.prompts.tasks import Task, get_task
 from lfpo.runs.context import StopRequests
 
@@ -143,9 +144,8 @@ def graded(cell: dict[str, Any], config: LFPOConfig) -> float:
     rows = [task.row("test", i) for i in cell["problems"]]
     sampler = config.eval_samplers[cell["sampler"]].for_length(task.gen_length, model.block_length)
     texts = evaluate(as_it_is(model), model, tokenizer, rows, task.correct_all, sampler).completions
-    columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
     function = resolve(config.reward_funcs[0], {}, kind="reward")
-    return round(sum(function([row["prompt"] for row in rows], texts, **columns)) / len(rows), 5)
+    return round(sum(function([row["prompt"] for row in rows], texts, **columns_of(rows))) / len(rows), 5)
 
 
 def fingerprint(cell: dict[str, Any], study: dict[str, Any]) -> str:

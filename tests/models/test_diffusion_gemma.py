@@ -11,13 +11,14 @@ import torch
 from lfpo.cli.command_line import main
 from lfpo.config.errors import UserError
 from lfpo.config.models import LoraSettings
-from lfpo.core.doubled import expected_embeddings, noised_hidden, training_structure
+from lfpo.core.doubled import noised_hidden, training_structure
 from lfpo.core.model import NO_MASK
 from lfpo.core.predictions import one_pass
 from lfpo.core.structure import CAUSAL
 from lfpo.models import init_model, load_model, load_tokenizer, save_model
 from lfpo.models.experts import routers
 from lfpo.models.lora import attach
+from lfpo.models.uniform import expected_embeddings
 from tiny import read_weights
 from tiny_gemma import CANVAS, CHARACTERS, PAD, TURN, VOCABULARY, both, changed, write_gemma
 

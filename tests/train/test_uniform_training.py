@@ -14,9 +14,10 @@ from torch.nn import functional as F
 from lfpo.cli.command_line import main
 from lfpo.config.build import build, load_yaml
 from lfpo.config.sft import SFTConfig
-from lfpo.core.doubled import expected_embeddings, noised_hidden, training_structure
+from lfpo.core.doubled import noised_hidden, training_structure
 from lfpo.core.rng import generator
 from lfpo.models import load_model, load_tokenizer
+from lfpo.models.uniform import expected_embeddings
 from lfpo.train.rl import LFPOTrainer
 from lfpo.train.sft import MIN_T, Example, accumulate_sft_gradients, noise_of, train_sft
 from processes import run_lfpo

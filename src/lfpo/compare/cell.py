@@ -57,12 +57,8 @@ def frontier(model: MaskedDiffusionLM, tokenizer: object, config: LFPOConfig, ce
     with the early stop of the cell's eval sampler; without thresholds, by that sampler as it is. Raises UserError when
     a verdict is missing."""
     task, engine = get_task(config.task or ""), as_it_is(model, config.rollout_tokens)
-    rows, points, like = (
-        task.test_rows(1 + max(cell["problems"])),
-        list[dict[str, float]](),
-        config.eval_samplers[cell["sampler"]],
-    )
-    rows = [rows[i] for i in cell["problems"] if i < len(rows)]
+    first, points, like = task.test_rows(1 + max(cell["problems"])), [], config.eval_samplers[cell["sampler"]]
+    rows = [first[i] for i in cell["problems"] if i < len(first)]
     console = open_console(quiet=False)
     settings = {name: getattr(like, name) for name in ("block_length", "early_stop", "early_stop_threshold")}
     for at in [{"threshold": t} for t in cell["thresholds"]] or [dict[str, float]()]:

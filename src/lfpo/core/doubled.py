@@ -58,12 +58,3 @@ def noised_hidden(
         first_BN = position_BL[:, start:] % structure.block_length == 0
         noised = torch.where(first_BN[..., None], clean[:, start:], noised)
     return noised, clean
-
-
-@torch.no_grad()
-def expected_embeddings(model: MaskedDiffusionLM, logits: torch.Tensor) -> torch.Tensor:
-    """What conditions the next prediction of a canvas on this one: the expected embeddings [..., D] of its tokens
-    under softmax(logits [..., V]), in the weights' dtype, scaled as embeddings are."""
-    weight = model.head_weight
-    expected = logits.softmax(-1, dtype=torch.float32).to(weight.dtype) @ weight
-    return expected * torch.tensor(model.backbone.config.hidden_size**0.5).to(weight.dtype)

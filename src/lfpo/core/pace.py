@@ -8,14 +8,12 @@ from lfpo.config.sampler import SamplerConfig
 # of each row. Returns how many positions each forward reveals, as [row][block][forward], each above 0.
 Plan = Callable[[SamplerConfig, Sequence[int], Sequence[int], Sequence[Sequence[int]]], list[list[list[int]]]]
 
-# Where fewer positions are left than the schedule says, all of them are revealed. SDAR's code then writes another
-# position again, which may be one of the prompt.
-
 
 def scheduled_plan(
     sampler: SamplerConfig, counts: Sequence[int], seeds: Sequence[int], sizes: Sequence[Sequence[int]]
 ) -> list[list[list[int]]]:
-    """Rule.plan of rules that reveal what the schedule says, or what is left in the block if that is less."""
+    """Rule.plan of rules that reveal what the schedule says, or what is left in the block if that is less. (SDAR's code
+    then writes another position again, which may be one of the prompt.)"""
     of_size = {size: _spent(counts, size) for row in sizes for size in row}
     return [[of_size[size] for size in row] for row in sizes]
 

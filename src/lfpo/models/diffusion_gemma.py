@@ -18,6 +18,7 @@ from transformers.models.diffusion_gemma import modeling_diffusion_gemma as publ
 from transformers.models.diffusion_gemma.configuration_diffusion_gemma import DiffusionGemmaTextConfig
 
 from lfpo.config.json import Json
+from lfpo.models.uniform import embedding_scale
 
 
 class Stack(nn.Module):
@@ -95,11 +96,6 @@ class Backbone(published.DiffusionGemmaPreTrainedModel):
 def _update(layer: int, cache: Any, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The cache itself knows whether it stores (lfpo.rollout.canvas.Context); transformers' decoder only reads."""
     return cache.update(key, value, layer)
-
-
-def embedding_scale(config: Any, dtype: torch.dtype) -> float:
-    """What embeddings are multiplied by, rounded to their dtype as in the published code."""
-    return float(torch.tensor(config.hidden_size**0.5).to(dtype))
 
 
 def text_config(fields: Json) -> Any:

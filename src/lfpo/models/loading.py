@@ -258,7 +258,7 @@ def save_model(model: MaskedDiffusionLM, folder: str | Path, tokenizer: Any = No
     folder = Path(folder)
     tied = model.backbone.config.tie_word_embeddings
     weights = {name: p for name, p in model.weights().items() if not (tied and name == "lm_head.weight")}
-    if model.family.uniform:  # whose buffers are float32 while they are held, and stand in checkpoints as weights do
+    if model.family.uniform:  # its buffers are held in float32 and saved in the dtype of the weights
         weights |= {name: buffer.to(model.dtype) for name, buffer in saved_buffers(model.backbone)}
     shapes = {name: p.shape for name, p in weights.items()}
     pieces_of_key = pieces_of_each("key", model.family, shapes)

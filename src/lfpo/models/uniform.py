@@ -4,10 +4,12 @@ prediction of a canvas."""
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from lfpo.core.doubled import expected_embeddings, noised_hidden
+from lfpo.core import collectives
+from lfpo.core.doubled import noised_hidden
 from lfpo.core.fused import rows_of_a_chunk
 from lfpo.core.model import NO_MASK, MaskedDiffusionLM
 from lfpo.core.noise import uniform
@@ -65,11 +67,16 @@ def conditioning(
     """`conditioning_BND` of lfpo.core.doubled.noised_hidden: what the model predicts, itself unconditioned, of the
     noised tokens before_BL, at a temperature. Where that is 0, so is the signal: there is none.
 
-    One forward of the rows that have a temperature above 0. Of the first row where none has: with split weights a
-    forward is a collective.
+    One forward of the rows that have a temperature above 0. Where none has, no forward; with several ranks that of the
+    first row, since with split weights a forward is a collective.
     """
+    columns = before_BL.shape[1] - int((attention_mask_BL.int().argmax(-1) + structure.first_noised(prompt_B)).min())
     some = temperature_BL.any(-1)
-    some[0] |= ~some.any()
+    if not some.any():
+        if collectives.world() == 1:
+            width = model.head_weight.shape[1]
+            return torch.zeros(len(before_BL), columns, width, dtype=model.dtype, device=before_BL.device)
+        some[0] = True
     states, _ = noised_hidden(
         model, before_BL[some], clean_BL[some], attention_mask_BL[some], prompt_B[some], structure=structure
     )
@@ -79,7 +86,20 @@ def conditioning(
     for hidden, t in zip(states[at].split(size), temperature[at].split(size), strict=True):
         parts.append(expected_embeddings(model, (model.head(hidden) / t[:, None]).to(model.dtype)))
     signal = torch.zeros_like(states).masked_scatter(at[..., None], torch.cat(parts))
-    columns = before_BL.shape[1] - int((attention_mask_BL.int().argmax(-1) + structure.first_noised(prompt_B)).min())
     out = signal.new_zeros(len(before_BL), columns, signal.shape[-1])
     out[some, columns - signal.shape[1] :] = signal
     return out
+
+
+@torch.no_grad()
+def expected_embeddings(model: MaskedDiffusionLM, logits: torch.Tensor) -> torch.Tensor:
+    """What conditions the next prediction of a canvas on this one: the expected embeddings [..., D] of its tokens
+    under softmax(logits [..., V]), in the weights' dtype, scaled as embeddings are."""
+    weight = model.head_weight
+    expected = logits.softmax(-1, dtype=torch.float32).to(weight.dtype) @ weight
+    return expected * embedding_scale(model.backbone.config, weight.dtype)
+
+
+def embedding_scale(config: Any, dtype: torch.dtype) -> float:
+    """What embeddings are multiplied by, rounded to their dtype as in the published code."""
+    return float(torch.tensor(config.hidden_size**0.5).to(dtype))

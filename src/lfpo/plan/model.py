@@ -148,10 +148,8 @@ def activations(kind: Kind, config: Json, rows: int, *shape: Any) -> tuple[float
 def layer_counts(config: Json) -> tuple[int, int]:
     """The numbers of layers of two small models: 2 and 3, for the input of the first layer is kept in any case. Where
     layers of several kinds follow each other, one and two of their periods."""
-    kinds = config.get("text_config", {}).get("layer_types") or []
+    kinds = getattr(model_shape(config)[1].backbone.config, "layer_types", None) or []
     period = kinds.index("full_attention") + 1 if "full_attention" in kinds else 1
-    if "text_config" in config and not kinds:
-        period = 6  # transformers' default
     return (2, 3) if period == 1 else (period, 2 * period)
 
 
