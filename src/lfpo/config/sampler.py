@@ -122,8 +122,8 @@ class SamplerConfig:
 
     entropy_bound: NotNegative | None = None
     """Reveal the n of least entropy, for the largest n whose entropies in nats, without the largest, sum to at most
-this (EB-Sampler, arXiv 2505.24857). With the rule "canvas" the bound of the tokens that a step accepts (None: 0.1).
-    """
+    this (EB-Sampler, arXiv 2505.24857). With the rule "canvas" the bound of the tokens that a step accepts (None:
+    0.1)."""
 
     rule: Annotated[str, OneOf(tuple(REVEAL_RULES), DOTTED)] | None = None
     """A reveal rule by its name, or the dotted path of one of your own, my_module:my_rule (None: the rule that another

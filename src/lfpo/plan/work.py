@@ -62,7 +62,7 @@ def count(objective: Objective, sampler: SamplerConfig, *, structure: Structure 
     # Where a rollout has several numbers, those that are 0 may stand for states that are not trained.
     chosen = torch.ones_like(signal) if signal.dim() == 1 else (signal != 0).to(signal.dtype)
     views, before = objective.views(trajectory.in_rounds(), chosen, list(range(size)), 0), [0]
-    if trajectory.uniform:  # a conditioned view is predicted twice; what with is nothing to the toy
+    if trajectory.uniform:  # theta_old runs conditioned views once more; the toy itself needs no conditioning
         views = with_noise(views, list(range(size)), 0, TOY["vocab_size"])
         assert views.temperature is not None
         before.append(int((views.temperature > 0).any(-1).sum()))

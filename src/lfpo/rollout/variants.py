@@ -50,7 +50,10 @@ def run_canvases(
     check_context(unit.sampler, model)
     for name, value in (("rollout_compile", compiled), ("keep_steps", unit.keep_steps), ("hook", hook)):
         if value:
-            raise UserError(f"{name}: {model.family.name} models revise their tokens, which does not go with it")
+            raise UserError(
+                f"{name}: {model.family.name} models revise their tokens, and {name} needs tokens that stay; "
+                "leave it out"
+            )
     sampler = unit.sampler.fitted("sampler", DEFAULT_LENGTH, model.block_length)
     return denoise_canvases(model, unit.prompts, sampler, unit.seeds, **options)
 
