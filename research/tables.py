@@ -12,7 +12,15 @@ from typing import Any
 
 import yaml
 
-from lfpo.compare.statistics import Scores, best_points, bootstrap, frontier_area, paired, probability_of_improvement
+from lfpo.compare.statistics import (
+    Scores,
+    accuracy_for,
+    best_points,
+    bootstrap,
+    frontier_area,
+    paired,
+    probability_of_improvement,
+)
 from lfpo.eval.estimates import over_seeds
 from research.study import Store, cell_key, cells_of
 
@@ -158,6 +166,30 @@ def level_table(rows: dict[tuple[str, str], dict[int, Row]], of: str, tasks: Seq
     return lines
 
 
+def few_forwards_table(
+    rows: dict[tuple[str, str], dict[int, Row]], first: str, tasks: Sequence[str], forwards: float
+) -> list[str]:
+    """Accuracy in % that `forwards` forwards a completion buy, 0 below the cheapest point of a frontier, and `first`
+    minus each other setting in pairs of a seed."""
+    lines = [f"| at {forwards:g} forwards | {' | '.join(tasks)} |", "| --- |" + " ---: |" * len(tasks)]
+    bought = {
+        key: {seed: 100 * (accuracy_for(row["frontier"], forwards) or 0.0) for seed, row in by_seed.items()}
+        for key, by_seed in rows.items()
+    }
+    for setting in dict.fromkeys(setting for _, setting in rows):
+        cells = []
+        for task in tasks:
+            scores, reference = bought.get((task, setting), {}), bought.get((task, first), {})
+            seeds = sorted(set(scores) & set(reference))
+            cell = f"{mean(list(scores.values())):.1f}" if scores else ""
+            if seeds and setting != first:
+                difference = paired([[reference[s] for s in seeds]], [[scores[s] for s in seeds]])
+                cell += f" ({difference.mean:+.1f}, {difference.low:.1f} to {difference.high:.1f})"
+            cells.append(cell)
+        lines.append(f"| {setting} | {' | '.join(cells)} |")
+    return lines
+
+
 def forwards_for(points: Sequence[Row], accuracy: float) -> float | None:
     """The forwards a completion that buy an accuracy, read off the frontier as its area is; None if none do."""
     best = best_points(points)
@@ -181,6 +213,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="stages, separated by commas")
     parser.add_argument("--first", default="", help="setting that the others of a stage are compared with")
     parser.add_argument("--level", default="", help="setting whose level the others' costs are counted to")
+    parser.add_argument("--forwards", type=float, nargs="*", default=[], help="accuracy at so many, beside --first's")
     args = parser.parse_args()
     study = yaml.safe_load(args.study.read_text())
     for stage in args.only.split(",") if args.only else study["stages"]:
@@ -193,6 +226,8 @@ def main() -> None:
                 print("\n".join([f"### {task}", "", *settings_table(study, rows, task), "", *effects, ""]))
         if args.first:
             print("\n".join([*iqm_table(rows, tasks), "", *against_table(rows, args.first, tasks), ""]))
+        for forwards in args.forwards:
+            print("\n".join([*few_forwards_table(rows, args.first, tasks, forwards), ""]))
         if args.level:
             print("\n".join([*level_table(rows, args.level, tasks), ""]))
 

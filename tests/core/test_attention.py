@@ -87,3 +87,17 @@ def test_autocast_decides_the_kernel_of_float32_values():
             found, _ = bidirectional_attention(torch.nn.Identity(), query, key, value, None)
     assert found.dtype == torch.bfloat16
     assert gpu.backends == [SDPBackend.FLASH_ATTENTION]
+
+
+def test_short_rows_on_a_cpu_train_in_float32_under_autocast():
+    """Their backward pass in bfloat16 is the slow one. The result keeps autocast's dtype and is that of float32."""
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, heads, 5, 8, dtype=torch.bfloat16).requires_grad_() for heads in (4, 2, 2))
+    with torch.autocast("cpu", torch.bfloat16):
+        out, _ = bidirectional_attention(torch.nn.Identity(), query, key, value, None)
+    wide, _ = bidirectional_attention(torch.nn.Identity(), query.float(), key.float(), value.float(), None)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out, wide.bfloat16(), rtol=0, atol=0)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():  # of a rollout: autocast's product, another rounding
+        narrow, _ = bidirectional_attention(torch.nn.Identity(), query.detach(), key.detach(), value.detach(), None)
+    assert not torch.equal(narrow, out) and torch.allclose(narrow, out, atol=0.05)

@@ -20,6 +20,7 @@ from transformers.masking_utils import sdpa_mask
 
 NAME = "lfpo_bidirectional"
 HALF = (torch.float16, torch.bfloat16)
+SHORT = 256  # tokens of a row, for the backward pass on a CPU
 ALIGNED = 8  # the memory-efficient kernel copies masks whose rows are not a multiple of this
 
 
@@ -43,9 +44,18 @@ def bidirectional_attention(
         kernel: Any = _compiled_flex() if query.is_cuda else flex_attention
         grouped = query.shape[1] != key.shape[1]
         out = kernel(query, key, value, block_mask=attention_mask, scale=scaling, enable_gqa=grouped)
+    elif _short_on_cpu(key):
+        with torch.autocast("cpu", enabled=False):
+            out = _attend(query.float(), key.float(), value.float(), attention_mask, scaling).to(dtype)
     else:
         out = _attend(query, key, value, attention_mask, scaling)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _short_on_cpu(key: torch.Tensor) -> bool:
+    """Whether float32 is the fast dtype: a CPU's backward pass in half precision takes three times as long for rows of
+    60 tokens, and 1.3 times less for rows of 400."""
+    return key.device.type == "cpu" and key.requires_grad and key.shape[2] < SHORT and key.dtype in HALF
 
 
 def product_dtype(value: torch.Tensor) -> torch.dtype:

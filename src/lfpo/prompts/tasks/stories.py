@@ -10,7 +10,9 @@ from lfpo.core.scoring import Row
 from lfpo.prompts.tasks.task import Task
 from lfpo.prompts.tasks.words import apply, correct, demonstrate
 
-LARGEST = 12  # no value of a problem is above it
+# No value of a problem is above it. With 12, a pretrained model of 135 M parameters gave 12 for most sums above 9, in
+# all of its samples.
+LARGEST = 9
 NAMES = ("Anna", "Ben", "Carla", "David", "Emma", "Frank", "Grace", "Henry", "Ivy", "Jack", "Laura", "Peter")
 THINGS = ("apples", "books", "coins", "eggs", "marbles", "pencils", "shells", "stamps", "stickers", "toys")
 BAGS = ("bags", "boxes", "jars", "drawers", "baskets")
