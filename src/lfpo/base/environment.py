@@ -38,10 +38,10 @@ def before_torch() -> None:
 
 
 def keep_freed_memory() -> None:
-    """From now on glibc keeps freed blocks for later allocations; for training on a CPU, once its model is there.
+    """From now on glibc keeps freed blocks for later allocations; for work on a CPU, once the model is there.
 
-    Each step allocates the same sizes. Pages that the system hands out anew cost a model of 135 M parameters a quarter
-    of a step's time. A value set in the environment stays.
+    Steps and forwards allocate the same sizes. Pages that the system hands out anew cost a model of 135 M parameters a
+    quarter of a step's time. A value set in the environment stays.
     """
     if platform.libc_ver()[0] == "glibc" and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
         libc = ctypes.CDLL(None)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lfpo.base import distributed
-from lfpo.base.environment import keep_freed_memory, use_threads
+from lfpo.base.environment import use_threads
 from lfpo.base.progress import duration
 from lfpo.config.build import to_dict
 from lfpo.config.errors import CannotGoOn, UserError, last_line
@@ -94,8 +94,6 @@ class TrainingRun:
             self.restore()
             self.folder.write_config(trainer.user_args, trainer.total_steps)
             distributed.begin_work()
-            if trainer.model.device.type == "cpu":
-                keep_freed_memory()
             shown = to_dict(self.args)
             tracked = reporting(self.args.report_to, self.folder, shown, done=self.done, note=self.note)
             with self.display, tracked, self.context.stop:
