@@ -211,7 +211,7 @@ def run(study: dict[str, Any], path: Path, stages: list[str], workers: int, chec
 
     def finish(label: str, folder: Path) -> str:
         result, key = read_json(folder / "result.json"), labels[label]
-        names = ("forwards", "frontier", "reward", "flops", "seconds")
+        names = ("forwards", "frontier", "reward", "same_ending", "entropy", "flops", "seconds")
         kept = {name: result[name] for name in names if name in result}
         kept["curve"] = [{k: p[k] for k in ("step", "flops", "accuracy", "nfe")} for p in result["curve"] if p["step"]]
         store.add({"key": key, **cells[key], "fingerprint": (folder / "fingerprint").read_text(), **kept})

@@ -47,6 +47,7 @@ def main(folder: Path) -> None:
         "curve": curve(metrics, cell["sampler"]),
         "frontier": frontier(model, tokenizer, config, cell),
         "flops": max((m.get("flops", 0.0) for m in metrics), default=0.0),
+        **last_of(metrics, {"same_ending": "completions/frac_same_ending", "entropy": "entropy/rollout"}),
         "seconds": round(time.process_time() - started, 1),
     }
     replace_file(folder / "result.json", json.dumps(result) + "\n")
@@ -79,6 +80,11 @@ def frontier(model: MaskedDiffusionLM, tokenizer: object, config: LFPOConfig, ce
             )
         points.append({**at, "accuracy": result.accuracy, "nfe": round(result.mean_nfe, 4)})
     return points
+
+
+def last_of(metrics: list[Json], names: dict[str, str]) -> dict[str, float]:
+    """The last iteration's value of each metric that it has. names: key in the result -> metric."""
+    return {key: metrics[-1][name] for key, name in names.items() if metrics and name in metrics[-1]}
 
 
 def curve(metrics: list[Json], sampler: str) -> list[dict[str, float]]:

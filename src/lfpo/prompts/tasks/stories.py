@@ -13,6 +13,9 @@ from lfpo.prompts.tasks.words import apply, correct, demonstrate
 # No value of a problem is above it. With 12, a pretrained model of 135 M parameters gave 12 for most sums above 9, in
 # all of its samples.
 LARGEST = 9
+# Begins each solution's key and so decides which numbers are test problems'. With this one every single computation of a
+# test problem occurs in training, at least half as often as without a test split.
+KEY = "story "
 NAMES = ("Anna", "Ben", "Carla", "David", "Emma", "Frank", "Grace", "Henry", "Ivy", "Jack", "Laura", "Peter")
 THINGS = ("apples", "books", "coins", "eggs", "marbles", "pencils", "shells", "stamps", "stickers", "toys")
 BAGS = ("bags", "boxes", "jars", "drawers", "baskets")
@@ -87,7 +90,10 @@ def sample(rng: random.Random) -> Row:
     words = {"name": rng.choice(NAMES), "thing": rng.choice(THINGS), "bag": rng.choice(BAGS)}
     setting, steps = rng.choice(SETTINGS), list[tuple[int, str, int]]()
     if rng.random() < 0.25:
-        setting, bags, each = SETTINGS[0], rng.randint(2, 4), rng.randint(2, 3)
+        setting, (bags, each) = (
+            SETTINGS[0],
+            rng.choice([(b, n) for b in (2, 3, 4) for n in (2, 3, 4) if b * n <= LARGEST]),
+        )
         sentences, value = [rng.choice(IN_BAGS).format(bags=bags, n=each, **words)], bags * each
         steps.append((bags, "*", each))
     else:
@@ -109,7 +115,7 @@ def sample(rng: random.Random) -> Row:
 def solution_key(row: Row) -> str:
     """The problem's numbers in ascending order."""
     first = row["steps"][0][0]
-    return ",".join(str(n) for n in sorted([first, *(amount for _, _, amount in row["steps"])]))
+    return KEY + ",".join(str(n) for n in sorted([first, *(amount for _, _, amount in row["steps"])]))
 
 
 TASK = Task(
