@@ -13,8 +13,8 @@ from lfpo.prompts.tasks.words import apply, correct, demonstrate
 # No value of a problem is above it. With 12, a pretrained model of 135 M parameters gave 12 for most sums above 9, in
 # all of its samples.
 LARGEST = 9
-# Begins each solution's key and so decides which numbers are test problems'. With this one every single computation of a
-# test problem occurs in training, at least half as often as without a test split.
+# Begins each solution's key and so decides which numbers are test problems'. With this one every single computation of
+# a test problem occurs in training, at least half as often as without a test split.
 KEY = "story "
 NAMES = ("Anna", "Ben", "Carla", "David", "Emma", "Frank", "Grace", "Henry", "Ivy", "Jack", "Laura", "Peter")
 THINGS = ("apples", "books", "coins", "eggs", "marbles", "pencils", "shells", "stamps", "stickers", "toys")
