@@ -36,18 +36,32 @@ ROWS: dict[str, tuple[str, int | None, list[str]]] = {
     "sdar-1.7b": ("sdar-1.7b", 6, ALL),
     "llada-moe-7b": ("llada-moe-7b", 8, LORA),
     "nemotron-3b": ("nemotron-labs-diffusion-3b", 1, LORA),
+    "diffusion-gemma-26b": ("diffusion-gemma-26b", 2, LORA),  # a sliding and a full layer
 }
 TRAIN = ["--task", "sudoku", "--prompts_per_iteration", "2", "--num_generations", "2", "--max_steps", "2"]
-TRAIN += ["--save_steps", "1", "--eval_steps", "0", "--optimizer_steps_per_iteration", "1", "--learning_rate", "1e-4"]
+TRAIN += [
+    "--save_steps",
+    "1",
+    "--eval_samplers",
+    "{}",
+    "--optimizer_steps_per_iteration",
+    "1",
+    "--learning_rate",
+    "1e-4",
+]
 TRAIN += ["--objective.num_iterations", "1"]  # one pass needs the memory of four, and a quarter of their time
-TRAIN += ["--sampler.gen_length", "16", "--sampler.steps", "8", "--reward_funcs", "benchmarks.true_size.even"]
-LENGTH = ["--sampler.gen_length", "16", "--sampler.steps", "8", "--dtype", "bfloat16"]
+TRAIN += ["--reward_funcs", "benchmarks.true_size.even"]
+MASKS = ["--sampler.gen_length", "16", "--sampler.steps", "8"]
+CANVAS = ["--sampler.rule", "canvas", "--sampler.temperature", "0", "--sampler.gen_length", "256"]
+CANVAS += ["--sampler.max_denoising_steps", "3"]
 LOGITS = """
-import sys, torch
-from transformers import AutoModelForCausalLM
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16)
+import sys, torch, transformers
+inputs = torch.load(sys.argv[2])
+of_canvases = "decoder_input_ids" in inputs
+kind = transformers.DiffusionGemmaForBlockDiffusion if of_canvases else transformers.AutoModelForCausalLM
+model = kind.from_pretrained(sys.argv[1], dtype=torch.bfloat16)
 with torch.no_grad():
-    torch.save(model(torch.load(sys.argv[2])).logits, sys.argv[3])
+    torch.save(model(**inputs).logits, sys.argv[3])
 """
 
 
@@ -163,7 +177,9 @@ def run_row(folder: Path, layout: str, layers: int | None, settings: list[str]) 
         write_checkpoint(model, layout, layers)
     for old in (run, exported):
         shutil.rmtree(old, ignore_errors=True)
-    options = ["--model", str(model), *TRAIN, *settings]
+    uniform = layout.startswith("diffusion-gemma")  # whose own layout is that of transformers
+    sampler = CANVAS if uniform else MASKS
+    options = ["--model", str(model), *TRAIN, *sampler, *settings]
     planned = folder / "plan.json"
     there = ["--device", "cpu", "--gpu_memory", "1000", "--gpus", str(ranks), "--output", str(planned)]
     watched(folder, "plan", *there, *options)
@@ -173,11 +189,13 @@ def run_row(folder: Path, layout: str, layers: int | None, settings: list[str]) 
     first = run / "checkpoints" / "step-1"
     seconds["an iteration, killed"], peaks["killed"] = watched(folder, *train, ranks=ranks, until=first)
     seconds["resume to the end"], peaks["train"] = watched(folder, *train, "--resume", "true", ranks=ranks)
-    to = ["--layout", "transformers", "--output", str(exported)]
+    to = [*([] if uniform else ["--layout", "transformers"]), "--output", str(exported)]
     seconds["export"], peaks["export"] = watched(folder, "export", str(run), *to)
-    trained = str(run / "model")
-    seconds["sample"], peaks["sample"] = watched(folder, "sample", "--model", trained, "--prompt", "1", *LENGTH)
-    few = ["--task", "sudoku", "--n", "2", *LENGTH]
+    trained, narrow = str(run / "model"), ["--dtype", "bfloat16"]
+    seconds["sample"], peaks["sample"] = watched(
+        folder, "sample", "--model", trained, "--prompt", "1", *sampler, *narrow
+    )
+    few = ["--task", "sudoku", "--n", "2", *sampler, *narrow]
     seconds["eval"], peaks["eval"] = watched(folder, "eval", "--model", trained, *few)
     memory = {}
     for phase, counted in zip(plan["phases"], plan["total"], strict=True):
@@ -187,19 +205,29 @@ def run_row(folder: Path, layout: str, layers: int | None, settings: list[str]) 
 
 
 def compare_logits(folder: Path, trained: str, exported: Path) -> dict[str, float]:
-    """Our logits beside those of transformers on the exported model; Dream's position i predicts token i + 1."""
+    """Our logits beside those of transformers on the exported model; Dream's position i predicts token i + 1. Of
+    canvases those of the last tokens of a row, over the others."""
     import torch
 
+    from lfpo.core.doubled import noised_hidden, training_structure
     from lfpo.core.structure import CAUSAL, FULL
     from lfpo.models import load_model
 
-    ids, theirs = folder / "ids.pt", folder / "logits.pt"
-    torch.save(torch.arange(24)[None] + 5, ids)
-    subprocess.run([sys.executable, "-c", LOGITS, str(exported), str(ids), str(theirs)], check=True)
+    files, ids = (folder / "ids.pt", folder / "logits.pt"), torch.arange(24)[None] + 5
     model = load_model(trained, dtype=torch.bfloat16)
     structure = CAUSAL if model.causal_context else FULL  # transformers' class of the former is autoregressive
+    prompt = 8
     with torch.no_grad():
-        ours, found = model.head(model.hidden(torch.load(ids), structure=structure)).float(), torch.load(theirs).float()
+        if model.uniform:
+            real, length = torch.ones_like(ids), torch.tensor([prompt])
+            hidden, _ = noised_hidden(model, ids, ids, real, length, structure=training_structure(model))
+        else:
+            hidden = model.hidden(ids, structure=structure)
+        ours = model.head(hidden).float()
+    row = {"input_ids": ids[:, :prompt], "decoder_input_ids": ids[:, prompt:]} if model.uniform else {"input_ids": ids}
+    torch.save(row, files[0])
+    subprocess.run([sys.executable, "-c", LOGITS, str(exported), *map(str, files)], check=True)
+    found = torch.load(files[1]).float()
     if model.family.shift:
         ours, found = ours[:, 1:], found[:, :-1]
     return {"logits differ by": float((ours - found).abs().max()), "of": float(found.abs().max())}

@@ -17,10 +17,15 @@ VOCABULARY = CHARACTERS + len(SPECIAL)
 PAD, EOS, TURN = range(CHARACTERS, VOCABULARY)
 
 
-def write_gemma(folder: Path, *, seed: int = 0, std: float = 0.3, dtype: torch.dtype = torch.float32) -> Path:
-    """A checkpoint as `save_pretrained` leaves it, vision tower included, with a tokenizer."""
+def need_gemma() -> None:
+    """Skip a test where transformers has not the class."""
     if not hasattr(__import__("transformers"), "DiffusionGemmaForBlockDiffusion"):
         pytest.skip("this transformers has no DiffusionGemma")
+
+
+def write_gemma(folder: Path, *, seed: int = 0, std: float = 0.3, dtype: torch.dtype = torch.float32) -> Path:
+    """A checkpoint as `save_pretrained` leaves it, vision tower included, with a tokenizer."""
+    need_gemma()
     from transformers import (
         DiffusionGemmaConfig,
         DiffusionGemmaForBlockDiffusion,

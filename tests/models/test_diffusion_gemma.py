@@ -17,10 +17,12 @@ from lfpo.core.predictions import one_pass
 from lfpo.core.structure import CAUSAL
 from lfpo.models import init_model, load_model, load_tokenizer, save_model
 from lfpo.models.experts import routers
+from lfpo.models.layouts import LAYOUTS
 from lfpo.models.lora import attach
 from lfpo.models.uniform import expected_embeddings
+from lfpo.plan.model import model_shape
 from tiny import read_weights
-from tiny_gemma import CANVAS, CHARACTERS, PAD, TURN, VOCABULARY, both, changed, write_gemma
+from tiny_gemma import CANVAS, CHARACTERS, PAD, TURN, VOCABULARY, both, changed, need_gemma, write_gemma
 
 PROMPT = 13  # longer than the sliding window
 
@@ -110,6 +112,18 @@ def test_no_conditioning_is_a_signal_of_zeros_and_not_zero_logits(checkpoint: Pa
     ]
     assert torch.equal(states[0], states[1])
     assert (states[0] - states[2]).abs().max() > 1e-2
+
+
+def test_the_layout_has_the_published_numbers_of_weights():
+    """25.2 B weights, of which a token uses 3.8 B, and layers as config.json lists them."""
+    need_gemma()
+    sizes, model = model_shape(LAYOUTS["diffusion-gemma-26b"])
+    assert (round(sizes.total / 1e9, 2), round((sizes.active + sizes.outside) / 1e9, 2)) == (25.25, 3.84)
+    assert model.backbone.config.layer_types == (["sliding_attention"] * 5 + ["full_attention"]) * 5
+    width, heads = 2816, 16 * 512
+    full = width * (heads + 2 * 512) + heads * width  # keys are values there
+    full += 3 * width * 2112 + 128 * 3 * width * 704 + 128 * width  # dense, experts, router
+    assert sum(p.numel() for p in model.backbone.model.layers[5].parameters() if p.ndim > 1) == full
 
 
 def test_it_is_saved_under_its_own_names_with_the_vision_tower(checkpoint: Path, tmp_path: Path):

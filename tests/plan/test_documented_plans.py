@@ -15,6 +15,7 @@ from lfpo.models.tensor_files import GIB
 from lfpo.plan.command import ASSUMED_TFLOPS, duration, ways, whole_run
 from lfpo.plan.estimate import Estimate
 from lfpo.plan.model import model_config
+from tiny_gemma import need_gemma
 
 ROOT = Path(__file__).parents[2]
 # A block of one command, and the sentence below it.
@@ -54,12 +55,15 @@ def test_a_stated_plan_is_the_computed_one(command: str, said: str):
 
 
 FAMILIES = ("llada-8b", "sdar-1.7b", "sdar-4b", "sdar-8b", "llada2-mini", "nemotron-3b", "nemotron-8b")
+FAMILIES += ("diffusion-gemma-26b",)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", [*(f"{model}-gsm8k" for model in FAMILIES), "llada-8b-gsm8k-lora"])
 def test_the_needs_of_a_recipe_are_the_plans(name: str):
     """What a recipe needs does not depend on its task, so GSM8K stands for all."""
+    if "gemma" in name:
+        need_gemma()
     (full,) = (n for n in recipe_names() if n.rpartition("/")[2] == name)
     needs = row(full)[3]
     _, args = configure(load_yaml(name), {})

@@ -12,7 +12,7 @@ from lfpo.config.build import RECIPES, command_of, load_yaml, recipe_names
 
 TITLES = {
     "train": "lfpo train NAME: the embedded model, on a CPU",
-    "gpu": "lfpo train NAME: 2 to 16 B parameters, on GPUs of 80 GiB (first: lfpo plan NAME)",
+    "gpu": "lfpo train NAME: 0.6 to 26 B parameters, on GPUs of 80 GiB (first: lfpo plan NAME)",
     "compare": "lfpo compare NAME: several objectives",
     "dpo": "lfpo dpo NAME: preference training",
     "sft": "lfpo sft NAME: how the embedded model was made",

@@ -134,21 +134,37 @@ def entropy_runs_away(history: Sequence[Metrics]) -> str:
 
 def threshold_slides(history: Sequence[Metrics]) -> str:
     """Accuracy of threshold decoding has fallen by more than its interval's half width since its best, while greedy
-    decoding has not fallen."""
-    names = ("eval/greedy/accuracy", "eval/threshold/accuracy", "eval/threshold/low", "eval/threshold/high")
-    evaluations = [m for m in history if all(_finite(m.get(name)) for name in names)]
-    if len(evaluations) < 2:
-        return ""
-    greedy, threshold, low, high = names
-    best, last = max(evaluations, key=lambda m: m[threshold]), evaluations[-1]
-    fall = best[threshold] - last[threshold]
-    if fall <= max(SLIDE, (best[high] - best[low]) / 2) or last[greedy] < best[greedy]:
-        return ""
-    return (
-        f"threshold accuracy slid from {best[threshold]:.1%} to {last[threshold]:.1%} while greedy went from "
-        f"{best[greedy]:.1%} to {last[greedy]:.1%}: tokens revealed together agree less; raise the eval sampler's "
-        "threshold, or train on rollouts sampled with it"
-    )
+    decoding has not fallen; or that of canvases, whose steps have no threshold, while they take fewer forwards."""
+    greedy, forwards = "eval/greedy/accuracy", "eval/canvas/nfe"
+    if slid := _slid(history, "threshold", greedy):
+        (before, best), (now, last) = slid
+        if last >= best:
+            return (
+                f"threshold accuracy slid from {before:.1%} to {now:.1%} while greedy went from {best:.1%} to "
+                f"{last:.1%}: tokens revealed together agree less; raise the eval sampler's threshold, or train on "
+                "rollouts sampled with it"
+            )
+    if slid := _slid(history, "canvas", forwards):
+        (before, best), (now, last) = slid
+        if last < best:
+            return (
+                f"canvas accuracy slid from {before:.1%} to {now:.1%} while forwards went from {best:.1f} to "
+                f"{last:.1f}: canvases come to rest too early; lower learning_rate or the objective's num_iterations, "
+                "and go on from an earlier checkpoint"
+            )
+    return ""
+
+
+def _slid(history: Sequence[Metrics], sampler: str, beside: str) -> tuple[tuple[float, float], ...]:
+    """An eval sampler's accuracy and the metric `beside` it, at its best and at last, where it has fallen; else ()."""
+    accuracy, low, high = (f"eval/{sampler}/{name}" for name in ("accuracy", "low", "high"))
+    evaluations = [m for m in history if all(_finite(m.get(name)) for name in (accuracy, low, high, beside))]
+    if not evaluations:
+        return ()
+    best, last = max(evaluations, key=lambda m: m[accuracy]), evaluations[-1]
+    if best[accuracy] - last[accuracy] <= max(SLIDE, (best[high] - best[low]) / 2):
+        return ()
+    return (best[accuracy], best[beside]), (last[accuracy], last[beside])
 
 
 def answers_alike(history: Sequence[Metrics]) -> str:
