@@ -54,8 +54,16 @@ def test_a_stated_plan_is_the_computed_one(command: str, said: str):
     assert " ".join(said.split()) == sentence(command)
 
 
-FAMILIES = ("llada-8b", "sdar-1.7b", "sdar-4b", "sdar-8b", "llada2-mini", "nemotron-3b", "nemotron-8b")
-FAMILIES += ("diffusion-gemma-26b",)
+FAMILIES = (
+    "llada-8b",
+    "sdar-1.7b",
+    "sdar-4b",
+    "sdar-8b",
+    "llada2-mini",
+    "nemotron-3b",
+    "nemotron-8b",
+    "diffusion-gemma-26b",
+)
 
 
 @pytest.mark.long
