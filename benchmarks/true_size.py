@@ -39,16 +39,8 @@ ROWS: dict[str, tuple[str, int | None, list[str]]] = {
     "diffusion-gemma-26b": ("diffusion-gemma-26b", 2, LORA),  # a sliding and a full layer
 }
 TRAIN = ["--task", "sudoku", "--prompts_per_iteration", "2", "--num_generations", "2", "--max_steps", "2"]
-TRAIN += [
-    "--save_steps",
-    "1",
-    "--eval_samplers",
-    "{}",
-    "--optimizer_steps_per_iteration",
-    "1",
-    "--learning_rate",
-    "1e-4",
-]
+TRAIN += ["--save_steps", "1", "--eval_samplers", "{}", "--optimizer_steps_per_iteration", "1"]
+TRAIN += ["--learning_rate", "1e-4"]
 TRAIN += ["--objective.num_iterations", "1"]  # one pass needs the memory of four, and a quarter of their time
 TRAIN += ["--reward_funcs", "benchmarks.true_size.even"]
 MASKS = ["--sampler.gen_length", "16", "--sampler.steps", "8"]
@@ -191,11 +183,9 @@ def run_row(folder: Path, layout: str, layers: int | None, settings: list[str]) 
     seconds["resume to the end"], peaks["train"] = watched(folder, *train, "--resume", "true", ranks=ranks)
     to = [*([] if uniform else ["--layout", "transformers"]), "--output", str(exported)]
     seconds["export"], peaks["export"] = watched(folder, "export", str(run), *to)
-    trained, narrow = str(run / "model"), ["--dtype", "bfloat16"]
-    seconds["sample"], peaks["sample"] = watched(
-        folder, "sample", "--model", trained, "--prompt", "1", *sampler, *narrow
-    )
-    few = ["--task", "sudoku", "--n", "2", *sampler, *narrow]
+    trained, drawn = str(run / "model"), [*sampler, "--dtype", "bfloat16"]
+    seconds["sample"], peaks["sample"] = watched(folder, "sample", "--model", trained, "--prompt", "1", *drawn)
+    few = ["--task", "sudoku", "--n", "2", *drawn]
     seconds["eval"], peaks["eval"] = watched(folder, "eval", "--model", trained, *few)
     memory = {}
     for phase, counted in zip(plan["phases"], plan["total"], strict=True):
@@ -205,32 +195,38 @@ def run_row(folder: Path, layout: str, layers: int | None, settings: list[str]) 
 
 
 def compare_logits(folder: Path, trained: str, exported: Path) -> dict[str, float]:
-    """Our logits beside those of transformers on the exported model; Dream's position i predicts token i + 1. Of
-    canvases those of the last tokens of a row, over the others."""
+    """Our logits beside those of transformers on the exported model; Dream's position i predicts token i + 1."""
+    import torch
+
+    inputs, theirs = folder / "inputs.pt", folder / "logits.pt"
+    ours, of_class, shift = our_logits(trained)  # one model at a time is in memory
+    torch.save(of_class, inputs)
+    subprocess.run([sys.executable, "-c", LOGITS, str(exported), str(inputs), str(theirs)], check=True)
+    found = torch.load(theirs).float()
+    if shift:
+        ours, found = ours[:, 1:], found[:, :-1]
+    return {"logits differ by": float((ours - found).abs().max()), "of": float(found.abs().max())}
+
+
+def our_logits(trained: str) -> tuple[Any, dict[str, Any], bool]:
+    """Our logits of one row, what transformers' class takes to compute them, and whether they are shifted. Of a model
+    of canvases the last two thirds of the row are the canvas."""
     import torch
 
     from lfpo.core.doubled import noised_hidden, training_structure
     from lfpo.core.structure import CAUSAL, FULL
     from lfpo.models import load_model
 
-    files, ids = (folder / "ids.pt", folder / "logits.pt"), torch.arange(24)[None] + 5
-    model = load_model(trained, dtype=torch.bfloat16)
-    structure = CAUSAL if model.causal_context else FULL  # transformers' class of the former is autoregressive
-    prompt = 8
+    model, ids, prompt = load_model(trained, dtype=torch.bfloat16), torch.arange(24)[None] + 5, 8
+    row = {"input_ids": ids}
     with torch.no_grad():
         if model.uniform:
+            row = {"input_ids": ids[:, :prompt], "decoder_input_ids": ids[:, prompt:]}
             real, length = torch.ones_like(ids), torch.tensor([prompt])
             hidden, _ = noised_hidden(model, ids, ids, real, length, structure=training_structure(model))
-        else:
-            hidden = model.hidden(ids, structure=structure)
-        ours = model.head(hidden).float()
-    row = {"input_ids": ids[:, :prompt], "decoder_input_ids": ids[:, prompt:]} if model.uniform else {"input_ids": ids}
-    torch.save(row, files[0])
-    subprocess.run([sys.executable, "-c", LOGITS, str(exported), *map(str, files)], check=True)
-    found = torch.load(files[1]).float()
-    if model.family.shift:
-        ours, found = ours[:, 1:], found[:, :-1]
-    return {"logits differ by": float((ours - found).abs().max()), "of": float(found.abs().max())}
+        else:  # transformers' class of a causal context is autoregressive
+            hidden = model.hidden(ids, structure=CAUSAL if model.causal_context else FULL)
+        return model.head(hidden).float(), row, model.family.shift
 
 
 def table(rows: dict[str, Any]) -> str:
