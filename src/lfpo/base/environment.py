@@ -38,7 +38,7 @@ def before_torch() -> None:
 
 
 def keep_freed_memory() -> None:
-    """From now on glibc keeps freed blocks below 32 MiB for later allocations: for work on a CPU, with the model loaded.
+    """glibc keeps freed blocks below 32 MiB from now on: for work on a CPU, once a model is there.
 
     Steps and forwards allocate the same sizes, and pages that the system hands out anew cost a model of 135 M
     parameters an eighth of a step's time. Larger blocks still go back: kept, they would raise a large model's peak
