@@ -18,6 +18,7 @@ from lfpo.config.version import VERSION
 from lfpo.eval.evaluate import evaluate
 from lfpo.eval.terminal import open_console, progress
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
+from lfpo.models.autocast import autocasts
 from lfpo.prompts.tasks import get_task
 from lfpo.rollout.sampling import as_it_is
 from lfpo.runs.directory import Run
@@ -40,6 +41,8 @@ def main(folder: Path) -> None:
         use_threads(config.threads)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         model, tokenizer, metrics = load_model(config.model, device=device), load_tokenizer(config.model), []
+        # In the precision of the trained models beside it.
+        model.autocast = autocasts(config, device, model.backbone.config.hidden_size)
     result = {
         **{key: value for key, value in cell.items() if key != "problems"},
         "version": VERSION,
