@@ -89,15 +89,20 @@ def test_autocast_decides_the_kernel_of_float32_values():
     assert gpu.backends == [SDPBackend.FLASH_ATTENTION]
 
 
-def test_short_rows_on_a_cpu_train_in_float32_under_autocast():
-    """Their backward pass in bfloat16 is the slow one. The result keeps autocast's dtype and is that of float32."""
+def test_short_rows_on_a_cpu_attend_in_float32_under_autocast():
+    """The backward pass of a CPU in bfloat16 is the slow one. Results keep autocast's dtype and are those of float32,
+    with gradients and without; those of long rows are autocast's."""
     torch.manual_seed(0)
     query, key, value = (torch.randn(2, heads, 5, 8, dtype=torch.bfloat16).requires_grad_() for heads in (4, 2, 2))
-    with torch.autocast("cpu", torch.bfloat16):
-        out, _ = bidirectional_attention(torch.nn.Identity(), query, key, value, None)
     wide, _ = bidirectional_attention(torch.nn.Identity(), query.float(), key.float(), value.float(), None)
-    assert out.dtype == torch.bfloat16
-    torch.testing.assert_close(out, wide.bfloat16(), rtol=0, atol=0)
-    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():  # of a rollout: autocast's product, another rounding
-        narrow, _ = bidirectional_attention(torch.nn.Identity(), query.detach(), key.detach(), value.detach(), None)
-    assert not torch.equal(narrow, out) and torch.allclose(narrow, out, atol=0.05)
+    with torch.autocast("cpu", torch.bfloat16):
+        trained, _ = bidirectional_attention(torch.nn.Identity(), query, key, value, None)
+        with torch.no_grad():
+            sampled, _ = bidirectional_attention(torch.nn.Identity(), query, key, value, None)
+    assert trained.dtype == torch.bfloat16
+    assert torch.equal(trained, wide.bfloat16()) and torch.equal(sampled, trained)
+    long = [x.detach().repeat(1, 1, attention.SHORT, 1) for x in (query, key, value)]
+    wide, _ = bidirectional_attention(torch.nn.Identity(), *(x.float() for x in long), None)
+    with torch.autocast("cpu", torch.bfloat16):
+        narrow, _ = bidirectional_attention(torch.nn.Identity(), *long, None)
+    assert not torch.equal(narrow, wide.bfloat16()) and torch.allclose(narrow.float(), wide, atol=0.05)
