@@ -11,7 +11,6 @@ import inspect
 import itertools
 import math
 import pickle
-from collections import Counter
 from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence, Set, Sized
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +20,7 @@ from lfpo.config.errors import UserError
 from lfpo.config.json import Json
 from lfpo.core.attempts import attempt
 from lfpo.core.messages import prefill
+from lfpo.core.reward_number import NotANumber, number
 
 if TYPE_CHECKING:  # tasks are looked up before torch is loaded
     import torch
@@ -47,20 +47,18 @@ class Rewards:
 @dataclass(frozen=True)
 class Scorer:
     """How completions are scored. functions: by name. weights: theirs. timeout: seconds that each may take for a batch
-    (0: no limit)."""
+    (0: no limit). metrics: gives what the functions measured since its last call, a collective (lfpo.rewards.measured).
+    """
 
     functions: Mapping[str, RewardFunction]
     weights: Sequence[float]
     timeout: float
+    metrics: Callable[[], dict[str, float]] = dict
 
     def score(self, rows: Sequence[Row], texts: Sequence[str], completion_ids: list[list[int]]) -> Rewards:
         """The rewards of b completions of b rows."""
         prompts, completions, columns = reward_arguments(rows, texts)
         return score_named(self.functions, self.weights, prompts, completions, completion_ids, columns, self.timeout)
-
-    def metrics(self) -> dict[str, float]:
-        """What the functions measured since this was last called. A collective."""
-        return measured(self.functions)
 
 
 def reward_arguments(rows: Sequence[Row], texts: Sequence[str]) -> tuple[list[Any], list[Any], dict[str, list[Any]]]:
@@ -164,29 +162,6 @@ def copied(values: Sequence[Any]) -> list[Any]:
     return [copy_of(value) for value in values]
 
 
-def measured(functions: Mapping[str, RewardFunction]) -> dict[str, float]:
-    """What functions measure beside their rewards, as `rewards/NAME/KEY`, since this was last called. A collective.
-
-    Such a function, or the one that it wraps, has `counts`, a Counter, which is emptied here, and `measures`, which
-    turns the sum of all ranks' counts into metrics. Raises UserError for a KEY that its rewards use.
-    """
-    from lfpo.core import collectives
-
-    metrics: dict[str, float] = {}
-    for name, function in functions.items():
-        counting: Any = inspect.unwrap(function.func if isinstance(function, partial) else function)
-        counts = getattr(counting, "counts", None)
-        if not (isinstance(counts, Counter) and callable(getattr(counting, "measures", None))):
-            continue
-        total: Counter[str] = sum(collectives.gather(Counter(counts)), Counter())
-        counts.clear()
-        own = counting.measures(total)
-        if clash := {"mean", "failed"} & own.keys():
-            raise UserError(f"reward function {name!r}: `measures` gives {min(clash)!r}, which its rewards have too")
-        metrics |= {f"rewards/{name}/{key}": value for key, value in own.items()}
-    return metrics
-
-
 def accepted(function: RewardFunction, arguments: Json) -> Json:
     """The arguments that the function's signature accepts."""
     parameters = inspect.signature(function).parameters
@@ -195,18 +170,11 @@ def accepted(function: RewardFunction, arguments: Json) -> Json:
     return {k: v for k, v in arguments.items() if k in parameters}
 
 
-# What a user's function returned, as rewards: the one place that decides what is a number.
-
-
-class NotANumber(ValueError):
-    """A value that is no reward. The message says what it is."""
-
-
 def checked(values: object, name: str, expected: int) -> list[float | None]:
     """The rewards that function `name` returned for so many completions, as floats, and None where it gave none.
 
     values: anything that gives its items in order: a list, tuple, generator, array, tensor on any device, pandas
-        Series, view of a dict. An item is a number that float holds, or an array of one such number (see `number`).
+        Series, view of a dict. An item is a number that float holds, or an array of one (see lfpo.core.reward_number).
     Raises UserError, in one sentence with the function and the item's index, for anything else.
     """
     what = f"reward function {name!r}"
@@ -225,48 +193,10 @@ def checked(values: object, name: str, expected: int) -> list[float | None]:
     rewards: list[float | None] = []
     for i, item in enumerate(items):
         try:
-            rewards.append(number(item))
+            plain = item is None or (type(item) is float and math.isfinite(item))  # what most functions give
+            rewards.append(item if plain else number(item))
         except NotANumber as error:
             raise UserError(
                 f"{what}: reward {i} is {error}, expected a finite number, or None where it does not apply"
             ) from None
     return rewards
-
-
-def number(value: Any) -> float | None:
-    """A reward as a float, or None. Takes what float holds: bool, int, Decimal, Fraction, scalars of numpy and torch,
-    and arrays and tensors of any shape that hold one number. Raises NotANumber for text, complex numbers, NaN,
-    infinities, integers beyond the range of float, and arrays of several numbers."""
-    if value is None or type(value) is float:  # the common cases first
-        if value is not None and not math.isfinite(value):
-            raise NotANumber(repr(value))
-        return value
-    inner = value
-    if hasattr(value, "item"):  # numpy and torch
-        try:
-            inner = value.item()
-        except (ValueError, RuntimeError):
-            raise NotANumber(f"{type(value).__name__} of shape {tuple(getattr(value, 'shape', ()))}") from None
-    if inner is None:  # an array of one object
-        return None
-    if isinstance(inner, complex) or not (hasattr(inner, "__float__") or hasattr(inner, "__index__")):
-        raise NotANumber(shortened(inner))
-    try:
-        as_float = float(inner)
-    except OverflowError:
-        raise NotANumber(f"{shortened(inner)}, which is beyond the range of float") from None
-    except (TypeError, ValueError):
-        raise NotANumber(shortened(inner)) from None
-    if not math.isfinite(as_float):
-        beyond = f", which is {as_float} as float" if repr(inner) != repr(as_float) else ""
-        raise NotANumber(f"{shortened(inner)}{beyond}")
-    return as_float
-
-
-def shortened(value: Any) -> str:
-    """A value's repr in at most 60 characters."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python writes no integers of more than 4300 digits
-        return f"{type(value).__name__} of {value.bit_length()} bits"
-    return text if len(text) <= 60 else f"{text[:40]}... ({len(text)} characters)"

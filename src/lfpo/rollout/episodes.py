@@ -24,10 +24,10 @@ from lfpo.core.encoding import encode_prompt, misfit
 from lfpo.core.engine import Engine, Request
 from lfpo.core.messages import prefill
 from lfpo.core.observer import Observer
+from lfpo.core.reward_number import number as as_reward
 from lfpo.core.rng import key
 from lfpo.core.rollouts import FreshRollouts
 from lfpo.core.scoring import Rewards, copied, without_prefill
-from lfpo.core.scoring import number as as_reward
 from lfpo.core.trajectory import Trajectory
 from lfpo.models import MaskedDiffusionLM
 from lfpo.prompts.tasks import Row
