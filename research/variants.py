@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from lfpo.core.advantages import batch_ranks, group_advantages, group_means, group_ranges
+from lfpo.core.advantages import group_advantages
 from lfpo.core.fused import rectified_sum
+from lfpo.core.groups import batch_ranks, group_means, group_ranges
 from lfpo.core.lfpo import LFPO
 from lfpo.core.measures import Measures, measure_targets
 from lfpo.core.predictions import Predictions

@@ -10,7 +10,7 @@ import torch
 from lfpo.base import distributed
 from lfpo.config.errors import UserError
 from lfpo.config.training import TrainingConfig
-from lfpo.core import collectives
+from lfpo.core import devices
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.roles import BASE, CURRENT, OLD
 from lfpo.models.autocast import autocasts
@@ -31,7 +31,7 @@ def load_policies(
     policy and theta_old are kept.
     Raises UserError for a loaded model without its tokenizer, and for settings that its attention does not go with.
     """
-    device, mesh = collectives.device(), distributed.mesh(args.fsdp_size) if args.fsdp else None
+    device, mesh = devices.device(), distributed.mesh(args.fsdp_size) if args.fsdp else None
     autocast = args.bf16 and device.type == "cuda"
     if not isinstance(model, MaskedDiffusionLM):
         name = model or args.model or ""

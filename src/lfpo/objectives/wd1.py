@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 
 from lfpo.config import peers as settings
-from lfpo.core.advantages import group_advantages, group_sizes
+from lfpo.core.advantages import group_advantages
+from lfpo.core.groups import group_sizes
 from lfpo.core.measures import Measures, measure_targets
 from lfpo.core.objective import Objective, number_of_units
 from lfpo.core.predictions import Predictions

@@ -9,13 +9,12 @@ from lfpo.config.json import Json
 from lfpo.config.reveal import own_rule
 from lfpo.config.sampler import DEFAULT_LENGTH
 from lfpo.config.train import LFPOConfig
-from lfpo.core.completions import join
 from lfpo.core.denoise import Finished, Forwarded, denoise
 from lfpo.core.engine import Request, Ticket, Version
 from lfpo.core.hooks import Hook
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.rule import Rule
-from lfpo.core.trajectory import GIVES, Trajectory
+from lfpo.core.trajectory import GIVES, Trajectory, join
 from lfpo.rollout.reveal import RULES
 from lfpo.rollout.variants import run_canvases, variant
 
@@ -62,7 +61,7 @@ class LocalEngine:
         with self.policy.ready_to_sample() as model:
             for unit in units:
                 parts.append(self.run(model, unit, **options))
-        return join(parts, self.policy.pad_id)
+        return parts[0] if len(parts) == 1 else join(parts, self.policy.pad_id)
 
     def submit(self, request: Request, finished: Finished | None = None) -> Ticket:
         return Ticket(self.version, self.sample(request, finished))
