@@ -20,8 +20,9 @@ from lfpo.core.roles import BASE, CURRENT, OLD
 from lfpo.core.views import fully_masked
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.fsdp import frozen_copy, gathered, gathered_by_layer
-from lfpo.models.lora import attach, inject
+from lfpo.models.lora import attach, inject, with_adapter
 from lfpo.models.placement import sampling
+from lfpo.models.policies import checkpoint_layers
 from lfpo.objectives import make_objective
 from lfpo.rollout.sampling import rollout
 from lfpo.train.adamw import build_adamw
@@ -58,7 +59,7 @@ class Training:
         for policy in self.policies.values():
             policy.autocast = cast is not None
         if checkpointing:
-            model.checkpoint_layers()
+            checkpoint_layers(model)
         model.train()
         self.optimizer = build_adamw(model, optimiser_settings(1e-2, 0.1, 0.99))
 
@@ -171,7 +172,7 @@ def test_copies_with_an_adapter_apart_or_merged_are_those_of_one_process(group: 
         with sampling(plain, cast=cast, move_to_device=False, merge=True):
             expected = plain.hidden(ids, mask)
             kinds = {name: p.dtype for name, p in plain.backbone.named_parameters()}
-        assert not torch.allclose(expected, plain.with_adapter(BASE).hidden(ids, mask))
+        assert not torch.allclose(expected, with_adapter(plain, BASE).hidden(ids, mask))
         for _ in range(2):  # what is freed is merged again
             with gathered(split, cast=cast, merge=True) as whole:
                 assert torch.equal(whole.hidden(ids, mask), expected)

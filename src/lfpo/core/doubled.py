@@ -48,7 +48,7 @@ def noised_hidden(
         canvas = {"canvas": doubled.noised, "conditioning": conditioning_BND}
     hidden = model.body(
         input_ids=torch.cat([noised_BL[:, start:], clean_BL], dim=1),
-        attention_mask=model.mask(structure, real_BL, doubled),
+        attention_mask=structure.mask(real_BL, model.body_dtype, doubled, model.windows),
         position_ids=torch.cat([position_BL[:, start:], position_BL], dim=1),
         **canvas,
     )

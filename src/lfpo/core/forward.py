@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from lfpo.config.sampler import SamplerConfig
-from lfpo.core.compiled import LENGTH_BUCKET, bucket, padded
+from lfpo.core.compiled import LENGTH_BUCKET, bucket, padded_hidden
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.pace import Pace
 from lfpo.core.structure import FULL
@@ -262,22 +262,15 @@ class Forward:
             origin = device_index([source[i] - piece.start for i in served], device)
             if cache is not None:
                 cache.fill(rows, origin, later=self.compiled)
-            real = mask[index, left:] if self.compiled or min(lengths[piece]) < max(lengths[piece]) else None
-            hidden = self._padded_forward(ids[index, left:], real, cache)
+            tokens, alike = ids[index, left:], min(lengths[piece]) == max(lengths[piece])
+            if self.compiled:
+                hidden = padded_hidden(self.model, tokens, mask[index, left:], cache, self.structure)
+            else:
+                real = None if alike else mask[index, left:]
+                hidden = self.model.hidden(tokens, real, cache, structure=self.structure)
             states.append(hidden[origin[:, None], columns[rows] - left])
             order += served
         return torch.cat(states)[device_index(order, device).argsort()]
-
-    def _padded_forward(self, ids: torch.Tensor, mask: torch.Tensor | None, cache: Any) -> torch.Tensor:
-        """Hidden states; a compiled forward is padded to one of few shapes, and the padding is cut off again."""
-        if not self.compiled or mask is None:
-            return self.model.hidden(ids, mask, cache, structure=self.structure)
-        size, left = len(ids), -ids.shape[1] % LENGTH_BUCKET
-        ids, mask = padded(ids, mask, bucket(size), left, self.model.pad_id)
-        hidden = self.model.hidden(ids, mask, cache, structure=self.structure, compiled=True)[:size, left:]
-        if cache is not None:
-            cache.store()
-        return hidden
 
 
 def rows_in_flight(length: int, sampler: SamplerConfig, rollout_tokens: int, stores: bool = False) -> int:

@@ -254,7 +254,7 @@ class _Rows:
         """Masks [A, 1, queries, keys] for each kind of layers, of these token numbers of `Structure.sees`."""
         row = torch.arange(len(real), device=real.device)[:, None, None]
         masks = {}
-        for kind, structure in self.model.by_kind(self.structure).items():
+        for kind, structure in self.structure.by_kind(self.model.windows or {}).items():
             seen = structure.sees(real, doubled)(row, row, query[:, None], key)
             seen = seen.expand(len(real), len(query), len(key))
             masks[kind] = mask_bias(seen[:, None], self.model.body_dtype)

@@ -23,6 +23,7 @@ from lfpo.core import collectives, devices
 from lfpo.core.encoding import encode_prompt, misfit
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.tensor_files import GIB
+from lfpo.models.weights import saved_weights
 from lfpo.plan.command import EFFICIENCY, duration, whole_run
 from lfpo.plan.estimate import Estimate
 from lfpo.plan.model import model_config
@@ -183,7 +184,7 @@ def check_disk(folder: Path, saved: Sequence[MaskedDiffusionLM], optim: Optim, k
     """
     model, folder = saved[0], folder.expanduser().absolute()
     checkpoint = sum(_bytes(policy.own_parameters()) for policy in saved) + _trained(model) * moment_bytes(optim)
-    needed = (keep + 1) * checkpoint + _bytes(model.weights().values())  # a LoRA run's export is the whole model
+    needed = (keep + 1) * checkpoint + _bytes(saved_weights(model).values())  # a LoRA run's export is the whole model
     needed -= sum(p.stat().st_size for p in folder.glob("checkpoints/step-*/**/*") if p.is_file())  # of a resumed run
     free = shutil.disk_usage(next(place for place in (folder, *folder.parents) if place.exists())).free
     if needed > free:
