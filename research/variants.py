@@ -42,7 +42,7 @@ class AnchoredLFPO(LFPO):
             if self.target_weight == "p_old":
                 share_T = share_T * predictions.logp(OLD).exp()
             states = (predictions.hidden(CURRENT), predictions.hidden(OLD))
-            heads = (predictions.head(CURRENT), predictions.head(OLD))
+            heads = (predictions.policies[CURRENT].head_weight, predictions.policies[OLD].head_weight)
             shares = (share_T, torch.zeros_like(share_T))
             precision = predictions.policies[CURRENT].products
             loss = loss + mixture_sum(*states, *heads, predictions.labels_T, *shares, precision)
@@ -63,7 +63,7 @@ class StateLFPO(LFPO):
         if self.target_weight == "p_old":
             w_T = w_T * predictions.logp(OLD).exp()
         states = (predictions.hidden(CURRENT), predictions.hidden(OLD))
-        heads = (predictions.head(CURRENT), predictions.head(OLD))
+        heads = (predictions.policies[CURRENT].head_weight, predictions.policies[OLD].head_weight)
         precision = predictions.policies[CURRENT].products
         loss = rectified_sum(*states, *heads, predictions.labels_T, r_T, w_T, beta=self.beta, precision=precision)
         return loss, measure_targets(predictions, r_T, neutral=0.5, beta=self.beta)
@@ -87,7 +87,7 @@ class HeldLFPO(LFPO):
         if self.target_weight == "p_old":
             share_T = share_T * predictions.logp(OLD).exp()
         states = (predictions.hidden(CURRENT), predictions.hidden(OLD))
-        heads = (predictions.head(CURRENT), predictions.head(OLD))
+        heads = (predictions.policies[CURRENT].head_weight, predictions.policies[OLD].head_weight)
         shares = (share_T, torch.zeros_like(share_T))
         precision = predictions.policies[CURRENT].products
         return loss + mixture_sum(*states, *heads, predictions.labels_T, *shares, precision), measures

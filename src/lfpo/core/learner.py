@@ -39,13 +39,14 @@ MAX_SKIPPED = 5  # updates in a row with a non-finite loss or gradient, after wh
 class Update:
     """One optimiser step: the rollouts of a block in one inner iteration.
 
-    block: numbers of its rollouts among all R, int64. number: of the block.
+    block: numbers of its rollouts among all R, int64. number, of: which of the iteration's steps it is, from 0.
     """
 
     iteration: int
     inner: int
-    number: int
     block: torch.Tensor
+    number: int
+    of: int
 
 
 @dataclass
@@ -90,13 +91,13 @@ class Learner:
         measures = dict[str, torch.Tensor]()
         # Without any reward there is nothing to learn from, and no step decays weights or moments.
         blocks = [] if batch.reward_R.isnan().all() else optimizer_blocks(self.args, objective, iteration)
+        steps = [(inner, block) for inner in range(objective.num_iterations) for block in blocks]
         results = []
-        for inner in range(objective.num_iterations):
-            for number, block in enumerate(blocks):
-                step = Update(iteration, inner, number, block)
-                result, measured = optimizer_step(self, objective, batch, signal_B, step, observer)
-                results.append(result)
-                add_measures(measures, measured)
+        for number, (inner, block) in enumerate(steps):
+            step = Update(iteration, inner, block, number, len(steps))
+            result, measured = optimizer_step(self, objective, batch, signal_B, step, observer)
+            results.append(result)
+            add_measures(measures, measured)
         names = ("loss", "grad_norm", "learning_rate")
         means = {name: sum(result[name] for result in results) / (len(results) or math.nan) for name in names}
         signal = {"r": float(signal_R.mean()), "frac_signal": share_with_signal(objective, signal_R)}
@@ -151,29 +152,27 @@ def optimizer_step(
     rows, trajectory = torch.isin(batch.rollout_B, step.block).nonzero().flatten(), batch.trajectory
     seeds = [key(batch.turns[b].seed, step.iteration) for b in rows.tolist()]
     # Before the iteration's first step theta may still equal theta_old, as after a move with ema_decay 0.
-    if step.inner == step.number == 0 and equal_weights(policies[OLD], policies[CURRENT]):
+    if step.number == 0 and equal_weights(policies[OLD], policies[CURRENT]):
         policies = {**policies, OLD: policies[CURRENT]}  # one forward for both
-    filler = None
+    filler = None  # a view with targets, where this rank may have to run a pass for which it has none
     if args.fsdp or not len(rows):
         filler = fully_masked(trajectory.rows(rows.new_zeros(1)))
-    signal_B = signal_B[rows] if len(rows) else signal_B[:1]  # without rows any signal serves: it gets weight 0
+        filler = filler if learner.fill is None else learner.fill(filler, [0], 0)
     # Noised inputs: input_ids, target [S, L]. For LFPO K random masks of each completion (states "noised", the
     # default), or K states that the sampler visited (states "stratified").
     if len(rows):
-        sampled = trajectory.rows(rows)
+        signal_B, sampled = signal_B[rows], trajectory.rows(rows)
         if sampled.structure.block_length is not None:
             sampled = sampled.in_rounds()
         views = objective.views(sampled, signal_B, seeds, step.inner)
-    else:  # no views, but this rank joins the collectives below
+        views = views if learner.fill is None else learner.fill(views, seeds, step.inner)
+    else:  # no views, but this rank joins the collectives below; any signal serves the filler, which gets weight 0
         assert filler is not None
-        views = filler.select(rows)
-    if learner.fill is not None:
-        views = learner.fill(views, seeds, step.inner)
-        filler = None if filler is None else learner.fill(filler, [0], 0)
+        views, signal_B = filler.select(rows), signal_B[:1]
     # The loss at the targets and its gradient, in passes of update_tokens tokens.
-    policies[CURRENT].train()
-    blocks, inners = args.optimizer_steps_per_iteration, objective.num_iterations
-    observer.begin(f"update {step.inner * blocks + step.number + 1} of {blocks * inners}")
+    theta = policies[CURRENT]
+    theta.train()
+    observer.begin(f"update {step.number + 1} of {step.of}")
     loss, measured = accumulate_gradients(
         objective,
         policies,
@@ -184,14 +183,12 @@ def optimizer_step(
         observer=observer,
     )
     # Optimiser steps before this one, and of the whole run: max_steps counts iterations.
-    steps_before = (step.iteration * inners + step.inner) * blocks + step.number
-    lr = set_lr(learner.optimizer, args, steps_before, args.max_steps * inners * blocks)
-    theta = policies[CURRENT]
+    lr = set_lr(learner.optimizer, args, step.iteration * step.of + step.number, args.max_steps * step.of)
     loss, norm, stepped = step_if_finite(learner.optimizer, theta, loss, args.max_grad_norm, observer.event)
     if stepped and learner.average is not None:
         learner.average.update()
     learner.count(step.iteration, stepped=stepped)
-    if step.inner * blocks + step.number < blocks * inners - 1 and observer.event is not None:
+    if step.number < step.of - 1 and observer.event is not None:
         observer.event("on_substep_end")
     return {"loss": loss, "grad_norm": norm, "learning_rate": lr}, measured
 
@@ -236,9 +233,8 @@ def accumulate_gradients(
         observer.advance()
         if weight:
             add_measures(measures, {**measured, **balance})
-            if observer.passes is not None:
-                for policy, ran in predictions.ran:
-                    observer.passes.append(ran.ran_by(policy, backward=policy == CURRENT))
+            for policy, ran in predictions.ran:
+                observer.passed(policy, ran, policy == CURRENT)
     return loss_sum, measures
 
 

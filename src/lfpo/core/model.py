@@ -70,7 +70,8 @@ class MaskedDiffusionLM(nn.Module):
         # that torch does not register it as a part of this one.
         self.unsplit: tuple[MaskedDiffusionLM, ...] = ()
         # Hooks of what adds adapters, splits or casts weights, or routes to experts: a context in which a backbone
-        # uses another adapter, one in which the policy is ready for many forwards, what to do after a pass, and what to measure during one.
+        # uses another adapter, one in which the policy is ready for many forwards, what to do after a pass, and what to
+        # measure during one.
         self.using_adapter: Callable[[Any, str], contextlib.AbstractContextManager[None]] | None = None
         self.ready: Callable[[MaskedDiffusionLM], contextlib.AbstractContextManager[MaskedDiffusionLM]] | None = None
         self.after_pass: Callable[[], None] | None = None

@@ -53,6 +53,5 @@ def logp_at_targets(
             values.append(logp_T)
             place = places[number]
             order.append(number_SL[place][views.target[place]])
-            if observer.passes is not None:
-                observer.passes.append(piece.ran_by(policy, backward=False))
+            observer.passed(policy, piece, False)
     return torch.cat(values)[torch.cat(order).argsort()]
