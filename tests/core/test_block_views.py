@@ -18,7 +18,7 @@ from lfpo.core.views import Views, passes
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.objectives.needs import check_rollouts
-from lfpo.plan.flops import Pass, forward_flops, pass_flops
+from lfpo.plan.flops import forward_flops, pass_flops
 from lfpo.rollout.sampling import rollout
 from tiny import random_ids, write_llada
 
@@ -186,7 +186,7 @@ def test_noised_and_clean_tokens_count(model: MaskedDiffusionLM, rollouts: Traje
     head = 2 * config.vocab_size * config.hidden_size * int(views.target.sum())
     pairs = float(views.structure.pairs(lengths, views.prompt).sum())
     expected = of_weights + attention * pairs + head
-    assert pass_flops(model, Pass.over(CURRENT, views, False)) == pytest.approx(expected, rel=1e-12)
+    assert pass_flops(model, views.ran_by(CURRENT, backward=False)) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("shift", [False, True])

@@ -15,7 +15,7 @@ from lfpo.models import load_model
 from lfpo.models.layouts import with_layers
 from lfpo.models.uniform import with_noise
 from lfpo.plan.estimate import Estimate
-from lfpo.plan.flops import Pass, pass_flops, rollout_flops
+from lfpo.plan.flops import pass_flops, rollout_flops
 from lfpo.plan.model import activations
 from lfpo.rollout.sampling import rollout
 from tiny_gemma import CANVAS, CHARACTERS, write_gemma
@@ -51,7 +51,7 @@ def test_flops_are_those_of_rollouts_and_passes(checkpoint: Path, states: str):
     views = with_noise(views, list(range(size)), 0, model.vocab_size)
     predictions = Predictions(views, {CURRENT: model, OLD: model.frozen_copy()})
     planned.objective.loss(predictions, torch.ones(size, dtype=torch.float64))
-    counted = sum(pass_flops(model, Pass.over(policy, of, policy == CURRENT)) for policy, of in predictions.ran)
+    counted = sum(pass_flops(model, of.ran_by(policy, backward=policy == CURRENT)) for policy, of in predictions.ran)
     assert views.temperature is not None
     assert counted * planned.rollouts / size == pytest.approx(planned.update_flops, rel=1e-6)
 

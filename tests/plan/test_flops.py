@@ -10,9 +10,10 @@ from lfpo.config.sampler import SamplerConfig
 from lfpo.core.learner import accumulate_gradients
 from lfpo.core.observer import Observer
 from lfpo.core.roles import BASE, CURRENT, OLD
+from lfpo.core.views import Pass
 from lfpo.models import load_model
 from lfpo.objectives import make_objective
-from lfpo.plan.flops import Pass, forward_flops, pass_flops, rollout_flops
+from lfpo.plan.flops import forward_flops, pass_flops, rollout_flops
 from lfpo.rollout.sampling import rollout
 from test_rollout import count_forwards
 
@@ -73,8 +74,8 @@ def test_an_update_counts_a_backward_as_two_forwards_and_each_policy_it_asks(lla
         once = forward_flops(model, views.attention_mask.sum(-1), int(views.target.sum()))
         for tokens in (10**6, 1):
             policies = {CURRENT: model, OLD: model.frozen_copy(), BASE: model.frozen_copy()}
-            observer, passes = Observer(), list[Pass]()
-            observer.passed = lambda *ran, passes=passes: passes.append(Pass.over(*ran))
+            observer = Observer()
+            observer.passes = passes = list[Pass]()
             accumulate_gradients(objective, policies, views, signal.abs(), update_tokens=tokens, observer=observer)
             spent = [pass_flops(policies[ran.policy], ran) for ran in passes]
             assert sum(spent) == pytest.approx(times * once)

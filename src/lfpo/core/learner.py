@@ -233,8 +233,9 @@ def accumulate_gradients(
         observer.advance()
         if weight:
             add_measures(measures, {**measured, **balance})
-            for policy, ran in predictions.ran:
-                observer.passed(policy, ran, policy == CURRENT)
+            if observer.passes is not None:
+                for policy, ran in predictions.ran:
+                    observer.passes.append(ran.ran_by(policy, backward=policy == CURRENT))
     return loss_sum, measures
 
 

@@ -15,9 +15,9 @@ class Observer:
 
     Hooks, which do nothing unless they are set (`event` is None then):
     changed(): after `advance` and `forward`. note(text): shows a line to the user. event(name): an event of
-    lfpo.train.callbacks. interrupt(): raises what a request to stop, which came before, asks for. passed(policy, views,
-    backward): after a policy's pass over views in an update, with a backward pass or without.
+    lfpo.train.callbacks. interrupt(): raises what a request to stop, which came before, asks for.
 
+    passes: takes what FLOPs are counted from, an lfpo.core.views.Pass for each pass of an update (None: nobody counts).
     interruptible: whether a request to stop may end the work at once; see `at_once`.
     """
 
@@ -26,7 +26,7 @@ class Observer:
         self.note: Callable[[str], None] = print
         self.event: Callable[[str], None] | None = None
         self.interrupt: Callable[[], None] = lambda: None
-        self.passed: Callable[[str, Any, bool], None] = lambda policy, views, backward: None
+        self.passes: list[Any] | None = None
         self.interruptible = False
         self.begin("")
 

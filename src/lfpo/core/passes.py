@@ -53,5 +53,6 @@ def logp_at_targets(
             values.append(logp_T)
             place = places[number]
             order.append(number_SL[place][views.target[place]])
-            observer.passed(policy, piece, False)
+            if observer.passes is not None:
+                observer.passes.append(piece.ran_by(policy, backward=False))
     return torch.cat(values)[torch.cat(order).argsort()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional as F
@@ -15,6 +16,18 @@ from lfpo.core.model import NO_MASK, MaskedDiffusionLM
 from lfpo.core.rng import generator
 from lfpo.core.structure import FULL, Structure
 from lfpo.core.trajectory import Trajectory
+
+
+class Pass(NamedTuple):
+    """A policy's forward over views, with its backward pass or without. What its FLOPs depend on: the tokens of each
+    view and its prompt, the number of targets, on the views' device, and which tokens attend to which."""
+
+    policy: str
+    length_S: torch.Tensor
+    prompt_S: torch.Tensor
+    targets: torch.Tensor
+    structure: Structure
+    backward: bool
 
 
 @dataclass
@@ -69,6 +82,10 @@ class Views:
 
     def select(self, index: torch.Tensor) -> Views:
         return dataclasses.replace(self, **{name: value[index] for name, value in tensor_fields(self).items()})
+
+    def ran_by(self, policy: str, *, backward: bool) -> Pass:
+        """What the FLOPs of a policy's forward over these views depend on."""
+        return Pass(policy, self.attention_mask.sum(-1), self.prompt, self.target.sum(), self.structure, backward)
 
     def trim(self) -> Views:
         """Drop the columns on the left and on the right that are padding in every view."""

@@ -1,38 +1,18 @@
 """Model FLOPs: the arithmetic that a method needs. Padding and recomputation are not counted."""
 
-from __future__ import annotations
-
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from lfpo.core.structure import FULL, Structure
 from lfpo.core.trajectory import Trajectory
-from lfpo.core.views import Views
+from lfpo.core.views import Pass
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.experts import active_weights
 from lfpo.models.four_bit import original_shape
 
 NEVER = 2**62  # instead of a step, where a position was not revealed
 NO_PLACE = NEVER + 1  # where a row has no completion
-
-
-class Pass(NamedTuple):
-    """A policy's forward over views, with its backward pass or without. What its FLOPs depend on: the tokens of each
-    view and its prompt, the number of targets, on the views' device, and which tokens attend to which."""
-
-    policy: str
-    length_S: torch.Tensor
-    prompt_S: torch.Tensor
-    targets: torch.Tensor
-    structure: Structure
-    backward: bool
-
-    @classmethod
-    def over(cls, policy: str, views: Views, backward: bool) -> Pass:
-        """What the FLOPs of a policy's forward over views depend on."""
-        tokens, targets = views.attention_mask.sum(-1), views.target.sum()
-        return cls(policy, tokens, views.prompt, targets, views.structure, backward)
 
 
 def forward_flops(

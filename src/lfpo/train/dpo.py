@@ -24,12 +24,12 @@ from lfpo.core.passes import logp_at_targets
 from lfpo.core.rng import key, python_rng
 from lfpo.core.roles import BASE, CURRENT
 from lfpo.core.trajectory import Trajectory, of_completions
-from lfpo.core.views import Views
+from lfpo.core.views import Pass, Views
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.mask_token import check_masks
 from lfpo.models.policies import load_policies
 from lfpo.objectives.vrpo import VRPO, elbos
-from lfpo.plan.flops import Pass, pass_flops
+from lfpo.plan.flops import pass_flops
 from lfpo.prompts.preferences import Preference, load_preferences, task_pair
 from lfpo.prompts.sources import in_epochs
 from lfpo.prompts.tasks import DataTask, Task, get_task
@@ -70,7 +70,7 @@ class DPOTrainer(Trainer):
     def run_iteration(self, step: int, context: Context) -> Json:
         """One optimiser step; metrics every logging_steps."""
         config, started, observer, passes = self.args, time.perf_counter(), Observer(), list[Pass]()
-        observer.passed = lambda *ran: passes.append(Pass.over(*ran))
+        observer.passes = passes
         lr = set_lr(self.optimizer, config, step, self.total_steps)
         # Each rank takes every world-th pair; the sum of the ranks' gradients is that of the whole batch.
         own_indices = range(collectives.rank(), config.batch_size, collectives.world())

@@ -26,6 +26,7 @@ from lfpo.core.learner import Learner
 from lfpo.core.optim import Average
 from lfpo.core.roles import CURRENT, OLD
 from lfpo.core.rollouts import FreshRollouts
+from lfpo.core.views import Pass
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.loading import trained_block_length
 from lfpo.models.lora import settings_of
@@ -33,7 +34,7 @@ from lfpo.models.policies import load_policies
 from lfpo.models.uniform import with_noise
 from lfpo.objectives import make_objective
 from lfpo.objectives.needs import check_rollouts, kept_steps, samplers
-from lfpo.plan.flops import Pass, pass_flops, rollout_flops
+from lfpo.plan.flops import pass_flops, rollout_flops
 from lfpo.rewards import RewardFunction
 from lfpo.rollout.episodes import Environment, Played
 from lfpo.rollout.kept import WithPredictions
@@ -220,7 +221,7 @@ class LFPOTrainer(Algorithm, Trainer):
     def run_iteration(self, step: int, context: Context | None = None) -> Json:
         """`iterate`, then its accounts: FLOPs, records of rollouts, the queue. context: of the run, if any."""
         context, passes = context or Context(), list[Pass]()
-        context.observer.passed = lambda *ran: passes.append(Pass.over(*ran))
+        context.observer.passes = passes
         batch, signal_R, metrics = self.iterate(step, context.observer)
         flops = rollout_flops(self.policies[OLD], batch.trajectory)
         flops += sum(pass_flops(self.policies[ran.policy], ran) for ran in passes)
