@@ -99,11 +99,12 @@ def run_unit(
     rule = find_rule(sampler.rule_name)
     if not (sampler.gen_length and sampler.block_length and (sampler.steps or rule.schedule is None)):
         sampler = sampler.fitted("sampler", DEFAULT_LENGTH, model.block_length)
-    # Plain denoising runs whole rows, and revealed tokens stay. Any of these needs another forward or a hook.
+    # Plain denoising runs whole rows, and revealed tokens stay. Any of these needs another rule, forward or hook.
     special = hook, unit.keep_steps, model.block_length, sampler.first_token, sampler.edits, sampler.cache != "none"
-    if any(special):
-        options |= variant(model, unit, sampler, hook, store_blocks=store_blocks)
-    return denoise(model, unit.prompts, sampler, unit.seeds, rule, **options)
+    options["rule"] = rule
+    if any(special) or sampler.stops_at_confidence:
+        options |= variant(model, unit, sampler, rule, hook, store_blocks=store_blocks)
+    return denoise(model, unit.prompts, sampler, unit.seeds, **options)
 
 
 @functools.cache

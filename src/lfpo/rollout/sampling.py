@@ -33,7 +33,7 @@ def rollout(
     prompts: B lists of token ids, of any lengths.
     seeds: B integers; row i's noise is a function of seeds[i].
     rollout_tokens: tokens of one forward, so rows x length run at once. With a cache a row's forward is its window,
-        and keys and values of at most CACHED times rollout_tokens are held (see lfpo.core.forward). It bounds memory
+        and keys and values of at most CACHED times rollout_tokens are held (see lfpo.rollout.cached). It bounds memory
         and never changes a result beyond rounding.
     hook: called after each forward, before the rows change (see lfpo.core.hooks.Hook).
     finished: called with rows as they are finished: their indices, ascending, and their trajectory.
