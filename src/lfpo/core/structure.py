@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from lfpo.core.attention import ALIGNED, HALF
+from lfpo.core.attention_kernels import ALIGNED, HALF
 
 
 def mask_bias(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
