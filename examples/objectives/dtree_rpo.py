@@ -27,8 +27,8 @@ from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives
+from lfpo.core.active_rows import ActiveRows
 from lfpo.core.engine import Request
-from lfpo.core.forward import ActiveRows
 from lfpo.core.groups import check_groups, group_sizes
 from lfpo.core.hooks import DrawnTokens, Hook
 from lfpo.core.measures import Measures, measure_targets

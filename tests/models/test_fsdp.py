@@ -16,8 +16,8 @@ from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives, optim
 from lfpo.core.learner import accumulate_gradients
 from lfpo.core.optim import ema_update
+from lfpo.core.passes import fully_masked
 from lfpo.core.roles import BASE, CURRENT, OLD
-from lfpo.core.views import fully_masked
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.fsdp import frozen_copy, gathered, gathered_by_layer
 from lfpo.models.lora import attach, inject, with_adapter

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
 from lfpo.config.json import Json
+from lfpo.core.observer import Observer
 from lfpo.core.scoring import Rewards, Row
 from lfpo.core.trajectory import Trajectory
 
@@ -50,6 +51,12 @@ class ScoredRollouts:
     times: dict[str, float] = field(default_factory=dict)
     sums: dict[str, tuple[float, int]] = field(default_factory=dict)
     totals: dict[str, float] = field(default_factory=dict)
+
+
+class RolloutSource(Protocol):
+    def roll(self, iteration: int, observer: Observer) -> ScoredRollouts:
+        """This rank's scored rollouts of an iteration, a group for each of its prompts. A collective."""
+        ...
 
 
 @dataclass(frozen=True)

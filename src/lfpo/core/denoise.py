@@ -12,7 +12,8 @@ import torch
 
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
-from lfpo.core.forward import ActiveRows, Forward, block_sizes, join, unstarted
+from lfpo.core.active_rows import ActiveRows
+from lfpo.core.forward import Forward, block_sizes, join, select, unstarted
 from lfpo.core.hooks import Hook
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.pace import Pace
@@ -59,15 +60,15 @@ def denoise(
     forward = forward_type(model, sampler, prompts, pace=pace, compiled=compiled, rollout_tokens=rollout_tokens)
     denoiser = Denoiser(model, sampler, rule, counts.to(device), hooks, forward)
     every = unstarted(prompts, seeds, sampler, model)
-    every.storing |= denoiser.between and denoiser.causal  # the first forward runs the prompt
+    every.storing |= forward.between and forward.structure.causal  # the first forward runs the prompt
     # Longest first: memory is highest at the start, and rows of similar length run together.
     lengths = list(map(len, prompts))
     waiting = sorted(range(len(prompts)), key=lengths.__getitem__, reverse=True)  # ties stay in order
     row_ids: list[int] = []  # active.row, known without asking the device
-    active, done = every.select([]), []
+    active, done = select(every, []), []
     columns = every.tokens.shape[1]
     # Each forward of a row reveals at least one token, or stores a block, or may edit a block without masks.
-    idle = denoiser.between + (sampler.max_post_steps if sampler.edits else 0)
+    idle = forward.between + (sampler.max_post_steps if sampler.edits else 0)
     most_forwards = columns + idle * max(map(len, sizes))
     look_every = LOOK_EVERY.get(device.type, 1)
     asks = look_every == 1 or pace is None or not pace.exact  # must the device be asked which rows are finished?
@@ -79,7 +80,7 @@ def denoise(
         room = forward.rows_at_once(longest) - len(row_ids)
         if waiting and room > 0:
             row_ids, waiting, entering = row_ids + waiting[:room], waiting[room:], waiting[:room]
-            active = join([active, every.select(entering)])
+            active = join([active, select(every, entering)])
         hidden = forward.hidden(active, row_ids)
         at_most = len(row_ids) * (sampler.block_length or 0)  # masked positions of the active blocks
         denoiser.step(active, hidden, at_most if pace is None else pace.advance(row_ids))
@@ -93,10 +94,10 @@ def denoise(
             ended = active.done.tolist()
         if any(ended):
             stay = [place for place, end in enumerate(ended) if not end]
-            done.append(active.select([place for place, end in enumerate(ended) if end]))
+            done.append(select(active, [place for place, end in enumerate(ended) if end]))
             if finished is not None:
                 finished(sorted(done[-1].row.tolist()), finished_trajectory(done[-1], sampler, model, hooks))
-            active, row_ids = active.select(stay), [row_ids[place] for place in stay]
+            active, row_ids = select(active, stay), [row_ids[place] for place in stay]
             last_finish = step
         if step - last_finish >= most_forwards + look_every:
             raise UserError(

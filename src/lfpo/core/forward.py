@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core.active_rows import ActiveRows
 from lfpo.core.compiled import LENGTH_BUCKET, bucket, padded_hidden
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.pace import Pace
@@ -21,48 +21,10 @@ PIECE_TOKENS = {"cpu": 1024, "cuda": 16384}
 FORWARD_TOKENS = 256
 
 
-@dataclass
-class ActiveRows:
-    """The A rows in flight: entered and not yet removed. All fields are per row, on the model's device.
-
-    Finished rows (`done`) no longer change; they stay until the loop looks for them.
-
-    row [A] int64: index in the caller's list. seed [A] int64.
-    prompt_ids, prompt_mask [A, P] int64, left-padded.
-    tokens [A, C] int64, reveal_step [A, C] int64, confidence, entropy [A, C] float32: see Trajectory, except that
-        unrevealed positions hold the mask token.
-    clock [A] int64: scheduled steps spent. block [A] int64: index of the active block. block_step [A] int64: steps of
-        the active block spent.
-    offset [A] int64: prompt tokens in the row's first block, 0 unless the model attends block by block. blocks [A]
-        int64: blocks of the row.
-    storing [A] bool: whether the row's next forward stores what stands before the active block and reveals nothing in
-        it, or over a causal context its first token (`first_token`).
-    nfe [A] int64: forwards so far. queries [A] int64: tokens that went through them.
-    done [A] bool: whether the row is finished.
-    """
-
-    row: torch.Tensor
-    seed: torch.Tensor
-    prompt_ids: torch.Tensor
-    prompt_mask: torch.Tensor
-    tokens: torch.Tensor
-    reveal_step: torch.Tensor
-    confidence: torch.Tensor
-    entropy: torch.Tensor
-    clock: torch.Tensor
-    block: torch.Tensor
-    block_step: torch.Tensor
-    offset: torch.Tensor
-    blocks: torch.Tensor
-    storing: torch.Tensor
-    nfe: torch.Tensor
-    queries: torch.Tensor
-    done: torch.Tensor
-
-    def select(self, index: list[int]) -> ActiveRows:
-        """A copy of the rows at these places."""
-        at = torch.tensor(index, dtype=torch.long, device=self.row.device)
-        return ActiveRows(**{name: value[at] for name, value in vars(self).items()})
+def select(rows: ActiveRows, index: list[int]) -> ActiveRows:
+    """A copy of the rows at these places."""
+    at = torch.tensor(index, dtype=torch.long, device=rows.row.device)
+    return ActiveRows(**{name: value[at] for name, value in vars(rows).items()})
 
 
 def join(parts: Sequence[ActiveRows]) -> ActiveRows:
@@ -157,6 +119,10 @@ class Forward:
         self.prompts = [tuple(p) for p in prompts]
         self.compiled, self.rollout_tokens, self.block_length = compiled, rollout_tokens, sampler.block_length
         self.structure = model.sampling_structure(sampler.block_length)
+        # Whether a forward that stores the finished block, or over a causal context the prompt, reveals the first token
+        # of the next one; and whether a forward that stores the finished block comes between two blocks.
+        self.leads = self.structure.causal and sampler.first_token != "masked"
+        self.between = self.stores or self.leads
         self.started: set[int] = set()  # rows that have had their first forward
         self.longest = self.width = max(len(p) for p in prompts)  # width: that of the longest prompt in flight
         # More than rollout_tokens run at once only with a cache, whose renewals are cut to it.

@@ -26,11 +26,11 @@ from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.objective import Objective, signal_of
 from lfpo.core.observer import Observer
 from lfpo.core.optim import Average, ema_update, set_lr, step_if_finite
-from lfpo.core.passes import logp_at_targets, with_fillers
+from lfpo.core.passes import filler_of, logp_at_targets, with_fillers
 from lfpo.core.predictions import Predictions, one_pass
 from lfpo.core.rng import generator, key
 from lfpo.core.roles import CURRENT, OLD
-from lfpo.core.views import Views, fully_masked, in_passes
+from lfpo.core.views import Views, in_passes
 
 MAX_SKIPPED = 5  # updates in a row with a non-finite loss or gradient, after which training stops
 
@@ -154,10 +154,8 @@ def optimizer_step(
     # Before the iteration's first step theta may still equal theta_old, as after a move with ema_decay 0.
     if step.number == 0 and equal_weights(policies[OLD], policies[CURRENT]):
         policies = {**policies, OLD: policies[CURRENT]}  # one forward for both
-    filler = None  # a view with targets, where this rank may have to run a pass for which it has none
-    if args.fsdp or not len(rows):
-        filler = fully_masked(trajectory.rows(rows.new_zeros(1)))
-        filler = filler if learner.fill is None else learner.fill(filler, [0], 0)
+    # Where this rank may have to run a pass for which it has no views.
+    filler = filler_of(trajectory, learner.fill) if args.fsdp or not len(rows) else None
     # Noised inputs: input_ids, target [S, L]. For LFPO K random masks of each completion (states "noised", the
     # default), or K states that the sampler visited (states "stratified").
     if len(rows):

@@ -3,7 +3,7 @@ run equally many."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -12,9 +12,26 @@ from lfpo.core import collectives
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.observer import Observer
 from lfpo.core.predictions import Predictions, one_pass
-from lfpo.core.views import Views, in_passes
+from lfpo.core.trajectory import Trajectory
+from lfpo.core.views import Views, in_passes, noised
 
 T = TypeVar("T")  # a pass
+
+
+def fully_masked(trajectory: Trajectory, masked_prompt_BP: torch.Tensor | None = None) -> Views:
+    """One view a rollout: the completion wholly masked, and the given prompt tokens too; every token up to the first
+    EOS is a target."""
+    rows_B = torch.arange(len(trajectory), device=trajectory.tokens.device)
+    masked = torch.ones_like(trajectory.tokens, dtype=torch.bool)
+    if masked_prompt_BP is not None:
+        masked = torch.cat([masked_prompt_BP, masked], dim=1)
+    return noised(trajectory, rows_B, masked, trajectory.until_eos)
+
+
+def filler_of(trajectory: Trajectory, fill: Callable[[Views, Sequence[int], int], Views] | None) -> Views:
+    """One view with targets, for passes with weight 0. fill: see Learner."""
+    filler = fully_masked(trajectory.rows(torch.zeros(1, dtype=torch.long, device=trajectory.tokens.device)))
+    return filler if fill is None else fill(filler, [0], 0)
 
 
 def with_fillers(pieces: Sequence[T], filler: T) -> tuple[list[T], list[float]]:

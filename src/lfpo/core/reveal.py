@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core.active_rows import ActiveRows
 from lfpo.core.draw import Drawn, Score, draw_from_logits
-from lfpo.core.forward import ActiveRows, Forward
+from lfpo.core.forward import Forward
 from lfpo.core.hooks import DrawnTokens, Hook
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.noise import uniform
@@ -52,21 +53,6 @@ class Denoiser:
     hooks: Sequence[Hook]
     forward: Forward
 
-    @property
-    def causal(self) -> bool:
-        """Whether rows are sampled over a causal context."""
-        return self.forward.structure.causal
-
-    @property
-    def leads(self) -> bool:
-        """Whether a forward that stores the finished block, or the prompt, reveals the first token of the next one."""
-        return self.causal and self.sampler.first_token != "masked"
-
-    @property
-    def between(self) -> bool:
-        """Whether a forward that stores the finished block comes between two blocks."""
-        return self.forward.stores or self.leads
-
     def step(self, active: ActiveRows, hidden: list[torch.Tensor], count: int) -> None:
         """Draw tokens, reveal and edit those that the rule picks, and move each row's clocks on. Finished rows do not
         change, and rows whose forward stored a block only become ready for the next one.
@@ -77,7 +63,7 @@ class Denoiser:
         """
         sampler = self.sampler
         assert sampler.block_length
-        leading = active.storing & self.leads
+        leading = active.storing & self.forward.leads
         alive = ~active.done & (leading | ~active.storing)
         place = torch.arange(active.tokens.shape[1], device=alive.device) + active.offset[:, None]  # in row's blocks
         in_block = (place // sampler.block_length == active.block[:, None]) & alive[:, None]
@@ -143,7 +129,9 @@ class Denoiser:
         within_T = (column_T + active.offset[row_T]) % hidden[0].shape[1]
         hidden_TD = [h[row_T, within_T] for h in hidden]
         noise_T = uniform(active.seed[row_T], TOKENS, active.nfe[row_T], column_T)
-        drawn = draw(self.model, hidden_TD, self.sampler, noise_T, self.rule.score, without_mask=self.causal)
+        drawn = draw(
+            self.model, hidden_TD, self.sampler, noise_T, self.rule.score, without_mask=self.forward.structure.causal
+        )
         fields = []
         for value in drawn:
             fields.append(value.new_zeros(where.shape))
@@ -166,7 +154,7 @@ class Denoiser:
         active.block += complete
         active.block_step = torch.where(complete, 0, active.block_step)
         active.done |= stopped | (active.block >= active.blocks)
-        active.storing = complete & ~active.done & self.between
+        active.storing = complete & ~active.done & self.forward.between
 
 
 def draw(

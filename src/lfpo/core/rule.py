@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 
 from lfpo.config.reveal import RuleKeys
+from lfpo.core.active_rows import ActiveRows
 from lfpo.core.draw import Score
-from lfpo.core.forward import ActiveRows
 from lfpo.core.noise import uniform
 from lfpo.core.pace import Plan
 

@@ -211,16 +211,6 @@ def subset_masks(
     return torch.stack(masks, dim=1).to(scored_BC.device)
 
 
-def fully_masked(trajectory: Trajectory, masked_prompt_BP: torch.Tensor | None = None) -> Views:
-    """One view a rollout: the completion wholly masked, and the given prompt tokens too; every token up to the first
-    EOS is a target."""
-    rows_B = torch.arange(len(trajectory), device=trajectory.tokens.device)
-    masked = torch.ones_like(trajectory.tokens, dtype=torch.bool)
-    if masked_prompt_BP is not None:
-        masked = torch.cat([masked_prompt_BP, masked], dim=1)
-    return noised(trajectory, rows_B, masked, trajectory.until_eos)
-
-
 def in_passes(views: Views, update_tokens: int) -> tuple[list[Views], list[torch.Tensor]]:
     """The views of each pass that has targets, without padding that they all have; and their indices."""
     places = [index for index in passes(views, update_tokens) if views.target[index].any()]

@@ -44,7 +44,7 @@ class PromptSource:
     timeout: float = 0.0
 
     def score(self, rows: Sequence[Row], texts: Sequence[str], completion_ids: list[list[int]]) -> Rewards:
-        """The rewards of b completions of b rows; see lfpo.core.scoring.score_named."""
+        """The rewards of b completions of b rows; see lfpo.core.scoring.Scorer."""
         return self.scorer.score(rows, texts, completion_ids)
 
     @functools.cached_property

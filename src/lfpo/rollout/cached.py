@@ -11,16 +11,10 @@ from torch.nn import functional as F
 
 from lfpo.config.json import Json
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core.active_rows import ActiveRows
 from lfpo.core.compiled import bucket, padded
 from lfpo.core.doubled import noised_hidden
-from lfpo.core.forward import (
-    ActiveRows,
-    Forward,
-    completion_columns,
-    device_index,
-    first_offset,
-    pieces,
-)
+from lfpo.core.forward import Forward, completion_columns, device_index, first_offset, pieces
 from lfpo.models.kv_cache import KeyValueCache, Pair, columns_for, window_hidden
 
 # With a cache, rollout_tokens bounds the tokens of a forward's windows; keys and values are held for this many times

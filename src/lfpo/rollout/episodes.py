@@ -24,7 +24,7 @@ from lfpo.core.encoding import encode_prompt, misfit
 from lfpo.core.engine import Engine, Request
 from lfpo.core.messages import prefill
 from lfpo.core.observer import Observer
-from lfpo.core.reward_number import number as as_reward
+from lfpo.core.reward_values import number as as_reward
 from lfpo.core.rng import key
 from lfpo.core.rollouts import FreshRollouts
 from lfpo.core.scoring import Rewards, copied, without_prefill

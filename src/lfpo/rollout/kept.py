@@ -12,12 +12,12 @@ import torch
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core import collectives
-from lfpo.core.batch import ScoredRollouts
+from lfpo.core.active_rows import ActiveRows
+from lfpo.core.batch import RolloutSource, ScoredRollouts
 from lfpo.core.completions import decode_completions
-from lfpo.core.forward import ActiveRows, Forward
+from lfpo.core.forward import Forward
 from lfpo.core.hooks import DrawnTokens, Hook
 from lfpo.core.observer import Observer
-from lfpo.core.rollouts import RolloutSource
 from lfpo.core.trajectory import Trajectory
 from lfpo.models import MaskedDiffusionLM
 from lfpo.prompts.tasks import Row
