@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 
 import tiny
@@ -13,7 +14,7 @@ from lfpo.config.errors import UserError
 from lfpo.config.models import LoraSettings
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
-from lfpo.core import collectives, optim
+from lfpo.core import collectives, optim, rank_tensors
 from lfpo.core.learner import accumulate_gradients
 from lfpo.core.optim import ema_update
 from lfpo.core.passes import fully_masked
@@ -72,8 +73,9 @@ class Training:
         filler = fully_masked(trajectory.rows(torch.tensor([0])))
         loss, _ = accumulate_gradients(objective, self.policies, views, signal, update_tokens=20, filler=filler)
         parameters = dict(self.policies[CURRENT].backbone.named_parameters())
-        optim.sum_gradients(parameters.values())
-        found = {n: collectives.whole(p.grad).clone() for n, p in parameters.items() if p.grad is not None}
+        if dist.is_initialized():
+            rank_tensors.sum_gradients(parameters.values())
+        found = {n: rank_tensors.whole(p.grad).clone() for n, p in parameters.items() if p.grad is not None}
         found["loss"] = torch.tensor(collectives.sum_number(loss))
         found["norm"] = torch.tensor(optim.clip_gradients(parameters.values(), 1.0))
         self.optimizer.step()

@@ -66,11 +66,6 @@ def raise_on_all(action: Callable[[], T]) -> T:
     return own[0]
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """The full tensor of a DTensor (all ranks must call this); any other tensor as it is."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """The rows of a split tensor that this rank holds; any other tensor itself. Without gradient."""
     tensor = tensor.detach()
@@ -85,12 +80,6 @@ def sum_number(value: float) -> float:
     announce()
     dist.all_reduce(total)
     return float(total)
-
-
-def all_gather_tensor(x: torch.Tensor) -> torch.Tensor:
-    """Every rank's `x`, concatenated along dimension 0, which may differ between ranks and be 0, in the order of ranks,
-    on the device of `x`. For small tensors."""
-    return torch.cat(gather(x.cpu())).to(x.device) if dist.is_initialized() else x
 
 
 def announce() -> None:

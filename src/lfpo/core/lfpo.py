@@ -61,11 +61,8 @@ class LFPO(settings.LFPO, Objective):
         return make(trajectory, self.timesteps, seeds, inner)
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
-        """sum over T targets of -w [w+ r log pi+(y) + w- (1 - r) log pi-(y)] / beta (Eq. 10, sampled-token reading),
-
-        where pi+ = softmax((1 - beta) z_old + beta z) and pi- = softmax((1 + beta) z_old - beta z) (Eq. 8, 9), and w is
-        1, or the weight that `target_weight` names.
-        """
+        """Eq. 8 to 10 in their sampled-token reading, summed over T targets: see `rectified_sum`. w is 1, or the weight
+        that `target_weight` names."""
         r_T, theta, theta_old = (
             predictions.at_targets(signal_B),
             predictions.policies[CURRENT],

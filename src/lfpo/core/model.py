@@ -15,8 +15,8 @@ from torch.distributed.tensor import DTensor
 
 from lfpo.config.json import Json
 from lfpo.core.head import Precision, capped, logits, precision_of
+from lfpo.core.rank_tensors import gather_head
 from lfpo.core.roles import CURRENT
-from lfpo.core.split_head import gather_head
 from lfpo.core.structure import FULL, Structure
 
 NO_MASK = -1  # mask_id of a model whose noise is uniform over the vocabulary: no token

@@ -21,11 +21,6 @@ from lfpo.core.views import Views
 LARGEST = torch.finfo(torch.float32).max  # losses are computed in float32
 
 
-def number_of_units(objective: Objective, views: Views) -> float:
-    """A normaliser: the number of the views' units, for losses that are means over rollouts, states or masks."""
-    return float(len(views.unit.unique()))
-
-
 class Objective:
     """An algorithm: a dataclass whose fields are its knobs (`objective: {name: ..., knob: ...}`). It has `views`,
     `loss`, and what else differs from here. One of your own need not derive from this class."""

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from lfpo.core import collectives
 from lfpo.core.model import MaskedDiffusionLM
+from lfpo.core.rank_tensors import sum_gradients
 
 
 def step_if_finite(
@@ -30,7 +31,8 @@ def step_if_finite(
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     loss = collectives.sum_number(loss)
-    sum_gradients(parameters)
+    if dist.is_initialized():
+        sum_gradients(parameters)
     norm = clip_gradients(parameters, max_grad_norm)
     finite = math.isfinite(norm) and math.isfinite(loss)
     if finite:
@@ -41,21 +43,6 @@ def step_if_finite(
             event("on_optimizer_step")
     optimizer.zero_grad()
     return loss, norm, finite
-
-
-def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Replace each gradient by its sum over ranks, in one all_reduce. DTensors are left out: FSDP has summed them."""
-    if not dist.is_initialized():
-        return
-    trained = [p for p in parameters if p.requires_grad and not isinstance(p, DTensor)]
-    # Where no rank has a gradient there is none: with zeros, the optimiser's momentum would move the weights.
-    if not trained or not any(collectives.gather(any(p.grad is not None for p in trained))):
-        return
-    flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in trained])
-    collectives.announce()
-    dist.all_reduce(flat)
-    for p, grad in zip(trained, flat.split([p.numel() for p in trained]), strict=True):
-        p.grad = grad.view_as(p)
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:

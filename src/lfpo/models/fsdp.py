@@ -4,7 +4,7 @@ Each layer is a unit of its own under one root, the body. In a forward or backwa
 needed, and its gradient is reduced as soon as it is complete; units of one root prefetch each other and overlap with
 computation. Embeddings and head are split by hand: a lookup moves the vectors of tokens, not the whole table, and
 losses read the head's weights directly (MaskedDiffusionLM.head_weight). LoRA factors, norms and biases stay whole;
-`optim.sum_gradients` sums their gradients.
+`rank_tensors.sum_gradients` sums their gradients.
 
 Rollouts and evaluation run on whole weights (`gathered`), or gather each layer for its forward (`gathered_by_layer`).
 """
@@ -22,8 +22,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
 from lfpo.config.json import Json
-from lfpo.core.collectives import local, sum_number, whole
+from lfpo.core.collectives import local, sum_number
 from lfpo.core.model import MaskedDiffusionLM, saved_buffers
+from lfpo.core.rank_tensors import whole
 from lfpo.models.experts import routers
 from lfpo.models.placement import merged_adapter, narrow_matrices
 from lfpo.models.tensor_files import own_rows, split_like

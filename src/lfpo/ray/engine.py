@@ -24,7 +24,7 @@ from lfpo.base.environment import versions
 from lfpo.config.errors import UserError
 from lfpo.config.json import Json
 from lfpo.config.train import LFPOConfig
-from lfpo.core import collectives, devices
+from lfpo.core import collectives, devices, rank_tensors
 from lfpo.core.denoise import Finished, Forwarded
 from lfpo.core.engine import Request, Ticket, Version
 from lfpo.core.roles import CURRENT, OLD
@@ -345,7 +345,7 @@ def weights_of(policy: MaskedDiffusionLM) -> Weights:
     weights: Weights = {}
     narrow = {n for n, _ in narrow_matrices(policy.backbone)} if policy.autocast and not policy.adapter else set()
     for name, parameter in _parameters(policy):
-        tensor = collectives.whole(parameter.detach())
+        tensor = rank_tensors.whole(parameter.detach())
         if name in narrow:
             tensor = tensor.to(torch.bfloat16)
         if collectives.rank() == 0:

@@ -1,0 +1,53 @@
+"""Tensors of several ranks: gathered, made whole, and summed."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor, Partial
+
+from lfpo.core.collectives import announce, gather
+
+
+def all_gather_tensor(x: torch.Tensor) -> torch.Tensor:
+    """Every rank's `x`, concatenated along dimension 0, which may differ between ranks and be 0, in the order of ranks,
+    on the device of `x`. For small tensors."""
+    return torch.cat(gather(x.cpu())).to(x.device) if dist.is_initialized() else x
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """The full tensor of a DTensor (all ranks must call this); any other tensor as it is."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def gather_head(weight: DTensor) -> torch.Tensor:
+    """The whole weights [V, D] as a leaf of autograd. A collective, and so is the backward pass through it: as soon as
+    the gradient [V, D] is complete, it is summed over the ranks, added to `weight.grad` and freed."""
+    gathered = whole(weight).detach().requires_grad_(weight.requires_grad)
+
+    def reduce(leaf: torch.Tensor) -> None:
+        assert leaf.grad is not None
+        mesh = weight.device_mesh
+        summand = DTensor.from_local(leaf.grad, mesh, [Partial()] * mesh.ndim, run_check=False)
+        leaf.grad = None
+        own = summand.redistribute(placements=weight.placements)
+        weight.grad = own if weight.grad is None else weight.grad + own
+
+    if weight.requires_grad:
+        gathered.register_post_accumulate_grad_hook(reduce)
+    return gathered
+
+
+def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Replace each gradient by its sum over the ranks of the process group, in one all_reduce. DTensors are left out:
+    FSDP has summed them."""
+    trained = [p for p in parameters if p.requires_grad and not isinstance(p, DTensor)]
+    # Where no rank has a gradient there is none: with zeros, the optimiser's momentum would move the weights.
+    if not trained or not any(gather(any(p.grad is not None for p in trained))):
+        return
+    flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in trained])
+    announce()
+    dist.all_reduce(flat)
+    for p, grad in zip(trained, flat.split([p.numel() for p in trained]), strict=True):
+        p.grad = grad.view_as(p)
