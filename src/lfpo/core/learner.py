@@ -14,16 +14,16 @@ from pathlib import Path
 
 import torch
 
-from lfpo.config.errors import CannotGoOn
 from lfpo.config.json import Json
 from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives
 from lfpo.core.batch import Batch
 from lfpo.core.batch_metrics import means_of_sums
 from lfpo.core.collectives import local
+from lfpo.core.failures import count_skipped
 from lfpo.core.measures import Measures, add_measures
 from lfpo.core.model import MaskedDiffusionLM
-from lfpo.core.objective import Objective, signal_of
+from lfpo.core.objective import Objective, check_range, signal_of
 from lfpo.core.observer import Observer
 from lfpo.core.optim import Average, ema_update, set_lr, step_if_finite
 from lfpo.core.passes import filler_of, logp_at_targets, with_fillers
@@ -31,8 +31,6 @@ from lfpo.core.predictions import Predictions, one_pass
 from lfpo.core.rng import generator, key
 from lfpo.core.roles import CURRENT, OLD
 from lfpo.core.views import Views, in_passes
-
-MAX_SKIPPED = 5  # updates in a row with a non-finite loss or gradient, after which training stops
 
 
 @dataclass(frozen=True)
@@ -78,10 +76,10 @@ class Learner:
         """What the loss takes instead of the reward: r in [0, 1] for LFPO, an advantage for others; float64 [R], or
         [R, M] for M kept predictions. Rollouts without a reward are neutral."""
         reward = batch.reward_R if batch.predicted_RM is None else batch.predicted_RM
-        to_check = None if self.checked_range else batch.reward_R
-        signal_R = signal_of(self.at(iteration), reward, batch.group_R, to_check)
-        self.checked_range |= not batch.reward_R.isnan().all()
-        return signal_R
+        if not self.checked_range:
+            check_range(self.at(iteration), batch.reward_R)
+            self.checked_range = not batch.reward_R.isnan().all()
+        return signal_of(self.at(iteration), reward, batch.group_R)
 
     def update(self, batch: Batch, signal_R: torch.Tensor, iteration: int, observer: Observer) -> dict[str, float]:
         """Phase 2: an optimiser step of theta after each block of rollouts; some objectives go through all blocks
@@ -107,17 +105,6 @@ class Learner:
     def move_old(self) -> None:
         """Phase 3: theta_old <- alpha theta_old + (1 - alpha) theta."""
         ema_update(self.policies[OLD], self.policies[CURRENT], self.args.ema_decay)
-
-    def count(self, iteration: int, *, stepped: bool) -> None:
-        """Count updates that were not applied; after MAX_SKIPPED in a row stop. Raises CannotGoOn."""
-        self.state["skipped"] += not stepped
-        self.state["skipped_in_a_row"] = 0 if stepped else self.state["skipped_in_a_row"] + 1
-        if self.state["skipped_in_a_row"] >= MAX_SKIPPED:
-            self.state["skipped_in_a_row"] = 0  # in the checkpoint: a resumed run may skip as often again
-            raise CannotGoOn(
-                f"{self.run_dir}: loss or gradient was not finite {MAX_SKIPPED} times in a row (iteration "
-                f"{iteration + 1}); lower learning_rate"
-            )
 
 
 def optimizer_blocks(args: LFPOConfig, objective: Objective, iteration: int) -> list[torch.Tensor]:
@@ -183,9 +170,12 @@ def optimizer_step(
     # Optimiser steps before this one, and of the whole run: max_steps counts iterations.
     lr = set_lr(learner.optimizer, args, step.iteration * step.of + step.number, args.max_steps * step.of)
     loss, norm, stepped = step_if_finite(learner.optimizer, theta, loss, args.max_grad_norm, observer.event)
-    if stepped and learner.average is not None:
-        learner.average.update()
-    learner.count(step.iteration, stepped=stepped)
+    if stepped:
+        learner.state["skipped_in_a_row"] = 0
+        if learner.average is not None:
+            learner.average.update()
+    else:
+        count_skipped(learner.state, learner.run_dir, step.iteration)
     if step.number < step.of - 1 and observer.event is not None:
         observer.event("on_substep_end")
     return {"loss": loss, "grad_norm": norm, "learning_rate": lr}, measured
