@@ -13,7 +13,8 @@ from gpu.rows import Machine, Row, at_most, measured, not_run
 from gpu.shapes import SMALL
 from lfpo.config.build import build
 from lfpo.config.train import LFPOConfig
-from lfpo.core.learner import Update, optimizer_step
+from lfpo.core.batch import Update
+from lfpo.core.learner import optimizer_step
 from lfpo.core.observer import Observer
 from lfpo.models import init_model, load_tokenizer
 from lfpo.models.layouts import LAYOUTS, with_layers

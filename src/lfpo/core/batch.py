@@ -1,4 +1,4 @@
-"""The scored rollouts of one iteration: this rank's, and what is known of those of all ranks."""
+"""The scored rollouts of one iteration: this rank's, what is known of those of all ranks, and those of one step."""
 
 from __future__ import annotations
 
@@ -83,3 +83,17 @@ class Batch:
     failed: dict[str, str]
     metrics: dict[str, float]
     version: int
+
+
+@dataclass(frozen=True)
+class Update:
+    """One optimiser step: the rollouts of a block in one inner iteration.
+
+    block: numbers of its rollouts among all R of the batch, int64. number, of: which of the iteration's steps it is, from 0.
+    """
+
+    iteration: int
+    inner: int
+    block: torch.Tensor
+    number: int
+    of: int

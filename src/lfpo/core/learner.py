@@ -17,7 +17,7 @@ import torch
 from lfpo.config.json import Json
 from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives
-from lfpo.core.batch import Batch
+from lfpo.core.batch import Batch, Update
 from lfpo.core.batch_metrics import means_of_sums
 from lfpo.core.collectives import local
 from lfpo.core.failures import count_skipped
@@ -31,20 +31,6 @@ from lfpo.core.predictions import Predictions, one_pass
 from lfpo.core.rng import generator, key
 from lfpo.core.roles import CURRENT, OLD
 from lfpo.core.views import Views, in_passes
-
-
-@dataclass(frozen=True)
-class Update:
-    """One optimiser step: the rollouts of a block in one inner iteration.
-
-    block: numbers of its rollouts among all R, int64. number, of: which of the iteration's steps it is, from 0.
-    """
-
-    iteration: int
-    inner: int
-    block: torch.Tensor
-    number: int
-    of: int
 
 
 @dataclass

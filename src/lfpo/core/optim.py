@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from lfpo.core import collectives
 from lfpo.core.model import MaskedDiffusionLM
-from lfpo.core.rank_tensors import sum_gradients
+from lfpo.core.rank_tensors import replicas, sum_gradients
 
 
 def step_if_finite(
@@ -55,17 +55,11 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float
     squares = torch.stack([_square_sum(g.detach()) for g in local]).tolist()  # one wait for the device
     total = sum(s for s, g in zip(squares, grads, strict=True) if not isinstance(g, DTensor))
     # Replicas of a part are all counted, each as its share.
-    parts = sum(s / _replicas(g) for s, g in zip(squares, grads, strict=True) if isinstance(g, DTensor))
+    parts = sum(s / replicas(g) for s, g in zip(squares, grads, strict=True) if isinstance(g, DTensor))
     norm = math.sqrt(total + (collectives.sum_number(parts) if any(isinstance(g, DTensor) for g in grads) else 0.0))
     if max_norm and norm > max_norm:
         torch._foreach_mul_(local, max_norm / (norm + 1e-6))
     return norm
-
-
-def _replicas(tensor: DTensor) -> int:
-    """How many ranks hold the same rows."""
-    sizes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
-    return math.prod(size for size, placement in sizes if placement.is_replicate())
 
 
 def _square_sum(tensor: torch.Tensor) -> torch.Tensor:

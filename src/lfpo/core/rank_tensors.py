@@ -1,5 +1,6 @@
 """Tensors of several ranks: gathered, made whole, and summed."""
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -51,3 +52,9 @@ def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
     dist.all_reduce(flat)
     for p, grad in zip(trained, flat.split([p.numel() for p in trained]), strict=True):
         p.grad = grad.view_as(p)
+
+
+def replicas(tensor: DTensor) -> int:
+    """How many ranks hold the same rows."""
+    sizes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
+    return math.prod(size for size, placement in sizes if placement.is_replicate())

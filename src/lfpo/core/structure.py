@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional as F
@@ -179,6 +179,18 @@ class Structure:
         if real_BL.is_cuda and dtype in HALF:
             return self.flex(real_BL, doubled)
         return mask_bias(self.dense(real_BL, doubled)[:, None], dtype)
+
+
+class Pass(NamedTuple):
+    """A policy's forward over views, with its backward pass or without. What its FLOPs depend on: the tokens of each
+    view and its prompt, the number of targets, on the views' device, and which tokens attend to which."""
+
+    policy: str
+    length_S: torch.Tensor
+    prompt_S: torch.Tensor
+    targets: torch.Tensor
+    structure: Structure
+    backward: bool
 
 
 FULL = Structure()

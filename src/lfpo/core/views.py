@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch.nn import functional as F
@@ -14,20 +13,8 @@ from lfpo.config.sampler import SamplerConfig
 from lfpo.core.completions import tensor_fields
 from lfpo.core.model import NO_MASK, MaskedDiffusionLM
 from lfpo.core.rng import generator
-from lfpo.core.structure import FULL, Structure
+from lfpo.core.structure import FULL, Pass, Structure
 from lfpo.core.trajectory import Trajectory
-
-
-class Pass(NamedTuple):
-    """A policy's forward over views, with its backward pass or without. What its FLOPs depend on: the tokens of each
-    view and its prompt, the number of targets, on the views' device, and which tokens attend to which."""
-
-    policy: str
-    length_S: torch.Tensor
-    prompt_S: torch.Tensor
-    targets: torch.Tensor
-    structure: Structure
-    backward: bool
 
 
 @dataclass

@@ -4,9 +4,8 @@ from typing import Any
 
 import torch
 
-from lfpo.core.structure import FULL, Structure
+from lfpo.core.structure import FULL, Pass, Structure
 from lfpo.core.trajectory import Trajectory
-from lfpo.core.views import Pass
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.experts import active_weights
 from lfpo.models.four_bit import original_shape
