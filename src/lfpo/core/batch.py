@@ -89,7 +89,8 @@ class Batch:
 class Update:
     """One optimiser step: the rollouts of a block in one inner iteration.
 
-    block: numbers of its rollouts among all R of the batch, int64. number, of: which of the iteration's steps it is, from 0.
+    block: numbers of its rollouts among all R of the batch, int64. number, of: which of the iteration's steps it is,
+        from 0.
     """
 
     iteration: int

@@ -10,7 +10,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from lfpo.core.head import Precision, add_product, as_input, below_cap, cap_in_place, input_dtype, product
+from lfpo.core.head import Precision, add_product, as_input, input_dtype, product
+from lfpo.core.logit_cap import below_cap, cap_in_place
 
 # Logits held at once, in elements, by device type: 64 MiB a tensor in float32 on a CPU, 512 MiB on a GPU, where small
 # products leave the device idle.

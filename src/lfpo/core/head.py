@@ -101,21 +101,6 @@ def logits(hidden: torch.Tensor, head_VD: torch.Tensor, precision: Precision) ->
     return flat.view(*hidden.shape[:-1], len(head_VD))
 
 
-def capped(logits: torch.Tensor, cap: float | None) -> torch.Tensor:
-    """cap tanh(logits / cap); the logits themselves for None."""
-    return logits if cap is None else (logits / cap).tanh() * cap
-
-
-def cap_in_place(logits: torch.Tensor, cap: float) -> torch.Tensor:
-    """`capped`, overwriting the logits; not differentiable: see `below_cap`."""
-    return logits.div_(cap).tanh_().mul_(cap)
-
-
-def below_cap(gradient: torch.Tensor, z: torch.Tensor, cap: float) -> torch.Tensor:
-    """The gradient in logits before the cap, from that in the capped logits z. Overwrites both."""
-    return gradient.mul_(z.div_(cap).square_().neg_().add_(1))
-
-
 class _Logits(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, head: torch.Tensor, precision: Precision) -> torch.Tensor:

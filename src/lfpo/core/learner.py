@@ -193,11 +193,11 @@ def accumulate_gradients(
         return 0.0, {}
     pieces, _ = in_passes(views, update_tokens)
     loss_sum, measures = 0.0, dict[str, torch.Tensor]()
-    weights = [1.0] * len(pieces)
     if filler is not None:
-        pieces, weights = with_fillers(pieces, filler)
+        pieces = with_fillers(pieces, filler)
     observer.begin(observer.phase, len(pieces), "passes")
-    for piece, weight in zip(pieces, weights, strict=True):
+    for piece in pieces:
+        weight = float(piece is not filler)
         with one_pass(policies.values()) as balance:  # measures of routers, where there are any
             predictions = Predictions(piece, policies)  # hidden states [T, D], labels [T]
             loss, measured = objective.loss(predictions, signal_B)

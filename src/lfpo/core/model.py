@@ -14,7 +14,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from lfpo.config.json import Json
-from lfpo.core.head import Precision, capped, logits, precision_of
+from lfpo.core.head import Precision, logits, precision_of
+from lfpo.core.logit_cap import capped
 from lfpo.core.rank_tensors import gather_head
 from lfpo.core.roles import CURRENT
 from lfpo.core.structure import FULL, Structure
@@ -156,7 +157,8 @@ class MaskedDiffusionLM(nn.Module):
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [..., V] of hidden states [..., D]: float32 (float64 in a float64 model), as `products` says."""
-        return capped(logits(hidden, self.head_weight, self.products), self.logit_cap)
+        uncapped = logits(hidden, self.head_weight, self.products)
+        return uncapped if self.logit_cap is None else capped(uncapped, self.logit_cap)
 
     @property
     def products(self) -> Precision:

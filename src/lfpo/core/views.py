@@ -95,7 +95,6 @@ def noised(
     unit_S: torch.Tensor | None = None,
     state_S: torch.Tensor | None = None,
     after_eos: bool = False,
-    step_SC: torch.Tensor | None = None,
 ) -> Views:
     """Views of the rollouts `row_S` with the positions `masked_SL` of prompt and completion hidden.
 
@@ -110,7 +109,6 @@ def noised(
         edits have made them others than the final tokens (None: the final tokens).
     unit_S, state_S: see Views; each view is its own unit, in state 0, unless given.
     after_eos: whether tokens after the first EOS are scored; decides `length` only.
-    step_SC: where the states are those before steps, one a view or one a position.
     """
     prompt_ids, prompt_mask = trajectory.prompt_ids[row_S], trajectory.prompt_mask[row_S]
     tokens = trajectory.tokens[row_S]
@@ -143,7 +141,6 @@ def noised(
         structure=dataclasses.replace(trajectory.structure, doubled=trajectory.structure != FULL),
         clean=None if label_SC is None else clean,
         from_clean=from_clean,
-        **({} if step_SC is None else trajectory.rows(row_S).conditioned_before(step_SC)),
     )
 
 

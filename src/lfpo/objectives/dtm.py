@@ -6,7 +6,8 @@ import torch
 
 from lfpo.config import peers as settings
 from lfpo.core.fused import FusedSum
-from lfpo.core.head import Precision, below_cap, cap_in_place, product
+from lfpo.core.head import Precision, product
+from lfpo.core.logit_cap import below_cap, cap_in_place
 from lfpo.core.measures import Measures, measure_targets
 from lfpo.core.objective import Objective
 from lfpo.core.predictions import Predictions

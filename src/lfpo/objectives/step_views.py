@@ -52,7 +52,7 @@ def step_views(
     rows, last_S = trajectory.rows(row_S), step_S if last_S is None else last_S
     target = rows.written_by(step_S, last_S) & rows.scored(after_eos)
     weight = None if weight_S is None else weight_S[:, None].expand(target.shape)
-    return noised(
+    views = noised(
         trajectory,
         row_S,
         rows.masked_before(step_S),
@@ -62,8 +62,8 @@ def step_views(
         weight_SC=weight,
         state_S=step_S,
         after_eos=after_eos,
-        step_SC=step_S,
     )
+    return dataclasses.replace(views, **rows.conditioned_before(step_S))
 
 
 def shared_by_state(views: Views) -> Views:
