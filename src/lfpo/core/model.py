@@ -11,12 +11,10 @@ from typing import Any, Self
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from lfpo.config.json import Json
 from lfpo.core.head import Precision, logits, precision_of
 from lfpo.core.logit_cap import capped
-from lfpo.core.rank_tensors import gather_head
 from lfpo.core.roles import CURRENT
 from lfpo.core.structure import FULL, Structure
 
@@ -71,13 +69,13 @@ class MaskedDiffusionLM(nn.Module):
         # that torch does not register it as a part of this one.
         self.unsplit: tuple[MaskedDiffusionLM, ...] = ()
         # Hooks of what adds adapters, splits or casts weights, or routes to experts: a context in which a backbone
-        # uses another adapter, one in which the policy is ready for many forwards, what to do after a pass, and what to
-        # measure during one.
+        # uses another adapter, one in which the policy is ready for many forwards, the whole weights of a split head,
+        # what to do after a pass, and what to measure during one.
         self.using_adapter: Callable[[Any, str], contextlib.AbstractContextManager[None]] | None = None
         self.ready: Callable[[MaskedDiffusionLM], contextlib.AbstractContextManager[MaskedDiffusionLM]] | None = None
+        self.gathered_head: Callable[[], torch.Tensor] | None = None
         self.after_pass: Callable[[], None] | None = None
         self.measure_pass: Callable[[], contextlib.AbstractContextManager[dict[str, torch.Tensor]]] | None = None
-        self._whole_head: list[torch.Tensor] = []  # shared by the policies on one backbone
         self._compiled: list[Any] = []  # the compiled body, once there is one (lfpo.core.compiled)
 
     @property
@@ -168,17 +166,8 @@ class MaskedDiffusionLM(nn.Module):
     @property
     def head_weight(self) -> torch.Tensor:
         """The head's weights [V, D]; a family's bias is one of the columns. If they are split over ranks they are
-        gathered by the first use in a pass, a collective, and held until `release_head` (see one_pass)."""
-        weight = self.backbone.lm_head.weight
-        if not isinstance(weight, DTensor):
-            return weight
-        if not self._whole_head:
-            self._whole_head.append(gather_head(weight))
-        return self._whole_head[0]
-
-    def release_head(self) -> None:
-        """Free the gathered head, if there is one."""
-        self._whole_head.clear()
+        gathered by the first use in a pass, a collective, and held until its end (see lfpo.models.fsdp)."""
+        return self.backbone.lm_head.weight if self.gathered_head is None else self.gathered_head()
 
     def own_parameters(self) -> list[nn.Parameter]:
         """The parameters that tell this policy from others on the same backbone: its adapter's, or all of them."""
@@ -200,7 +189,7 @@ class MaskedDiffusionLM(nn.Module):
     def frozen_copy(self, memo: dict[int, Any] | None = None) -> MaskedDiffusionLM:
         """A deep copy without gradients, in evaluation mode. memo: deepcopy's; object id -> what replaces the copy."""
         copied = copy.copy(self)
-        copied._compiled, copied._whole_head, copied.unsplit, copied.ready = [], [], (), None
+        copied._compiled, copied.unsplit, copied.ready = [], (), None
         return copy.deepcopy(copied, memo).requires_grad_(False).eval()
 
 

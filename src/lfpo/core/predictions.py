@@ -15,7 +15,7 @@ from lfpo.core.views import Views
 
 @contextlib.contextmanager
 def one_pass(policies: Iterable[MaskedDiffusionLM]) -> Iterator[dict[str, torch.Tensor]]:
-    """A pass of an update: forwards, and a backward or none. Gathered heads are freed at its end. Yields what the first
+    """A pass of an update: forwards, and a backward or none. Yields what the first
     policy measures of it, as lfpo.core.measures has it; filled while the pass runs."""
     models = [policy for policy in policies if isinstance(policy, MaskedDiffusionLM)]  # tests have other classes
     measuring = models[0].measure_pass if models else None
@@ -24,7 +24,6 @@ def one_pass(policies: Iterable[MaskedDiffusionLM]) -> Iterator[dict[str, torch.
             yield measures
     finally:
         for model in models:
-            model.release_head()
             if model.after_pass is not None:
                 model.after_pass()
 

@@ -43,7 +43,52 @@ def shard(policy: MaskedDiffusionLM, mesh: DeviceMesh, *, cast: bool = False) ->
     }
     policy.unsplit = (policy.frozen_copy(empty),)
     _split(policy.backbone, mesh, cast)
-    policy.after_pass = functools.partial(_forget_forwards, policy.backbone.model)
+    _set_hooks(policy)
+
+
+def _set_hooks(policy: MaskedDiffusionLM) -> None:
+    body, head = policy.backbone.model, GatheredHead(policy.backbone)
+
+    def after_pass() -> None:
+        head.free()
+        _forget_forwards(body)
+
+    policy.gathered_head, policy.after_pass = head, after_pass
+
+
+class GatheredHead:
+    """The whole weights [V, D] of a split head, gathered when they are asked for, a collective, and held until `free`.
+    Policies on one backbone share them."""
+
+    def __init__(self, backbone: Any):
+        self.backbone = backbone
+        self.weights: torch.Tensor | None = None
+
+    def __call__(self) -> torch.Tensor:
+        if self.weights is None:
+            self.weights = gather_head(self.backbone.lm_head.weight)
+        return self.weights
+
+    def free(self) -> None:
+        self.weights = None
+
+
+def gather_head(weight: DTensor) -> torch.Tensor:
+    """The whole weights [V, D] as a leaf of autograd. A collective, and so is the backward pass through it: as soon as
+    the gradient [V, D] is complete, it is summed over the ranks, added to `weight.grad` and freed."""
+    gathered = whole(weight).detach().requires_grad_(weight.requires_grad)
+
+    def reduce(leaf: torch.Tensor) -> None:
+        assert leaf.grad is not None
+        mesh = weight.device_mesh
+        summand = DTensor.from_local(leaf.grad, mesh, [Partial()] * mesh.ndim, run_check=False)
+        leaf.grad = None
+        own = summand.redistribute(placements=weight.placements)
+        weight.grad = own if weight.grad is None else weight.grad + own
+
+    if weight.requires_grad:
+        gathered.register_post_accumulate_grad_hook(reduce)
+    return gathered
 
 
 def _split(backbone: Any, mesh: DeviceMesh, cast: bool) -> None:
@@ -128,7 +173,7 @@ def frozen_copy(policy: MaskedDiffusionLM) -> MaskedDiffusionLM:
     copied.unsplit, copied.autocast, copied.head_precision = policy.unsplit, policy.autocast, policy.head_precision
     _split(copied.backbone, policy.backbone.lm_head.weight.device_mesh, policy.autocast)
     assign(copied.backbone, {name: local(value).clone() for name, value in policy.backbone.state_dict().items()})
-    copied.after_pass = functools.partial(_forget_forwards, copied.backbone.model)
+    _set_hooks(copied)
     return copied.requires_grad_(False)
 
 
@@ -179,8 +224,8 @@ def gathered_by_layer(policy: MaskedDiffusionLM) -> Iterator[MaskedDiffusionLM]:
                 policy.hidden(torch.zeros((1, 1), dtype=torch.long, device=policy.device), structure=policy.structure)
     finally:
         hook.remove()
-        policy.release_head()
-        _forget_forwards(body)
+        assert policy.after_pass is not None
+        policy.after_pass()
 
 
 def _forget_forwards(root: nn.Module) -> None:
