@@ -162,7 +162,7 @@ def optimizer_step(
             learner.average.update()
     else:
         count_skipped(learner.state, learner.run_dir, step.iteration)
-    if step.number < step.of - 1 and observer.event is not None:
+    if step.number < step.of - 1:
         observer.event("on_substep_end")
     return {"loss": loss, "grad_norm": norm, "learning_rate": lr}, measured
 

@@ -21,7 +21,7 @@ def step_if_finite(
     model: nn.Module,
     loss: float,
     max_grad_norm: float,
-    event: Callable[[str], None] | None = None,
+    event: Callable[[str], None] = lambda name: None,
 ) -> tuple[float, float, bool]:
     """End an optimiser step: sum loss and gradients over ranks, clip, step where both are finite, drop the gradients.
 
@@ -36,11 +36,9 @@ def step_if_finite(
     norm = clip_gradients(parameters, max_grad_norm)
     finite = math.isfinite(norm) and math.isfinite(loss)
     if finite:
-        if event is not None:
-            event("on_pre_optimizer_step")
+        event("on_pre_optimizer_step")
         optimizer.step()
-        if event is not None:
-            event("on_optimizer_step")
+        event("on_optimizer_step")
     optimizer.zero_grad()
     return loss, norm, finite
 

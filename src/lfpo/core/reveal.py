@@ -8,12 +8,12 @@ import torch
 
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.active_rows import ActiveRows
-from lfpo.core.draw import Drawn, Score, draw_from_logits
+from lfpo.core.draw import Drawn, draw_from_logits
 from lfpo.core.forward import Forward
 from lfpo.core.hooks import DrawnTokens, Hook
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.noise import uniform
-from lfpo.core.rule import TOKENS, Proposal, Reveal, Rule, revealed_of
+from lfpo.core.rule import TOKENS, Proposal, Reveal, Rule, Score, revealed_of
 
 # Elements of the logits that one product with the head makes. On a GPU 2,048 positions of a large vocabulary, because
 # each product reads the whole head. On a CPU not less: glibc's heap serves tensors under 32 MiB and fragments; at 2**21

@@ -8,12 +8,15 @@ import torch
 
 from lfpo.config.reveal import RuleKeys
 from lfpo.core.active_rows import ActiveRows
-from lfpo.core.draw import Score
 from lfpo.core.noise import uniform
 from lfpo.core.pace import Plan
 
 # What a row's random numbers are for: drawing tokens, the rule's choices at one forward, the rule's choices for a row.
 TOKENS, ORDER, PLAN = range(3)
+
+# Scores [T] of T drawn tokens, from the probabilities [T, V] they are drawn from (after temperature, top_k and top_p;
+# float64) and the tokens [T].
+Score = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,9 @@ from collections.abc import Callable
 import torch
 
 from lfpo.config.reveal import REVEAL_RULES
-from lfpo.core.draw import Score
 from lfpo.core.pace import Plan, scheduled_plan
 from lfpo.core.reveal import threshold
-from lfpo.core.rule import Proposal, Reveal, Rule
+from lfpo.core.rule import Proposal, Reveal, Rule, Score
 from lfpo.rollout.reveal import published
 from lfpo.rollout.reveal.published import best
 
