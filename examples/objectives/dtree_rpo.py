@@ -39,8 +39,8 @@ from lfpo.core.trajectory import GIVES, Trajectory
 from lfpo.core.views import Views, noised
 from lfpo.models import MaskedDiffusionLM
 from lfpo.objectives.policy_gradient import clipped_losses
-from lfpo.rollout.local_engine import LocalEngine, local_engine, run_unit
-from lfpo.rollout.sampling import rollout
+from lfpo.rollout.local_engine import LocalEngine, run_unit
+from lfpo.rollout.sampling import local_engine, rollout
 
 
 @dataclass(frozen=True)

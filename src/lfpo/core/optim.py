@@ -12,8 +12,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from lfpo.core import collectives
+from lfpo.core.collectives import local
 from lfpo.core.model import MaskedDiffusionLM
-from lfpo.core.rank_tensors import replicas, sum_gradients
+from lfpo.core.rank_tensors import sum_gradients, total_of_parts
 
 
 def step_if_finite(
@@ -49,14 +50,11 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float
     grads = [p.grad for p in parameters if p.grad is not None]
     if not grads:
         return 0.0
-    local = [g.to_local() if isinstance(g, DTensor) else g for g in grads]
-    squares = torch.stack([_square_sum(g.detach()) for g in local]).tolist()  # one wait for the device
-    total = sum(s for s, g in zip(squares, grads, strict=True) if not isinstance(g, DTensor))
-    # Replicas of a part are all counted, each as its share.
-    parts = sum(s / replicas(g) for s, g in zip(squares, grads, strict=True) if isinstance(g, DTensor))
-    norm = math.sqrt(total + (collectives.sum_number(parts) if any(isinstance(g, DTensor) for g in grads) else 0.0))
+    parts = [local(g) for g in grads]
+    squares = torch.stack([_square_sum(part) for part in parts]).tolist()  # one wait for the device
+    norm = math.sqrt(total_of_parts(squares, grads) if any(isinstance(g, DTensor) for g in grads) else sum(squares))
     if max_norm and norm > max_norm:
-        torch._foreach_mul_(local, max_norm / (norm + 1e-6))
+        torch._foreach_mul_(parts, max_norm / (norm + 1e-6))
     return norm
 
 

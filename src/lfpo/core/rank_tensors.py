@@ -1,14 +1,14 @@
 """Tensors of several ranks: gathered, made whole, and summed."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from lfpo.core.collectives import announce, gather
+from lfpo.core.collectives import announce, gather, sum_number
 
 
 def all_gather_tensor(x: torch.Tensor) -> torch.Tensor:
@@ -36,7 +36,16 @@ def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
         p.grad = grad.view_as(p)
 
 
-def replicas(tensor: DTensor) -> int:
+def total_of_parts(numbers: Sequence[float], tensors: Sequence[torch.Tensor]) -> float:
+    """The sum of a number of each tensor, that of a split one being of this rank's part, over all ranks' parts. A
+    collective."""
+    pairs = list(zip(numbers, tensors, strict=True))
+    # Replicas of a part are all counted, each as its share.
+    parts = sum(number / _replicas(t) for number, t in pairs if isinstance(t, DTensor))
+    return sum(number for number, t in pairs if not isinstance(t, DTensor)) + sum_number(parts)
+
+
+def _replicas(tensor: DTensor) -> int:
     """How many ranks hold the same rows."""
     sizes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
     return math.prod(size for size, placement in sizes if placement.is_replicate())

@@ -8,7 +8,6 @@ from typing import Any
 from lfpo.config.json import Json
 from lfpo.config.reveal import own_rule
 from lfpo.config.sampler import DEFAULT_LENGTH
-from lfpo.config.train import LFPOConfig
 from lfpo.core.denoise import Finished, Forwarded, denoise
 from lfpo.core.engine import Request, Ticket, Version
 from lfpo.core.hooks import Hook
@@ -115,13 +114,3 @@ def find_rule(name: str) -> Rule:
     """
     rule = RULES.get(name) or own_rule(name)
     return rule if isinstance(rule, Rule) else Rule(rule)
-
-
-def local_engine(args: LFPOConfig, run: Callable[..., Trajectory] | None = None) -> LocalEngine:
-    """Rollouts in the trainer's own processes. run: samples a unit of work (see LocalEngine)."""
-    return LocalEngine(
-        run or run_unit,
-        rollout_tokens=args.rollout_tokens,
-        compiled=args.rollout_compile,
-        rows_per_unit=args.engine.prompts_per_unit * args.num_generations,
-    )
