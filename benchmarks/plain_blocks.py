@@ -9,7 +9,9 @@ from collections.abc import Sequence
 import torch
 
 from lfpo.config.sampler import SamplerConfig
-from lfpo.core.forward import ActiveRows, finished_trajectory, unstarted
+from lfpo.core.active_rows import ActiveRows
+from lfpo.core.denoise import finished_trajectory
+from lfpo.core.forward import unstarted
 from lfpo.core.schedule import reveal_schedule
 from lfpo.core.structure import Structure
 from lfpo.core.trajectory import Trajectory

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from lfpo.core.advantages import batch_ranks, group_advantages, group_means, group_ranges
+from lfpo.core.advantages import group_advantages
 from lfpo.core.fused import rectified_sum
+from lfpo.core.groups import batch_ranks, group_means, group_ranges
 from lfpo.core.lfpo import LFPO
 from lfpo.core.measures import Measures, measure_targets
 from lfpo.core.predictions import Predictions
@@ -41,7 +42,7 @@ class AnchoredLFPO(LFPO):
             if self.target_weight == "p_old":
                 share_T = share_T * predictions.logp(OLD).exp()
             states = (predictions.hidden(CURRENT), predictions.hidden(OLD))
-            heads = (predictions.head(CURRENT), predictions.head(OLD))
+            heads = (predictions.policies[CURRENT].head_weight, predictions.policies[OLD].head_weight)
             shares = (share_T, torch.zeros_like(share_T))
             precision = predictions.policies[CURRENT].products
             loss = loss + mixture_sum(*states, *heads, predictions.labels_T, *shares, precision)
@@ -62,7 +63,7 @@ class StateLFPO(LFPO):
         if self.target_weight == "p_old":
             w_T = w_T * predictions.logp(OLD).exp()
         states = (predictions.hidden(CURRENT), predictions.hidden(OLD))
-        heads = (predictions.head(CURRENT), predictions.head(OLD))
+        heads = (predictions.policies[CURRENT].head_weight, predictions.policies[OLD].head_weight)
         precision = predictions.policies[CURRENT].products
         loss = rectified_sum(*states, *heads, predictions.labels_T, r_T, w_T, beta=self.beta, precision=precision)
         return loss, measure_targets(predictions, r_T, neutral=0.5, beta=self.beta)
@@ -86,7 +87,7 @@ class HeldLFPO(LFPO):
         if self.target_weight == "p_old":
             share_T = share_T * predictions.logp(OLD).exp()
         states = (predictions.hidden(CURRENT), predictions.hidden(OLD))
-        heads = (predictions.head(CURRENT), predictions.head(OLD))
+        heads = (predictions.policies[CURRENT].head_weight, predictions.policies[OLD].head_weight)
         shares = (share_T, torch.zeros_like(share_T))
         precision = predictions.policies[CURRENT].products
         return loss + mixture_sum(*states, *heads, predictions.labels_T, *shares, precision), measures

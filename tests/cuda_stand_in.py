@@ -15,7 +15,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from lfpo.core import attention, fused
+from lfpo.core import attention_kernels, fused
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 # Operations that may take tensors of two devices. Indexing has checks of its own.
@@ -188,7 +188,7 @@ def cuda_stand_in() -> Iterator[CudaStandIn]:
         patch.setattr(torch, "autocast", on_cpu)
         patch.setattr(torch, "is_autocast_enabled", lambda kind="cpu": enabled("cpu"))
         patch.setattr(torch, "get_autocast_dtype", lambda kind: autocast_dtype("cpu"))
-        patch.setattr(attention, "sdpa_kernel", kernel)
+        patch.setattr(attention_kernels, "sdpa_kernel", kernel)
         patch.setattr(
             fused, "kernel_on", lambda device: None
         )  # tests/core/test_kernel.py runs it in Triton's interpreter

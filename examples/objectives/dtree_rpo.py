@@ -27,9 +27,9 @@ from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives
-from lfpo.core.advantages import check_groups, group_sizes
+from lfpo.core.active_rows import ActiveRows
 from lfpo.core.engine import Request
-from lfpo.core.forward import ActiveRows
+from lfpo.core.groups import check_groups, group_sizes
 from lfpo.core.hooks import DrawnTokens, Hook
 from lfpo.core.measures import Measures, measure_targets
 from lfpo.core.objective import Objective
@@ -39,8 +39,8 @@ from lfpo.core.trajectory import GIVES, Trajectory
 from lfpo.core.views import Views, noised
 from lfpo.models import MaskedDiffusionLM
 from lfpo.objectives.policy_gradient import clipped_losses
-from lfpo.rollout.local_engine import LocalEngine, local_engine, run_unit
-from lfpo.rollout.sampling import rollout
+from lfpo.rollout.local_engine import LocalEngine, run_unit
+from lfpo.rollout.sampling import local_engine, rollout
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import HashStore
 from lfpo.base import distributed
 from lfpo.base.heartbeat import Heartbeat, meet
 from lfpo.config.errors import ProcessLost
-from lfpo.core import collectives, optim
+from lfpo.core import collectives, rank_tensors
 
 
 def hearts(world: int, timeout: float = 10.0) -> list[Heartbeat]:
@@ -193,8 +193,8 @@ def test_every_collective_counts_and_limits_hold_while_watched(heart: Heartbeat)
             (lambda: collectives.gather(1), 1),
             (lambda: distributed.gather_to_first(1), 1),
             (lambda: collectives.sum_number(1.0), 1),
-            (lambda: optim.sum_gradients([weight]), 2),  # first whether any rank has a gradient
-            (lambda: collectives.all_gather_tensor(torch.ones(2)), 1),
+            (lambda: rank_tensors.sum_gradients([weight]), 2),  # first whether any rank has a gradient
+            (lambda: rank_tensors.all_gather_tensor(torch.ones(2)), 1),
         ):
             before = heart.collectives
             collective()

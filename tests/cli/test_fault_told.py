@@ -21,10 +21,10 @@ from lfpo.config.errors import UserError
 from lfpo.config.sft import SFTConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.core.observer import Observer
-from lfpo.core.scoring import measured
 from lfpo.eval.likelihood import Pair, likelihood_bounds
 from lfpo.eval.terminal import progress
 from lfpo.models import load_model
+from lfpo.rewards.measured import measured
 from lfpo.rewards.names import reward_names, tracked_name
 from lfpo.runs import trackers
 from lfpo.runs.directory import Run

@@ -7,7 +7,7 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from cuda_stand_in import cuda_stand_in
-from lfpo.core import attention
+from lfpo.core import attention_kernels
 from lfpo.core.attention import bidirectional_attention
 from lfpo.core.structure import mask_bias
 
@@ -48,7 +48,7 @@ def by_hand(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: t
 def test_each_case_asks_for_its_kernel(dtype: torch.dtype, kv_heads: int, masked: bool, kernel: Any, window: int):
     with cuda_stand_in() as gpu:
         query, key, value, mask = attention_case(dtype, kv_heads, masked, window, "cuda")
-        assert mask is None or all(stride % attention.ALIGNED == 0 for stride in mask.stride()[:-1])
+        assert mask is None or all(stride % attention_kernels.ALIGNED == 0 for stride in mask.stride()[:-1])
         found = bidirectional_attention(torch.nn.Identity(), query, key, value, mask, scaling=0.3)[0].cpu()
     assert gpu.backends == [kernel]
     expected = by_hand(*attention_case(dtype, kv_heads, masked, window, "cpu"))

@@ -19,7 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.fused import CHUNK_ELEMENTS, in_chunks, rectified_sum
-from lfpo.core.head import capped
+from lfpo.core.logit_cap import capped
 from lfpo.core.predictions import Predictions
 from lfpo.core.rectified import rectified_loss
 from lfpo.core.roles import CURRENT, OLD
@@ -73,11 +73,16 @@ def random_case(
 Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
+def within(logits: torch.Tensor, cap: float | None) -> torch.Tensor:
+    """The logits under a cap, if there is one."""
+    return logits if cap is None else capped(logits, cap)
+
+
 def plain(case: Case, **knobs: Any) -> Result:
     """Loss and its gradients in states and head, from all logits; the reference's logits are constants."""
     hidden, head = case.hidden.detach().requires_grad_(), case.head.detach().requires_grad_()
     cap = knobs.pop("cap", None)
-    z, z_ref = capped(hidden @ head.T, cap), capped(case.hidden_ref @ case.head_ref.T, cap)
+    z, z_ref = within(hidden @ head.T, cap), within(case.hidden_ref @ case.head_ref.T, cap)
     loss = (case.weight * rectified_loss(z, z_ref, case.y, case.r, **knobs)).sum()
     in_hidden, in_head = torch.autograd.grad(loss, (hidden, head))
     return loss.detach(), in_hidden, in_head

@@ -36,9 +36,10 @@ from lfpo.core.lfpo import LFPO
 from lfpo.core.measures import Measures, add_measures, measure_targets
 from lfpo.core.observer import Observer
 from lfpo.core.optim import step_if_finite
+from lfpo.core.passes import fully_masked
 from lfpo.core.predictions import Predictions
 from lfpo.core.roles import BASE, CURRENT, OLD
-from lfpo.core.views import Views, fully_masked
+from lfpo.core.views import Views
 from lfpo.models import load_model
 from lfpo.models.experts import routers
 from lfpo.models.router_measures import watched_routers

@@ -267,7 +267,7 @@ class Scripted(MaskedDiffusionLM):
         self.causal_context = self.uniform = False
         self.vocab_size, self.max_length, self.family = base.vocab_size, base.max_length, base.family
 
-    def hidden(self, input_ids_BL, attention_mask_BL=None, cache=None, *, structure=FULL, compiled=False):
+    def hidden(self, input_ids_BL, attention_mask_BL=None, cache=None, *, structure=FULL, run=None):
         """Its states are the logits themselves."""
         length = len(self.script)
         logits = torch.zeros(*input_ids_BL.shape, self.vocab_size)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lfpo.core.advantages import batch_ranks, group_ranges
+from lfpo.core.groups import batch_ranks, group_ranges
 from lfpo.core.lfpo import LFPO
 
 

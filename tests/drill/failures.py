@@ -19,8 +19,7 @@ import lfpo
 from drill.harness import EVERY, ITERATIONS, Child, Drill, Row, difference, not_possible, same_weights, train_arguments
 from drill.inside import LEAK, Fault
 from drill.stops import no_sandbox
-from lfpo.core.failures import MAX_FAILED
-from lfpo.core.learner import MAX_SKIPPED
+from lfpo.core.failures import MAX_FAILED, MAX_SKIPPED
 from lfpo.models.loading import EMBEDDED
 from lfpo.runs.directory import Run
 from lfpo.sandbox import Job, Limits, Sandbox

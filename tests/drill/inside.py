@@ -1,7 +1,7 @@
 """Faults in a training process: one happens at a named place, when that place is visited for the n-th time.
 
 No private function of the package is patched. Files are seen by Python's audit events, rewards and verdicts come from
-this module's own reward functions and task, and the gradient is reached through `optim.sum_gradients`. The faults
+this module's own reward functions and task, and the gradient is reached through `optim.clip_gradients`. The faults
 are real: the process kills itself, the disk is filled, the gradient becomes NaN.
 """
 
@@ -63,7 +63,7 @@ def arm(fault: Fault | None) -> None:
     global _fault
     _fault = fault
     sys.addaudithook(_file_event)
-    optim.sum_gradients = _poisoning(optim.sum_gradients)
+    optim.clip_gradients = _poisoning(optim.clip_gradients)
     if fault is not None and fault.do == "clock":  # the wall clock jumps by a day, forward and back, at each call
         real, jumps = time.time, itertools.cycle((86_400, -86_400))
         time.time = lambda: real() + next(jumps)
@@ -151,19 +151,19 @@ def _fill(folder: Path) -> None:
                 continue
 
 
-def _poisoning(real: Callable[..., None]) -> Callable[..., None]:
-    """`optim.sum_gradients`, which each optimiser step calls once, with a fault in the sum."""
+def _poisoning(real: Callable[..., float]) -> Callable[..., float]:
+    """`optim.clip_gradients`, which each optimiser step calls once, with a fault in what it is given."""
 
-    def summed(parameters: Iterable[torch.nn.Parameter]) -> None:
+    def clipped(parameters: Iterable[torch.nn.Parameter], max_norm: float) -> float:
         do, parameters = visit("gradient"), list(parameters)
-        real(parameters)
         gradients = [p.grad for p in parameters if p.grad is not None]
         if do in ("nan_gradient", "inf_gradient"):
             gradients[0].view(-1)[0] = torch.nan if do == "nan_gradient" else torch.inf
         if do == "spike":
             torch._foreach_mul_(gradients, 1e6)
+        return real(parameters, max_norm)
 
-    return summed
+    return clipped
 
 
 def enter_network(namespace: str) -> None:

@@ -13,7 +13,8 @@ from gpu.rows import Machine, Row, at_most, measured, not_run
 from gpu.shapes import SMALL
 from lfpo.config.build import build
 from lfpo.config.train import LFPOConfig
-from lfpo.core.learner import Update, optimizer_step
+from lfpo.core.batch import Update
+from lfpo.core.learner import optimizer_step
 from lfpo.core.observer import Observer
 from lfpo.models import init_model, load_tokenizer
 from lfpo.models.layouts import LAYOUTS, with_layers
@@ -116,7 +117,7 @@ def peaks(config: dict[str, Any], args: LFPOConfig, prompt: str, device: torch.d
 
     def step() -> None:
         signal = trainer.objective.signal(batches[0].reward_R, batches[0].group_R)
-        only_step = Update(0, 0, 0, torch.arange(len(signal)))
+        only_step = Update(0, 0, torch.arange(len(signal)), number=0, of=1)
         optimizer_step(trainer.learner, trainer.objective, batches[0], signal, only_step, Observer())
 
     rollouts = peak(lambda: batches.append(trainer.sample_and_score(0, Observer())), device)

@@ -32,6 +32,7 @@ from lfpo.config.train import LFPOConfig
 from lfpo.models import load_model, load_tokenizer, save_model
 from lfpo.models.lora import attach
 from lfpo.models.tensor_files import save_tensors
+from lfpo.models.weights import saved_weights
 from lfpo.rollout.sampling import rollout
 from lfpo.runs.card import SAMPLER
 from lfpo.train.checkpoint import save_checkpoint
@@ -219,7 +220,7 @@ def test_a_merged_export_takes_the_room_of_one_model_and_one_file(home: Path, mo
 
 def test_the_disk_of_a_lora_run_must_hold_the_merged_model(home: Path, tmp_path: Path):
     model = load_model(home / "own/llada")
-    whole = sum(weight.nbytes for weight in model.weights().values())
+    whole = sum(weight.nbytes for weight in saved_weights(model).values())
     attach(model, LoraSettings(r=2, lora_alpha=4))
     adapter = sum(factor.nbytes for _, factor in model.factors())
     needed, _ = check_disk(tmp_path, [model], "adamw_torch", keep=1)

@@ -22,6 +22,7 @@ from lfpo.models import load_model, load_tokenizer
 from lfpo.models.export import rounding_loss
 from lfpo.models.loading import resolve, trained_block_length
 from lfpo.models.lora import attach
+from lfpo.models.weights import saved_weights
 from lfpo.train.checkpoint import save_checkpoint
 from written_runs import write_run
 
@@ -152,8 +153,8 @@ def test_the_line_for_pickled_weights_works(tmp_path: Path, names: tuple[str, ..
         load_model(folder)
     line = str(caught.value).split('python -c "')[1].split('", and give')[0]
     subprocess.run([sys.executable, "-c", line], check=True)
-    theirs = load_model(tiny.write_llada(tmp_path / "same")).weights()
-    assert all(torch.equal(value, theirs[name]) for name, value in load_model(folder).weights().items())
+    theirs = saved_weights(load_model(tiny.write_llada(tmp_path / "same")))
+    assert all(torch.equal(value, theirs[name]) for name, value in saved_weights(load_model(folder)).items())
 
 
 @pytest.mark.long
@@ -185,7 +186,7 @@ def lora_run(folder: Path, dtype: str, size: float) -> tuple[Any, Any]:
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
     trainer: Any = SimpleNamespace(model=model, reference=None, tokenizer=None, optimizer=optimizer, parts={})
     save_checkpoint(folder / "run", 2, trainer, state={})
-    return model, {name: weight.detach().float().clone() for name, weight in model.weights().items()}
+    return model, {name: weight.detach().float().clone() for name, weight in saved_weights(model).items()}
 
 
 def test_export_says_what_rounding_loses_and_float32_keeps_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -208,7 +209,7 @@ def test_export_says_what_rounding_loses_and_float32_keeps_it(tmp_path: Path, ca
     assert text in capsys.readouterr().out
     assert main(["export", run, "--dtype", "float32", "--output", str(tmp_path / "wide")]) == 0
     assert "adapter's change" not in capsys.readouterr().out
-    wide = load_model(tmp_path / "wide").weights()
+    wide = saved_weights(load_model(tmp_path / "wide"))
     assert all(torch.allclose(wide[n], base[n] + products.get(n, 0.0), atol=1e-6) for n in base)
     assert main(["export", run, "--dtype", "float32", "--adapter", "true", "--output", str(tmp_path / "a")]) == 2
     assert "--dtype is that of the sum of base and LoRA adapter" in capsys.readouterr().err

@@ -10,11 +10,10 @@ import torch
 import tiny
 from lfpo.config.errors import UserError
 from lfpo.config.models import LoraSettings
-from lfpo.core.model import original_shape
 from lfpo.core.roles import BASE
 from lfpo.models import MaskedDiffusionLM, init_model, load_model, load_tokenizer, save_model
-from lfpo.models.four_bit import BYTES_PER_WEIGHT, dequantized, quantize
-from lfpo.models.lora import attach, load_adapter
+from lfpo.models.four_bit import BYTES_PER_WEIGHT, dequantized, original_shape, quantize
+from lfpo.models.lora import attach, load_adapter, with_adapter
 from lfpo.plan.flops import forward_flops
 from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.rl import LFPOTrainer
@@ -110,7 +109,7 @@ def test_training_resumes_exactly_and_exports_a_plain_model(dtype: str, wide: Pa
     exported = load_model(tmp_path / "whole" / "model", dtype=width)
     with torch.no_grad():
         moved = whole.model(IDS).float()
-        assert not torch.allclose(whole.model.with_adapter(BASE)(IDS).float(), moved, atol=1e-3)
+        assert not torch.allclose(with_adapter(whole.model, BASE)(IDS).float(), moved, atol=1e-3)
         # The adapter is merged into the quantised base, not into the original weights.
         torch.testing.assert_close(exported(IDS).float(), moved, atol=1e-4 if dtype == "float32" else 0.1, rtol=0.05)
         assert (load_model(wide, dtype=width)(IDS).float() - moved).abs().max() > 0.2

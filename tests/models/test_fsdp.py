@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 
 import tiny
@@ -13,15 +14,16 @@ from lfpo.config.errors import UserError
 from lfpo.config.models import LoraSettings
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
-from lfpo.core import collectives, optim
+from lfpo.core import collectives, optim, rank_tensors
 from lfpo.core.learner import accumulate_gradients
 from lfpo.core.optim import ema_update
+from lfpo.core.passes import fully_masked
 from lfpo.core.roles import BASE, CURRENT, OLD
-from lfpo.core.views import fully_masked
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.fsdp import frozen_copy, gathered, gathered_by_layer
-from lfpo.models.lora import attach, inject
+from lfpo.models.lora import attach, inject, with_adapter
 from lfpo.models.placement import sampling
+from lfpo.models.policies import checkpoint_layers
 from lfpo.objectives import make_objective
 from lfpo.rollout.sampling import rollout
 from lfpo.train.adamw import build_adamw
@@ -58,7 +60,7 @@ class Training:
         for policy in self.policies.values():
             policy.autocast = cast is not None
         if checkpointing:
-            model.checkpoint_layers()
+            checkpoint_layers(model)
         model.train()
         self.optimizer = build_adamw(model, optimiser_settings(1e-2, 0.1, 0.99))
 
@@ -71,8 +73,9 @@ class Training:
         filler = fully_masked(trajectory.rows(torch.tensor([0])))
         loss, _ = accumulate_gradients(objective, self.policies, views, signal, update_tokens=20, filler=filler)
         parameters = dict(self.policies[CURRENT].backbone.named_parameters())
-        optim.sum_gradients(parameters.values())
-        found = {n: collectives.whole(p.grad).clone() for n, p in parameters.items() if p.grad is not None}
+        if dist.is_initialized():
+            rank_tensors.sum_gradients(parameters.values())
+        found = {n: rank_tensors.whole(p.grad).clone() for n, p in parameters.items() if p.grad is not None}
         found["loss"] = torch.tensor(collectives.sum_number(loss))
         found["norm"] = torch.tensor(optim.clip_gradients(parameters.values(), 1.0))
         self.optimizer.step()
@@ -171,7 +174,7 @@ def test_copies_with_an_adapter_apart_or_merged_are_those_of_one_process(group: 
         with sampling(plain, cast=cast, move_to_device=False, merge=True):
             expected = plain.hidden(ids, mask)
             kinds = {name: p.dtype for name, p in plain.backbone.named_parameters()}
-        assert not torch.allclose(expected, plain.with_adapter(BASE).hidden(ids, mask))
+        assert not torch.allclose(expected, with_adapter(plain, BASE).hidden(ids, mask))
         for _ in range(2):  # what is freed is merged again
             with gathered(split, cast=cast, merge=True) as whole:
                 assert torch.equal(whole.hidden(ids, mask), expected)

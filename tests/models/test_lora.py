@@ -13,7 +13,7 @@ from lfpo.core.optim import ema_update
 from lfpo.core.roles import BASE
 from lfpo.models import MaskedDiffusionLM, load_model, save_model
 from lfpo.models.export import merge_adapter
-from lfpo.models.lora import attach, load_adapter, save_adapter, settings_of, target_names
+from lfpo.models.lora import attach, load_adapter, save_adapter, settings_of, target_names, with_adapter
 from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.rl import LFPOTrainer
 from small_runs import AS_PUBLISHED, choice_config, whole_and_resumed
@@ -45,11 +45,11 @@ def test_three_policies_share_one_backbone(checkpoint: Path):
         moved(model)
         assert not torch.allclose(model(IDS), plain(IDS), atol=1e-3)
         assert torch.equal(reference(IDS), plain(IDS))
-        assert torch.equal(model.with_adapter(BASE)(IDS), plain(IDS))
+        assert torch.equal(with_adapter(model, BASE)(IDS), plain(IDS))
         # The reference takes over the current factors; the base never does.
         ema_update(reference, model, 0.0)
         assert torch.equal(reference(IDS), model(IDS))
-        assert torch.equal(model.with_adapter(BASE)(IDS), plain(IDS))
+        assert torch.equal(with_adapter(model, BASE)(IDS), plain(IDS))
     assert reference.backbone is model.backbone
 
 
@@ -59,7 +59,7 @@ def test_only_the_current_factors_train_and_running_others_leaves_that_so(checkp
     trained = {n for n, p in model.named_parameters() if p.requires_grad}
     assert trained
     assert all(".current." in n for n in trained)
-    loss = model(IDS).square().mean() + 0 * reference(IDS).sum() + 0 * model.with_adapter(BASE)(IDS).sum()
+    loss = model(IDS).square().mean() + 0 * reference(IDS).sum() + 0 * with_adapter(model, BASE)(IDS).sum()
     loss.backward()
     assert {n for n, p in model.named_parameters() if p.requires_grad} == trained
     assert any(p.grad is not None and p.grad.abs().sum() > 0 for _, p in model.factors())
@@ -136,7 +136,7 @@ def test_training_resumes_exactly_and_exports_a_plain_model(objective: str, expe
     for policy, other in ((whole.model, resumed.model), (whole.reference, resumed.reference)):
         assert all(torch.equal(a, b) for a, b in zip(policy.own_parameters(), other.own_parameters(), strict=True))
     start = load_model(llada)
-    base = whole.model.with_adapter(BASE)
+    base = with_adapter(whole.model, BASE)
     with torch.no_grad():
         assert torch.equal(base(IDS), start(IDS))
         assert not torch.equal(whole.model(IDS), start(IDS))

@@ -18,6 +18,7 @@ from lfpo.models import init_model, load_model, load_tokenizer, save_model
 from lfpo.models.layouts import LAYOUTS, with_layers
 from lfpo.models.lora import attach, save_adapter
 from lfpo.models.modernbert import EXTRA
+from lfpo.models.policies import checkpoint_layers
 from lfpo.plan.model import model_shape
 from lfpo.rollout.sampling import rollout
 from test_distributed import assert_same_run, run
@@ -201,7 +202,7 @@ def test_checkpointed_layers_give_the_same_gradients(checkpoint: Path):
     for checkpointed in (False, True):
         model = load_model(checkpoint).train()
         if checkpointed:
-            model.checkpoint_layers()
+            checkpoint_layers(model)
         model(ids_of(1, 20)).square().mean().backward()
         gradients.append(model.backbone.model.layers[1].attn.Wqkv.weight.grad)
     torch.testing.assert_close(*gradients)

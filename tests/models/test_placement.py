@@ -14,7 +14,7 @@ from lfpo.core.predictions import Predictions
 from lfpo.core.roles import CURRENT, OLD
 from lfpo.core.visited import replay
 from lfpo.models import MaskedDiffusionLM, load_model
-from lfpo.models.lora import attach
+from lfpo.models.lora import attach, with_adapter
 from lfpo.models.placement import frozen_copy_on_cpu, sampling
 from lfpo.rollout.sampling import rollout
 from lfpo.train.rl import LFPOTrainer
@@ -130,7 +130,7 @@ def test_a_reference_in_cpu_memory_changes_nothing(llada: Path, tmp_path: Path):
     assert not torch.equal(near.model.head_weight, near.reference.head_weight)
 
 
-def with_adapter(checkpoint: Path) -> MaskedDiffusionLM:
+def adapted_policy(checkpoint: Path) -> MaskedDiffusionLM:
     """A reference policy whose adapter adds a hundredth of the weights' size."""
     policy = attach(load_model(checkpoint, dtype=torch.float64), LoraSettings(r=4))
     for _, factor in policy.factors():
@@ -140,8 +140,8 @@ def with_adapter(checkpoint: Path) -> MaskedDiffusionLM:
 
 @torch.no_grad()
 def test_a_merged_adapter_gives_the_same_and_is_taken_out_again(checkpoint: Path):
-    policy = with_adapter(checkpoint)
-    other = policy.with_adapter(CURRENT)
+    policy = adapted_policy(checkpoint)
+    other = with_adapter(policy, CURRENT)
     separate, current = policy.hidden(IDS), other.hidden(IDS)
     before = {name: p.clone() for name, p in policy.backbone.named_parameters()}
     assert not torch.allclose(separate, current)

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from letters import Table, rollouts
-from lfpo.core.head import capped
 from lfpo.core.learner import accumulate_gradients
 from lfpo.core.predictions import Predictions
 from lfpo.core.roles import CURRENT, OLD
@@ -18,7 +17,7 @@ from lfpo.objectives.ebpo import EBPO
 from lfpo.objectives.mask_aware import MaskAware
 from lfpo.objectives.sequences import gauss_legendre
 from lfpo.objectives.slim_rl import SLIMRL
-from test_fused import chunks_of, random_case
+from test_fused import chunks_of, random_case, within
 from test_newer_objectives import HALF, LN2, masks
 from test_objective_views import check_rate, hidden, views_of
 from test_objectives import GOOD_BAD, loss_of
@@ -254,10 +253,10 @@ def test_mixture_sum_is_the_plain_loss(cap: float | None, heads: str):
     """Value and gradients of states and head, in one chunk and in many."""
     case = random_case(heads)
     a, b = case.r, case.weight - 0.8
-    target = a[:, None] * capped(case.hidden_ref @ case.head_ref.T, cap).softmax(-1)
+    target = a[:, None] * within(case.hidden_ref @ case.head_ref.T, cap).softmax(-1)
     target += torch.nn.functional.one_hot(case.y, 11) * b[:, None]
     hidden, head = case.hidden.requires_grad_(), case.head.requires_grad_()
-    plain = -(target * capped(hidden @ head.T, cap).log_softmax(-1)).sum()
+    plain = -(target * within(hidden @ head.T, cap).log_softmax(-1)).sum()
     expected = torch.autograd.grad(plain, (hidden, head))
     for elements in (2**20, 22):
         with chunks_of(elements):

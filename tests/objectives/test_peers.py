@@ -12,9 +12,10 @@ from torch.nn import functional as F
 import peers
 from lfpo.core.learner import accumulate_gradients
 from lfpo.core.objective import Objective
+from lfpo.core.passes import fully_masked
 from lfpo.core.predictions import Predictions
 from lfpo.core.trajectory import Trajectory
-from lfpo.core.views import Views, fully_masked
+from lfpo.core.views import Views
 from lfpo.objectives.agrpo import AGRPO, logp_as_drawn
 from lfpo.objectives.bgpo import BGPO
 from lfpo.objectives.cj_grpo import CJGRPO

@@ -8,13 +8,14 @@ import torch
 
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
-from lfpo.core.completions import join, tensor_fields
+from lfpo.core.completions import tensor_fields
 from lfpo.core.doubled import noised_hidden
 from lfpo.core.lfpo import LFPO
 from lfpo.core.model import NO_MASK, MaskedDiffusionLM
 from lfpo.core.predictions import Predictions
 from lfpo.core.rectified import rectified_loss
 from lfpo.core.roles import BASE, CURRENT, OLD
+from lfpo.core.trajectory import join
 from lfpo.core.views import Views, in_passes
 from lfpo.core.visited import stratified_indices
 from lfpo.models import load_model
@@ -148,7 +149,7 @@ def test_policies_see_one_conditioning_and_equal_ones_agree(
             signals.append((self, kwargs["conditioning_BND"]))
         return noised_hidden(self, *args, **kwargs)
 
-    monkeypatch.setattr("lfpo.core.predictions.noised_hidden", recorded)
+    monkeypatch.setattr("lfpo.core.doubled.noised_hidden", recorded)
     equal = Predictions(views, {CURRENT: model, OLD: model.frozen_copy()})
     assert torch.equal(equal.logp(CURRENT), equal.logp(OLD))
     signals.clear()

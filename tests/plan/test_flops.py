@@ -10,7 +10,7 @@ from lfpo.config.sampler import SamplerConfig
 from lfpo.core.learner import accumulate_gradients
 from lfpo.core.observer import Observer
 from lfpo.core.roles import BASE, CURRENT, OLD
-from lfpo.core.views import Pass
+from lfpo.core.structure import Pass
 from lfpo.models import load_model
 from lfpo.objectives import make_objective
 from lfpo.plan.flops import forward_flops, pass_flops, rollout_flops

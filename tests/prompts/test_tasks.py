@@ -19,6 +19,7 @@ from lfpo.core.rng import python_rng
 from lfpo.models import load_tokenizer
 from lfpo.prompts.tasks import Task, get_task, sudoku, sudoku6
 from lfpo.prompts.tasks.countdown import problems
+from lfpo.prompts.tasks.grids import grids
 from lfpo.prompts.tasks.successor import successor_task
 from lfpo.prompts.tasks.task import in_test_split
 from lfpo.prompts.tokenizer import train_tokenizer
@@ -157,8 +158,8 @@ def test_verdicts(name: str, row: dict, right: list[str], wrong: list[str]) -> N
 
 
 def test_grids() -> None:
-    assert len(sudoku.grids()) == len(set(sudoku.grids())) == 288
-    assert all(is_grid(g) for g in sudoku.grids())
+    assert len(grids()) == len(set(grids())) == 288
+    assert all(is_grid(g) for g in grids())
     assert not is_grid("1234123412341234")
     assert not is_grid("1234341221434312")
 
@@ -166,7 +167,7 @@ def test_grids() -> None:
 def test_puzzles_have_one_solution() -> None:
     for index in range(50):
         row = get_task("sudoku").row("train", index)
-        fits = [g for g in sudoku.grids() if all(p in ("_", d) for p, d in zip(row["puzzle"], g, strict=True))]
+        fits = [g for g in grids() if all(p in ("_", d) for p, d in zip(row["puzzle"], g, strict=True))]
         assert fits == [row["solution"]]
         assert 1 <= row["puzzle"].count("_") <= 10
 

@@ -16,9 +16,10 @@ from lfpo.config.errors import CannotGoOn, UserError
 from lfpo.core.batch_metrics import group_metrics
 from lfpo.core.learner import share_with_signal
 from lfpo.core.objective import check_range, signal_of
-from lfpo.core.scoring import checked, measured
+from lfpo.core.reward_values import checked
 from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.rewards import score
+from lfpo.rewards.measured import measured
 from lfpo.rewards.names import reward_names
 from lfpo.runs.health import no_signal
 

@@ -16,9 +16,9 @@ from judge_endpoint import Endpoint, endpoint
 from lfpo.cli import main
 from lfpo.config.errors import UserError
 from lfpo.core.attempts import RewardFailed
-from lfpo.core.scoring import measured
 from lfpo.rewards import score
 from lfpo.rewards.judge import Judge
+from lfpo.rewards.measured import measured
 from lfpo.rewards.terms import weighted
 from lfpo.train.rl import LFPOTrainer
 from small_runs import choice_config

@@ -9,6 +9,7 @@ import torch
 import tiny
 from benchmarks.spent import recorded
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core.compiled import compiled_body
 from lfpo.models import MaskedDiffusionLM, init_model, load_model
 from lfpo.models.kv_cache import KeyValueCache
 from lfpo.plan.flops import rollout_flops
@@ -124,7 +125,7 @@ def test_compiled_windows_are_the_same_and_few(family: str, settings: dict, monk
     sampler = SamplerConfig(gen_length=8, block_length=4, temperature=1.0, **settings)
     plain = rollout(model, prompts, sampler, range(len(prompts)), rollout_tokens=80)
     seen: set[Any] = set()
-    body = model.compiled_body()
+    body = compiled_body(model)
 
     def watched(**inputs: Any) -> Any:
         rows, width = inputs["input_ids"].shape

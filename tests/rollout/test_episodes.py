@@ -19,9 +19,9 @@ from lfpo.core.encoding import encode_prompt
 from lfpo.core.engine import Engine, Request
 from lfpo.core.forward import left_pad
 from lfpo.core.observer import Observer
+from lfpo.core.passes import fully_masked
 from lfpo.core.rollouts import FreshRollouts
 from lfpo.core.trajectory import Trajectory, of_completions
-from lfpo.core.views import fully_masked
 from lfpo.core.visited import replay
 from lfpo.models import load_model, load_tokenizer
 from lfpo.objectives import make_objective

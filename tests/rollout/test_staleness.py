@@ -14,9 +14,9 @@ from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.batch import Batch
 from lfpo.core.batch_metrics import gathered
-from lfpo.core.completions import join
 from lfpo.core.learner import accumulate_gradients
 from lfpo.core.roles import OLD
+from lfpo.core.trajectory import join
 from lfpo.models import load_model
 from lfpo.rollout.sampling import rollout
 from lfpo.runs.context import Stopped

@@ -14,7 +14,7 @@ import tiny
 from lfpo.base import distributed
 from lfpo.config.errors import UserError
 from lfpo.config.train import LFPOConfig
-from lfpo.core import collectives, optim
+from lfpo.core import collectives, optim, rank_tensors
 from lfpo.models import tensor_files
 from lfpo.models.tensor_files import write_shards
 from lfpo.runs.directory import open_run, opened_by_this_launcher
@@ -182,13 +182,13 @@ def test_where_no_process_has_a_gradient_nothing_moves(group: None):
     weights = [torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))]
     optimizer = torch.optim.AdamW(weights, lr=0.1)
     weights[0].grad = torch.ones(2)
-    optim.sum_gradients(weights)
+    rank_tensors.sum_gradients(weights)
     assert [p.grad.tolist() for p in weights if p.grad is not None] == [[1, 1], [0, 0, 0]]
     optimizer.step()
     optimizer.zero_grad()
     moved = [p.detach().clone() for p in weights]
     assert not torch.equal(moved[0], torch.ones(2))
-    optim.sum_gradients(weights)
+    rank_tensors.sum_gradients(weights)
     assert all(p.grad is None for p in weights)
     optimizer.step()  # with momentum from before
     assert all(torch.equal(a, b) for a, b in zip(weights, moved, strict=True))
@@ -253,7 +253,7 @@ def gathers_and_sums() -> None:
     rank = collectives.rank()
     for lengths in ([2, 0, 3], [0, 0, 0]):
         whole = torch.arange(sum(lengths) * 4).view(-1, 2, 2)
-        assert torch.equal(collectives.all_gather_tensor(whole.split(lengths)[rank]), whole)
+        assert torch.equal(rank_tensors.all_gather_tensor(whole.split(lengths)[rank]), whole)
     assert collectives.sum_number(rank + 0.5) == 4.5
 
 

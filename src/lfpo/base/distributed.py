@@ -20,7 +20,8 @@ from lfpo.base.environment import keep_freed_memory
 from lfpo.base.heartbeat import Heartbeat, meet
 from lfpo.config.errors import ProcessLost
 from lfpo.config.json import Json
-from lfpo.core.collectives import announce, collective_device, device, gather, on_collective, rank, world
+from lfpo.core.collectives import announce, gather, on_collective, rank, world
+from lfpo.core.devices import collective_device, device
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from lfpo.config.checks import Count, CountOrZero, NotNegative, OneOf, Seconds, 
 from lfpo.config.plugins import DOTTED, dotted
 
 # Name -> what makes an engine (lfpo.core.engine.Engine) from an LFPOConfig.
-ENGINES = {"local": "lfpo.rollout.local_engine:local_engine", "ray": "lfpo.ray.engine:RayEngine"}
+ENGINES = {"local": "lfpo.rollout.sampling:local_engine", "ray": "lfpo.ray.engine:RayEngine"}
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,11 @@ from typing import Any
 import torch
 
 from lfpo.config.json import Json
-from lfpo.core.batch import Batch
+from lfpo.core.batch import Batch, RolloutSource
 from lfpo.core.batch_metrics import gathered
 from lfpo.core.failures import count_failures
 from lfpo.core.learner import Learner
 from lfpo.core.observer import Observer
-from lfpo.core.rollouts import RolloutSource
 
 
 class Algorithm:

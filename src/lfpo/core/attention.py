@@ -5,23 +5,17 @@ rotates in float32 (`rope_full_precision`). Here the rotary module returns float
 float32, and the attention function casts them to the value's dtype before the dot products.
 """
 
-import contextlib
-import functools
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
+from lfpo.core.attention_kernels import HALF, attend
+
 NAME = "lfpo_bidirectional"
-HALF = (torch.float16, torch.bfloat16)
 SHORT = 256  # tokens of a row
-ALIGNED = 8  # the memory-efficient kernel copies masks whose rows are not a multiple of this
 
 
 def bidirectional_attention(
@@ -40,16 +34,22 @@ def bidirectional_attention(
     """
     dtype = product_dtype(value)
     query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    if isinstance(attention_mask, BlockMask):
-        kernel: Any = _compiled_flex() if query.is_cuda else flex_attention
-        grouped = query.shape[1] != key.shape[1]
-        out = kernel(query, key, value, block_mask=attention_mask, scale=scaling, enable_gqa=grouped)
+    if query.device.type == "cuda" or isinstance(attention_mask, BlockMask):
+        out = attend(query, key, value, attention_mask, scaling)
     elif _short_on_cpu(key):
         with torch.autocast("cpu", enabled=False):
-            out = _attend(query.float(), key.float(), value.float(), attention_mask, scaling).to(dtype)
+            out = _attend_on_cpu(query.float(), key.float(), value.float(), attention_mask, scaling).to(dtype)
     else:
-        out = _attend(query, key, value, attention_mask, scaling)
+        out = _attend_on_cpu(query, key, value, attention_mask, scaling)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _attend_on_cpu(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scaling: float | None
+) -> torch.Tensor:
+    """See `attend`; a CPU has one kernel for all cases."""
+    grouped = query.shape[1] != key.shape[1]
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling, enable_gqa=grouped)
 
 
 def _short_on_cpu(key: torch.Tensor) -> bool:
@@ -64,49 +64,6 @@ def product_dtype(value: torch.Tensor) -> torch.dtype:
     kind = value.device.type
     enabled = kind != "meta" and torch.is_autocast_enabled(kind)
     return torch.get_autocast_dtype(kind) if enabled else value.dtype
-
-
-def backend(device: torch.device, dtype: torch.dtype, width: int, *, masked: bool) -> SDPBackend | None:
-    """The kernel that attention uses for values of this dtype and head width; None leaves it to torch.
-
-    A CPU has one kernel for all cases. On a GPU, half precision without a mask takes flash attention, which supports
-    neither masks nor float32; those take the memory-efficient kernel. float64 and head widths that are not a multiple
-    of ALIGNED have no kernel of this kind and take plain products. cuDNN's attention is never used: it builds a plan
-    for each new shape (tens of milliseconds), and rollouts and updates meet many shapes.
-    """
-    if device.type != "cuda":
-        return None
-    if dtype == torch.float64 or width % ALIGNED:
-        return SDPBackend.MATH
-    return SDPBackend.EFFICIENT_ATTENTION if masked or dtype not in HALF else SDPBackend.FLASH_ATTENTION
-
-
-def _attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scaling: float | None
-) -> torch.Tensor:
-    """query [B, H, W, D], key and value [B, H_kv, L, D], mask [B, 1, 1 or W, L] or None -> [B, H, W, D]."""
-    chosen = backend(query.device, value.dtype, query.shape[-1], masked=mask is not None)
-    grouped = query.shape[1] != key.shape[1]
-    shape = query.shape
-    if grouped and chosen is SDPBackend.EFFICIENT_ATTENTION:
-        # This kernel wants as many heads in keys as in queries. Where the queries of a row see the same keys, or are
-        # few beside them, the heads that share keys become more queries of one head, and no key is copied.
-        if mask is None or mask.shape[2] == 1 or shape[2] < key.shape[2]:
-            query = query.reshape(shape[0], key.shape[1], -1, shape[-1])
-            if mask is not None and mask.shape[2] > 1:
-                mask = mask.repeat(1, 1, query.shape[2] // shape[2], 1)
-        else:
-            key, value = (x.repeat_interleave(shape[1] // x.shape[1], dim=1) for x in (key, value))
-        grouped = False
-    with contextlib.nullcontext() if chosen is None else sdpa_kernel(chosen):
-        out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling, enable_gqa=grouped)
-    return out.reshape(shape)
-
-
-@functools.cache
-def _compiled_flex() -> Callable[..., Any]:
-    """FlexAttention as a kernel; uncompiled it would hold all scores in memory."""
-    return torch.compile(flex_attention, dynamic=True)
 
 
 class FullPrecisionRope(nn.Module):

@@ -1,13 +1,14 @@
-"""The scored rollouts of one iteration: this rank's, and what is known of those of all ranks."""
+"""The scored rollouts of one iteration: this rank's, what is known of those of all ranks, and those of one step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
 from lfpo.config.json import Json
+from lfpo.core.observer import Observer
 from lfpo.core.scoring import Rewards, Row
 from lfpo.core.trajectory import Trajectory
 
@@ -52,6 +53,12 @@ class ScoredRollouts:
     totals: dict[str, float] = field(default_factory=dict)
 
 
+class RolloutSource(Protocol):
+    def roll(self, iteration: int, observer: Observer) -> ScoredRollouts:
+        """This rank's scored rollouts of an iteration, a group for each of its prompts. A collective."""
+        ...
+
+
 @dataclass(frozen=True)
 class Batch:
     """This rank's B rollouts of one iteration, and what it knows of all R rollouts on all ranks.
@@ -76,3 +83,18 @@ class Batch:
     failed: dict[str, str]
     metrics: dict[str, float]
     version: int
+
+
+@dataclass(frozen=True)
+class Update:
+    """One optimiser step: the rollouts of a block in one inner iteration.
+
+    block: numbers of its rollouts among all R of the batch, int64. number, of: which of the iteration's steps it is,
+        from 0.
+    """
+
+    iteration: int
+    inner: int
+    block: torch.Tensor
+    number: int
+    of: int

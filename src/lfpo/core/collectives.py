@@ -3,7 +3,6 @@
 lfpo.base.distributed starts and watches the group.
 """
 
-import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -12,6 +11,7 @@ from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 
 from lfpo.config.errors import CannotGoOn, UserError
+from lfpo.core.devices import collective_device
 
 T = TypeVar("T")
 
@@ -26,21 +26,6 @@ def rank() -> int:
 def world() -> int:
     """The number of ranks in the group; 1 where there is no group."""
     return dist.get_world_size() if dist.is_initialized() else 1
-
-
-def device() -> torch.device:
-    """This rank's GPU, made CUDA's current device, or the CPU where there is none. Raises UserError where a machine has
-    fewer GPUs than ranks."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    local_rank, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if local_rank >= gpus:
-        raise UserError(
-            f"{os.environ.get('LOCAL_WORLD_SIZE', local_rank + 1)} ranks on a machine with {gpus} "
-            f"GPU{'s' if gpus > 1 else ''}: give torchrun --nproc_per_node {gpus}"
-        )
-    torch.cuda.set_device(local_rank)
-    return torch.device("cuda", local_rank)
 
 
 def gather(value: T) -> list[T]:
@@ -81,11 +66,6 @@ def raise_on_all(action: Callable[[], T]) -> T:
     return own[0]
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """The full tensor of a DTensor (all ranks must call this); any other tensor as it is."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """The rows of a split tensor that this rank holds; any other tensor itself. Without gradient."""
     tensor = tensor.detach()
@@ -100,17 +80,6 @@ def sum_number(value: float) -> float:
     announce()
     dist.all_reduce(total)
     return float(total)
-
-
-def all_gather_tensor(x: torch.Tensor) -> torch.Tensor:
-    """Every rank's `x`, concatenated along dimension 0, which may differ between ranks and be 0, in the order of ranks,
-    on the device of `x`. For small tensors."""
-    return torch.cat(gather(x.cpu())).to(x.device) if dist.is_initialized() else x
-
-
-def collective_device() -> torch.device:
-    """Where tensors must be for a collective: on this rank's GPU for NCCL, on the CPU for gloo."""
-    return device() if dist.get_backend() == "nccl" else torch.device("cpu")
 
 
 def announce() -> None:

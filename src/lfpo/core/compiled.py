@@ -5,6 +5,9 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from lfpo.core.model import MaskedDiffusionLM
+from lfpo.core.structure import Structure
+
 LENGTH_BUCKET = 64  # compiled forwards are padded to multiples of this length
 MOST_SHAPES = 512  # that a body is compiled for; torch runs further ones uncompiled
 
@@ -16,6 +19,26 @@ def compiled_for_shapes(body: Any, device: torch.device) -> Any:
         setattr(config, limit, max(MOST_SHAPES, getattr(config, limit)))
     mode = "reduce-overhead" if device.type == "cuda" else "default"
     return torch.compile(body, dynamic=False, mode=mode)
+
+
+def compiled_body(model: MaskedDiffusionLM) -> Any:
+    """The model's body through torch.compile, which compiles once for each input shape; made at the first call."""
+    if not model._compiled:
+        # In a list, so that torch does not register the compiled body as a second set of parameters.
+        model._compiled.append(compiled_for_shapes(model.backbone.model, model.device))
+    return model._compiled[0]
+
+
+def padded_hidden(
+    model: MaskedDiffusionLM, ids: torch.Tensor, mask: torch.Tensor, cache: Any, structure: Structure
+) -> torch.Tensor:
+    """`MaskedDiffusionLM.hidden` from a compiled forward, padded to one of few shapes; the padding is cut off again."""
+    size, left = len(ids), -ids.shape[1] % LENGTH_BUCKET
+    ids, mask = padded(ids, mask, bucket(size), left, model.pad_id)
+    hidden = model.hidden(ids, mask, cache, structure=structure, run=compiled_body(model))[:size, left:]
+    if cache is not None:
+        cache.store()
+    return hidden
 
 
 def padded(

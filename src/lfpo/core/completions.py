@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import torch
-from torch.nn import functional as F
 
 from lfpo.config.json import Json
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.structure import FULL, Structure
-
-T = TypeVar("T", bound="Completions")
 
 
 @dataclass
@@ -105,11 +101,6 @@ class Completions:
         """Positions up to and including the first EOS, [B, C] bool."""
         return torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.lengths[:, None]
 
-    def with_edits(self, name: str) -> torch.Tensor:
-        """A field of every written token, [B, W]: reveal_step, confidence or entropy. W is C without edits."""
-        value: torch.Tensor = getattr(self, name)
-        return value
-
 
 def decode_completions(tokenizer: Any, tokens_BC: torch.Tensor, eos_id: int) -> list[str]:
     """Text of each completion (tokens_BC: int64 [B, C]) up to its first EOS, without special tokens."""
@@ -118,24 +109,6 @@ def decode_completions(tokenizer: Any, tokens_BC: torch.Tensor, eos_id: int) -> 
         end = ids.index(eos_id) if eos_id in ids else len(ids)
         texts.append(tokenizer.decode(ids[:end], skip_special_tokens=True))
     return texts
-
-
-def join(parts: Sequence[T], pad_id: int) -> T:
-    """Trajectories of one sampler as one, in order, with prompts left-padded to a common width and edits padded to a
-    common number."""
-    width = max(p.prompt_ids.shape[1] for p in parts)
-    edits = max(p.with_edits("reveal_step").shape[1] - p.tokens.shape[1] for p in parts)
-
-    def fitted(name: str, value: torch.Tensor) -> torch.Tensor:
-        if name.startswith("edit_"):
-            return F.pad(value, (0, edits - value.shape[1]), value=-1 if name == "edit_step" else 0)
-        fill = {"prompt_ids": pad_id, "prompt_mask": 0}.get(name)
-        return value if fill is None else F.pad(value, (width - value.shape[1], 0), value=fill)
-
-    joined: Json = {
-        name: torch.cat([fitted(name, getattr(p, name)) for p in parts]) for name in tensor_fields(parts[0])
-    }
-    return dataclasses.replace(parts[0], **joined)
 
 
 def tensor_fields(value: Any) -> Json:

@@ -8,6 +8,7 @@ import torch
 from lfpo.config.json import Json
 from lfpo.core.model import MaskedDiffusionLM, shifted
 from lfpo.core.structure import Doubled, Structure
+from lfpo.core.views import Views
 
 
 def training_structure(model: MaskedDiffusionLM) -> Structure:
@@ -48,7 +49,7 @@ def noised_hidden(
         canvas = {"canvas": doubled.noised, "conditioning": conditioning_BND}
     hidden = model.body(
         input_ids=torch.cat([noised_BL[:, start:], clean_BL], dim=1),
-        attention_mask=model.mask(structure, real_BL, doubled),
+        attention_mask=structure.mask(real_BL, model.body_dtype, doubled, model.windows),
         position_ids=torch.cat([position_BL[:, start:], position_BL], dim=1),
         **canvas,
     )
@@ -58,3 +59,24 @@ def noised_hidden(
         first_BN = position_BL[:, start:] % structure.block_length == 0
         noised = torch.where(first_BN[..., None], clean[:, start:], noised)
     return noised, clean
+
+
+def hidden_at_targets(
+    model: MaskedDiffusionLM, views: Views, conditioning_BND: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Hidden states [T, D] of the targets of views in the doubled layout. conditioning_BND: see `noised_hidden`."""
+    noised_SND, clean_SLD = noised_hidden(
+        model,
+        views.input_ids,
+        views.labels if views.clean is None else views.clean,
+        views.attention_mask,
+        views.prompt,
+        structure=views.structure,
+        conditioning_BND=conditioning_BND,
+    )
+    hidden_TD = noised_SND[views.target[:, -noised_SND.shape[1] :]]
+    if views.from_clean is None:
+        return hidden_TD
+    view_T, column_T = views.target.nonzero().unbind(-1)
+    before_TD = clean_SLD[view_T, column_T - 1]  # no target is the first token of a row
+    return torch.where(views.from_clean[views.target][:, None], before_TD, hidden_TD)

@@ -1,16 +1,12 @@
 """Tokens drawn from logits."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.kept_tokens import kept_tokens
-
-# Scores [T] of T drawn tokens, from the probabilities [T, V] they are drawn from (after temperature, top_k and top_p;
-# float64) and the tokens [T].
-Score = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+from lfpo.core.rule import Score
 
 
 class Drawn(NamedTuple):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from lfpo.config.errors import UserError, last_line
+from lfpo.config.errors import UserError
 from lfpo.config.json import Json
 from lfpo.core.messages import rendered
 from lfpo.core.model import MaskedDiffusionLM
@@ -14,25 +14,11 @@ def encode_prompt(tokenizer: Any, prompt: str | list[Json], where: str = "") -> 
     """Token ids of a prompt. Text is encoded as it is; a list of messages through the tokenizer's chat template. A last
     message of the assistant's is the beginning of the answer: it is left open, so that a completion continues it.
 
-    Raises UserError, starting with `where` or else quoting the prompt, for messages without a chat template, and for
-    those that it cannot render.
+    Raises UserError as `rendered`.
     """
     if isinstance(prompt, str):
         return tokenizer.encode(prompt, add_special_tokens=False)
-    if tokenizer.chat_template is None:
-        raise UserError(
-            "the prompts are message lists, but the tokenizer has no chat template; "
-            "use an instruct checkpoint, or give plain text prompts"
-        )
-    try:
-        text = rendered(tokenizer, prompt)
-    except Exception as error:  # a template may raise anything
-        place, reason = where or f"prompt {str(prompt)[:60]!r}", " ".join(last_line(error).split())
-        raise UserError(
-            f"{place}: the chat template cannot render the prompt ({reason}); change the messages, or the template in "
-            "the model's folder"
-        ) from error
-    return tokenizer.encode(text, add_special_tokens=False)
+    return tokenizer.encode(rendered(tokenizer, prompt, where), add_special_tokens=False)
 
 
 def encode_rows(rows: Sequence[Row], tokenizer: object, model: MaskedDiffusionLM, gen_length: int) -> list[list[int]]:

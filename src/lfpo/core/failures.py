@@ -1,4 +1,6 @@
-"""Reward functions, and environments, that fail in training: said once, and after too many batches the end of it."""
+"""What fails in training, and ends it after too many times in a row: reward functions, environments and updates."""
+
+from pathlib import Path
 
 from lfpo.config.errors import CannotGoOn
 from lfpo.config.json import Json
@@ -6,6 +8,7 @@ from lfpo.core.batch import Batch
 from lfpo.core.observer import Observer
 
 MAX_FAILED = 5  # batches in a row for which a reward function fails, after which training stops
+MAX_SKIPPED = 5  # updates in a row with a non-finite loss or gradient, after which training stops
 
 
 def count_failures(state: Json, batch: Batch, iteration: int, observer: Observer) -> None:
@@ -28,3 +31,16 @@ def count_failures(state: Json, batch: Batch, iteration: int, observer: Observer
             )
         if times >= MAX_FAILED:
             raise CannotGoOn(f"{kind} {name!r} failed for {times} batches in a row, last with: {failed[name]}")
+
+
+def count_skipped(state: Json, run_dir: Path, iteration: int) -> None:
+    """Count an update that was not applied; after MAX_SKIPPED in a row stop. state: skipped, skipped_in_a_row. Raises
+    CannotGoOn, which names run_dir."""
+    state["skipped"] += 1
+    state["skipped_in_a_row"] += 1
+    if state["skipped_in_a_row"] >= MAX_SKIPPED:
+        state["skipped_in_a_row"] = 0  # in the checkpoint: a resumed run may skip as often again
+        raise CannotGoOn(
+            f"{run_dir}: loss or gradient was not finite {MAX_SKIPPED} times in a row (iteration {iteration + 1}); "
+            "lower learning_rate"
+        )

@@ -3,72 +3,28 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Hashable, Sequence
+from typing import Any, ClassVar
 
 import torch
 
 from lfpo.config.sampler import SamplerConfig
-from lfpo.core.compiled import LENGTH_BUCKET, bucket, padded
+from lfpo.core.active_rows import ActiveRows
+from lfpo.core.compiled import LENGTH_BUCKET, bucket, padded_hidden
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.pace import Pace
 from lfpo.core.structure import FULL
-from lfpo.core.trajectory import Trajectory
 
 # Tokens in one piece of a forward, by device. A CPU is as fast with few tokens as with many; a GPU needs many.
 PIECE_TOKENS = {"cpu": 1024, "cuda": 16384}
 # What a forward costs besides its tokens, in tokens: a GPU reads all weights, in the time of computing some 200.
 FORWARD_TOKENS = 256
-# With a cache, rollout_tokens bounds the tokens of a forward's windows; keys and values are held for this many times
-# rollout_tokens at most.
-CACHED = 4
-
-Addition = Callable[[Trajectory, torch.Tensor], Trajectory]  # lfpo.core.hooks.Hook.added_to
 
 
-@dataclass
-class ActiveRows:
-    """The A rows in flight: entered and not yet removed. All fields are per row, on the model's device.
-
-    Finished rows (`done`) no longer change; they stay until the loop looks for them.
-
-    row [A] int64: index in the caller's list. seed [A] int64.
-    prompt_ids, prompt_mask [A, P] int64, left-padded.
-    tokens [A, C] int64, reveal_step [A, C] int64, confidence, entropy [A, C] float32: see Trajectory, except that
-        unrevealed positions hold the mask token.
-    clock [A] int64: scheduled steps spent. block [A] int64: index of the active block. block_step [A] int64: steps of
-        the active block spent.
-    offset [A] int64: prompt tokens in the row's first block, 0 unless the model attends block by block. blocks [A]
-        int64: blocks of the row.
-    storing [A] bool: whether the row's next forward stores what stands before the active block and reveals nothing in
-        it, or over a causal context its first token (`first_token`).
-    nfe [A] int64: forwards so far. queries [A] int64: tokens that went through them.
-    done [A] bool: whether the row is finished.
-    """
-
-    row: torch.Tensor
-    seed: torch.Tensor
-    prompt_ids: torch.Tensor
-    prompt_mask: torch.Tensor
-    tokens: torch.Tensor
-    reveal_step: torch.Tensor
-    confidence: torch.Tensor
-    entropy: torch.Tensor
-    clock: torch.Tensor
-    block: torch.Tensor
-    block_step: torch.Tensor
-    offset: torch.Tensor
-    blocks: torch.Tensor
-    storing: torch.Tensor
-    nfe: torch.Tensor
-    queries: torch.Tensor
-    done: torch.Tensor
-
-    def select(self, index: list[int]) -> ActiveRows:
-        """A copy of the rows at these places."""
-        at = torch.tensor(index, dtype=torch.long, device=self.row.device)
-        return ActiveRows(**{name: value[at] for name, value in vars(self).items()})
+def select(rows: ActiveRows, index: list[int]) -> ActiveRows:
+    """A copy of the rows at these places."""
+    at = torch.tensor(index, dtype=torch.long, device=rows.row.device)
+    return ActiveRows(**{name: value[at] for name, value in vars(rows).items()})
 
 
 def join(parts: Sequence[ActiveRows]) -> ActiveRows:
@@ -84,9 +40,7 @@ def unstarted(
     device, size = model.device, len(prompts)
     ids, mask = (x.to(device) for x in left_pad(prompts, model.pad_id))
     shape = (size, completion_columns(sampler, model))
-    sizes = sizes_of_blocks(prompts, sampler, model)
-
-    zero, no = torch.zeros(size, dtype=torch.long, device=device), torch.zeros(size, dtype=torch.bool, device=device)
+    zeros = ("clock", "block", "block_step", "nfe", "queries")
     return ActiveRows(
         row=torch.arange(size, device=device),
         seed=torch.tensor(list(seeds), dtype=torch.long, device=device),
@@ -96,36 +50,12 @@ def unstarted(
         reveal_step=torch.full(shape, -1, device=device),
         confidence=torch.zeros(shape, dtype=torch.float32, device=device),
         entropy=torch.zeros(shape, dtype=torch.float32, device=device),
-        clock=zero.clone(),
-        block=zero.clone(),
-        block_step=zero.clone(),
         offset=torch.tensor([first_offset(len(p), sampler, model) for p in prompts], device=device),
-        blocks=torch.tensor([len(s) for s in sizes], device=device),
-        storing=no.clone(),
-        nfe=zero.clone(),
-        queries=zero.clone(),
-        done=no.clone(),
+        blocks=torch.tensor([len(block_sizes(len(p), sampler, model)) for p in prompts], device=device),
+        storing=torch.zeros(size, dtype=torch.bool, device=device),
+        done=torch.zeros(size, dtype=torch.bool, device=device),
+        **{name: torch.zeros(size, dtype=torch.long, device=device) for name in zeros},
     )
-
-
-def finished_trajectory(
-    finished: ActiveRows, sampler: SamplerConfig, model: MaskedDiffusionLM, additions: Sequence[Addition] = ()
-) -> Trajectory:
-    """Finished rows as a trajectory, with what is added to it, in the caller's order."""
-    order = finished.row.argsort()
-    same = ("prompt_ids", "prompt_mask", "reveal_step", "confidence", "entropy", "nfe", "queries")
-    trajectory = Trajectory(
-        **{name: getattr(finished, name)[order] for name in same},
-        tokens=finished.tokens.masked_fill(finished.reveal_step < 0, model.pad_id)[order],
-        scheduled_steps=finished.clock[order],
-        sampler=sampler,
-        mask_id=model.mask_id,
-        eos_id=model.eos_id,
-        structure=model.sampling_structure(sampler.block_length),
-    )
-    for add in additions:
-        trajectory = add(trajectory, finished.row[order])
-    return trajectory
 
 
 def left_pad(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -159,21 +89,20 @@ def block_sizes(prompt_length: int, sampler: SamplerConfig, model: MaskedDiffusi
     return [size - offset, *[size] * (blocks - 1)]
 
 
-def sizes_of_blocks(
-    prompts: Sequence[Sequence[int]], sampler: SamplerConfig, model: MaskedDiffusionLM
-) -> list[list[int]]:
-    """`block_sizes` of each row."""
-    return [block_sizes(len(prompt), sampler, model) for prompt in prompts]
-
-
 class Forward:
     """Runs the model for the rows in flight.
 
     pace: what is known of the rows ahead; None: nothing.
     compiled: run forwards through torch.compile, padded to few shapes.
-    whole_completion: give hidden states of all its positions, as if they were the active block.
+    rollout_tokens: tokens of one forward.
     Rows must enter in an order in which no new row is longer than the longest row in flight.
     """
+
+    stores: ClassVar[bool] = False
+    """Whether a forward that stores the finished block comes between two blocks."""
+
+    whole_completion: ClassVar[bool] = False
+    """Whether it gives hidden states of all positions of the completion, not of the active block alone."""
 
     def __init__(
         self,
@@ -184,18 +113,24 @@ class Forward:
         pace: Pace | None,
         compiled: bool,
         rollout_tokens: int,
-        whole_completion: bool = False,
     ):
         assert sampler.block_length and sampler.gen_length
         self.model, self.sampler, self.pace = model, sampler, pace
         self.prompts = [tuple(p) for p in prompts]
-        self.compiled, self.whole_completion = compiled, whole_completion
-        self.block_length = sampler.gen_length if whole_completion else sampler.block_length
+        self.compiled, self.rollout_tokens, self.block_length = compiled, rollout_tokens, sampler.block_length
         self.structure = model.sampling_structure(sampler.block_length)
+        # Whether a forward that stores the finished block, or over a causal context the prompt, reveals the first token
+        # of the next one; and whether a forward that stores the finished block comes between two blocks.
+        self.leads = self.structure.causal and sampler.first_token != "masked"
+        self.between = self.stores or self.leads
         self.started: set[int] = set()  # rows that have had their first forward
         self.longest = self.width = max(len(p) for p in prompts)  # width: that of the longest prompt in flight
         # More than rollout_tokens run at once only with a cache, whose renewals are cut to it.
         self.piece_tokens = min(rollout_tokens, PIECE_TOKENS.get(model.device.type, PIECE_TOKENS["cpu"]))
+
+    def rows_at_once(self, length: int) -> int:
+        """How many rows of `length` tokens run at once."""
+        return max(1, self.rollout_tokens // length)
 
     def hidden(self, active: ActiveRows, row_ids: Sequence[int]) -> list[torch.Tensor]:
         """Hidden states [A, block_length, D] of the active blocks; with guidance, also those without the prompt.
@@ -224,7 +159,7 @@ class Forward:
     def _block_start(self, active: ActiveRows) -> torch.Tensor:
         """Column at which the block that each row's forward runs begins, [A]; that of its last block if it is done."""
         block = torch.minimum(active.block, active.blocks - 1) - active.storing.long()
-        return self.width - active.offset + block * (0 if self.whole_completion else self.block_length)
+        return self.width - active.offset + block * self.block_length
 
     def _whole_rows(
         self,
@@ -262,32 +197,15 @@ class Forward:
             origin = device_index([source[i] - piece.start for i in served], device)
             if cache is not None:
                 cache.fill(rows, origin, later=self.compiled)
-            real = mask[index, left:] if self.compiled or min(lengths[piece]) < max(lengths[piece]) else None
-            hidden = self._padded_forward(ids[index, left:], real, cache)
+            tokens, alike = ids[index, left:], min(lengths[piece]) == max(lengths[piece])
+            if self.compiled:
+                hidden = padded_hidden(self.model, tokens, mask[index, left:], cache, self.structure)
+            else:
+                real = None if alike else mask[index, left:]
+                hidden = self.model.hidden(tokens, real, cache, structure=self.structure)
             states.append(hidden[origin[:, None], columns[rows] - left])
             order += served
         return torch.cat(states)[device_index(order, device).argsort()]
-
-    def _padded_forward(self, ids: torch.Tensor, mask: torch.Tensor | None, cache: Any) -> torch.Tensor:
-        """Hidden states; a compiled forward is padded to one of few shapes, and the padding is cut off again."""
-        if not self.compiled or mask is None:
-            return self.model.hidden(ids, mask, cache, structure=self.structure)
-        size, left = len(ids), -ids.shape[1] % LENGTH_BUCKET
-        ids, mask = padded(ids, mask, bucket(size), left, self.model.pad_id)
-        hidden = self.model.hidden(ids, mask, cache, structure=self.structure, compiled=True)[:size, left:]
-        if cache is not None:
-            cache.store()
-        return hidden
-
-
-def rows_in_flight(length: int, sampler: SamplerConfig, rollout_tokens: int, stores: bool = False) -> int:
-    """Rows of `length` tokens that run at once. stores: whether finished blocks are stored (see
-    lfpo.rollout.cached.StoredBlocks)."""
-    if sampler.cache == "none" and not stores:
-        return max(1, rollout_tokens // length)
-    window = sampler.block_length if sampler.cache == "dual" or stores else sampler.gen_length
-    assert window
-    return max(1, min(rollout_tokens // window, CACHED * rollout_tokens // length))
 
 
 def device_index(index: Sequence[int], device: torch.device) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 import functools
 import importlib.util
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +10,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from lfpo.core.head import Precision, add_product, as_input, below_cap, cap_in_place, input_dtype, product
+from lfpo.core.head import Precision, add_product, as_input, input_dtype, product
+from lfpo.core.logit_cap import below_cap, cap_in_place
 
 # Logits held at once, in elements, by device type: 64 MiB a tensor in float32 on a CPU, 512 MiB on a GPU, where small
 # products leave the device idle.
@@ -54,15 +54,9 @@ def kernel_on(device: torch.device) -> Kernel | None:
     """The Triton kernel for a chunk's logits; None except on a GPU with Triton installed. Warns if it cannot run."""
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return None
-    from lfpo.core.kernel import CANNOT_COMPILE, loss_and_gradient
+    from lfpo.core.kernel import loss_and_gradient, runs_on
 
-    one, first = torch.ones(1, device=device), torch.zeros(1, device=device, dtype=torch.long)
-    try:
-        loss_and_gradient(one[None].clone(), None, first, [(one, one)], 1.0, torch.float32)
-    except CANNOT_COMPILE as error:
-        warnings.warn(f"the loss runs without its Triton kernel, which is slower: {error}", stacklevel=2)
-        return None
-    return loss_and_gradient
+    return loss_and_gradient if runs_on(device) else None
 
 
 def rectified_sum(
@@ -101,41 +95,33 @@ def rectified_sum(
     wide = torch.promote_types(hidden_TD.dtype, torch.float32)
     weight_T = torch.ones_like(r_T, dtype=wide) if token_weight_T is None else token_weight_T.to(wide)
     branches = _branches(r_T.to(wide), positive_weight, negative_weight)
-    hidden_old = hidden_old_TD.detach()
+    other = None if _same_memory(head_VD, head_old_VD) else head_old_VD
 
-    def chunk(piece: slice, head: torch.Tensor, head_old: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def chunk(piece: slice) -> tuple[torch.Tensor, torch.Tensor]:
         weighted = [(sign[piece], share[piece]) for sign, share in branches]
-        states = (hidden_TD.detach()[piece], hidden_old[piece])
-        return _chunk(*states, head, head_old, y_T[piece], weighted, beta, weight_T[piece], precision, cap)
+        states = (hidden_TD[piece], hidden_old_TD[piece])
+        return _chunk(*states, head_VD, other, y_T[piece], weighted, beta, weight_T[piece], precision, cap)
 
-    return FusedSum.apply(hidden_TD, head_VD, head_old_VD.detach(), chunk, precision)
+    return FusedSum.apply(hidden_TD, head_VD, chunk, precision)
 
 
-# (tokens of the chunk, head, head_old or None where it is the head) -> loss, and its gradient in the logits [t, V].
-Chunk = Callable[[slice, torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]
+# Tokens of the chunk -> loss, and its gradient in the logits [t, V]. Called without gradients.
+Chunk = Callable[[slice], tuple[torch.Tensor, torch.Tensor]]
 
 
 class FusedSum(torch.autograd.Function):
     """A sum over tokens whose loss and gradient in the logits `chunk` gives for some tokens at a time."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: torch.Tensor,
-        head: torch.Tensor,
-        head_old: torch.Tensor,
-        chunk: Chunk,
-        precision: Precision,
-    ) -> torch.Tensor:
+    def forward(ctx: Any, hidden: torch.Tensor, head: torch.Tensor, chunk: Chunk, precision: Precision) -> torch.Tensor:
         wide = torch.promote_types(hidden.dtype, torch.float32)
         grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         grad_head = torch.zeros_like(head, dtype=wide) if ctx.needs_input_grad[1] else None
         total = torch.zeros((), dtype=wide, device=hidden.device)
-        other = None if _same_memory(head, head_old) else head_old
         size = rows_of_a_chunk(hidden.device, len(head))
         for start in range(0, len(hidden), size):
             piece = slice(start, start + size)
-            loss, dz = chunk(piece, head, other)
+            loss, dz = chunk(piece)
             total += loss
             dz = as_input(dz, precision)
             if grad_hidden is not None:
@@ -150,7 +136,7 @@ class FusedSum(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         grad_hidden, grad_head = (None if g is None else g * grad.to(g.dtype) for g in ctx.saved_tensors)
-        return grad_hidden, grad_head, None, None, None
+        return grad_hidden, grad_head, None, None
 
 
 def _same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:

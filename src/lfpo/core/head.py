@@ -2,15 +2,15 @@
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch.autograd.function import once_differentiable
 
+from lfpo.core.sliced_product import CAST_ELEMENTS, sliced_product
+
 Precision = Literal["float32", "tf32", "bfloat16"]
-# Numbers of a matrix that are cast at once where products read it in another dtype, into memory that all slices share.
-# A product with bfloat16 weights then takes a CPU at most twice as long as with a float32 copy of them.
-CAST_ELEMENTS = {"cpu": 2**22, "cuda": 2**26}
 
 
 def precision_of(setting: str, device: torch.device, dtype: torch.dtype) -> Precision:
@@ -47,25 +47,14 @@ def input_dtype(dtype: torch.dtype, precision: Precision) -> torch.dtype:
 def product(a: torch.Tensor, b: torch.Tensor, precision: Precision) -> torch.Tensor:
     """a [M, K] @ b [K, N] with sums and result in float32 (float64 for float64 inputs); not differentiable.
 
-    A large b that has to be cast is cast in slices (CAST_ELEMENTS), not as a whole.
+    A large b that has to be cast is cast in slices, not as a whole.
     """
     a = _wide(as_input(a, precision))
-    by_column = b.stride(0) < b.stride(1)  # as in a transposed matrix: slices give columns of the result, else summands
-    length, width = b.T.shape if by_column else b.shape
-    size = max(1, CAST_ELEMENTS.get(b.device.type, CAST_ELEMENTS["cpu"]) // max(1, width))
-    if size >= length or b.dtype == a.dtype == input_dtype(b.dtype, precision):
-        return _product(a, _wide(as_input(b, precision)), precision)
-    memory = a.new_empty(size, width)
-    out = a.new_zeros(len(a), b.shape[1], dtype=torch.float32)
-    slices = (b.T if by_column else b).split(size)
-    for columns, part in zip((out if by_column else a).split(size, dim=1), slices, strict=True):
-        # bfloat16 numbers are exact in every precision.
-        cast = memory[: len(part)].copy_(part if part.dtype == torch.bfloat16 else as_input(part, precision))
-        if by_column:
-            columns.copy_(_product(a, cast.T, precision))
-        else:
-            out += _product(columns, cast, precision)
-    return out
+    large = b.numel() > CAST_ELEMENTS.get(b.device.type, CAST_ELEMENTS["cpu"])
+    if large and not b.dtype == a.dtype == input_dtype(b.dtype, precision):
+        cast, multiply = partial(as_input, precision=precision), partial(_product, precision=precision)
+        return sliced_product(a, b, cast, multiply)
+    return _product(a, _wide(as_input(b, precision)), precision)
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
@@ -110,21 +99,6 @@ def logits(hidden: torch.Tensor, head_VD: torch.Tensor, precision: Precision) ->
     """Logits [..., V] of hidden states [..., D], as `product`. Differentiable in both, in the same precision."""
     flat: torch.Tensor = _Logits.apply(hidden.reshape(-1, hidden.shape[-1]), head_VD, precision)
     return flat.view(*hidden.shape[:-1], len(head_VD))
-
-
-def capped(logits: torch.Tensor, cap: float | None) -> torch.Tensor:
-    """cap tanh(logits / cap); the logits themselves for None."""
-    return logits if cap is None else (logits / cap).tanh() * cap
-
-
-def cap_in_place(logits: torch.Tensor, cap: float) -> torch.Tensor:
-    """`capped`, overwriting the logits; not differentiable: see `below_cap`."""
-    return logits.div_(cap).tanh_().mul_(cap)
-
-
-def below_cap(gradient: torch.Tensor, z: torch.Tensor, cap: float) -> torch.Tensor:
-    """The gradient in logits before the cap, from that in the capped logits z. Overwrites both."""
-    return gradient.mul_(z.div_(cap).square_().neg_().add_(1))
 
 
 class _Logits(torch.autograd.Function):

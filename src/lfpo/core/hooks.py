@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lfpo.core.forward import ActiveRows
+from lfpo.core.active_rows import ActiveRows
 from lfpo.core.trajectory import Trajectory
 
 

@@ -4,6 +4,7 @@ Imported only where Triton is installed (`lfpo.core.fused.kernel_on`).
 """
 
 import subprocess
+import warnings
 from typing import Any
 
 import torch
@@ -58,6 +59,17 @@ def loss_and_gradient(
             enable_fp_fusion=True,
         )
     return loss_T, gradient_TV
+
+
+def runs_on(device: torch.device) -> bool:
+    """Whether the kernel can run on a GPU. Warns if it cannot."""
+    one, first = torch.ones(1, device=device), torch.zeros(1, device=device, dtype=torch.long)
+    try:
+        loss_and_gradient(one[None].clone(), None, first, [(one, one)], 1.0, torch.float32)
+    except CANNOT_COMPILE as error:
+        warnings.warn(f"the loss runs without its Triton kernel, which is slower: {error}", stacklevel=2)
+        return False
+    return True
 
 
 @triton.jit

@@ -14,38 +14,23 @@ from pathlib import Path
 
 import torch
 
-from lfpo.config.errors import CannotGoOn
 from lfpo.config.json import Json
 from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives
-from lfpo.core.batch import Batch
+from lfpo.core.batch import Batch, Update
 from lfpo.core.batch_metrics import means_of_sums
 from lfpo.core.collectives import local
+from lfpo.core.failures import count_skipped
 from lfpo.core.measures import Measures, add_measures
 from lfpo.core.model import MaskedDiffusionLM
-from lfpo.core.objective import Objective, signal_of
+from lfpo.core.objective import Objective, check_range, signal_of
 from lfpo.core.observer import Observer
 from lfpo.core.optim import Average, ema_update, set_lr, step_if_finite
-from lfpo.core.passes import logp_at_targets, with_fillers
+from lfpo.core.passes import filler_of, logp_at_targets, with_fillers
 from lfpo.core.predictions import Predictions, one_pass
 from lfpo.core.rng import generator, key
 from lfpo.core.roles import CURRENT, OLD
-from lfpo.core.views import Views, fully_masked, in_passes
-
-MAX_SKIPPED = 5  # updates in a row with a non-finite loss or gradient, after which training stops
-
-
-@dataclass(frozen=True)
-class Update:
-    """One optimiser step: the rollouts of a block in one inner iteration.
-
-    block: numbers of its rollouts among all R, int64. number: of the block.
-    """
-
-    iteration: int
-    inner: int
-    number: int
-    block: torch.Tensor
+from lfpo.core.views import Views, in_passes
 
 
 @dataclass
@@ -77,10 +62,10 @@ class Learner:
         """What the loss takes instead of the reward: r in [0, 1] for LFPO, an advantage for others; float64 [R], or
         [R, M] for M kept predictions. Rollouts without a reward are neutral."""
         reward = batch.reward_R if batch.predicted_RM is None else batch.predicted_RM
-        to_check = None if self.checked_range else batch.reward_R
-        signal_R = signal_of(self.at(iteration), reward, batch.group_R, to_check)
-        self.checked_range |= not batch.reward_R.isnan().all()
-        return signal_R
+        if not self.checked_range:
+            check_range(self.at(iteration), batch.reward_R)
+            self.checked_range = not batch.reward_R.isnan().all()
+        return signal_of(self.at(iteration), reward, batch.group_R)
 
     def update(self, batch: Batch, signal_R: torch.Tensor, iteration: int, observer: Observer) -> dict[str, float]:
         """Phase 2: an optimiser step of theta after each block of rollouts; some objectives go through all blocks
@@ -90,13 +75,13 @@ class Learner:
         measures = dict[str, torch.Tensor]()
         # Without any reward there is nothing to learn from, and no step decays weights or moments.
         blocks = [] if batch.reward_R.isnan().all() else optimizer_blocks(self.args, objective, iteration)
+        steps = [(inner, block) for inner in range(objective.num_iterations) for block in blocks]
         results = []
-        for inner in range(objective.num_iterations):
-            for number, block in enumerate(blocks):
-                step = Update(iteration, inner, number, block)
-                result, measured = optimizer_step(self, objective, batch, signal_B, step, observer)
-                results.append(result)
-                add_measures(measures, measured)
+        for number, (inner, block) in enumerate(steps):
+            step = Update(iteration, inner, block, number, len(steps))
+            result, measured = optimizer_step(self, objective, batch, signal_B, step, observer)
+            results.append(result)
+            add_measures(measures, measured)
         names = ("loss", "grad_norm", "learning_rate")
         means = {name: sum(result[name] for result in results) / (len(results) or math.nan) for name in names}
         signal = {"r": float(signal_R.mean()), "frac_signal": share_with_signal(objective, signal_R)}
@@ -106,17 +91,6 @@ class Learner:
     def move_old(self) -> None:
         """Phase 3: theta_old <- alpha theta_old + (1 - alpha) theta."""
         ema_update(self.policies[OLD], self.policies[CURRENT], self.args.ema_decay)
-
-    def count(self, iteration: int, *, stepped: bool) -> None:
-        """Count updates that were not applied; after MAX_SKIPPED in a row stop. Raises CannotGoOn."""
-        self.state["skipped"] += not stepped
-        self.state["skipped_in_a_row"] = 0 if stepped else self.state["skipped_in_a_row"] + 1
-        if self.state["skipped_in_a_row"] >= MAX_SKIPPED:
-            self.state["skipped_in_a_row"] = 0  # in the checkpoint: a resumed run may skip as often again
-            raise CannotGoOn(
-                f"{self.run_dir}: loss or gradient was not finite {MAX_SKIPPED} times in a row (iteration "
-                f"{iteration + 1}); lower learning_rate"
-            )
 
 
 def optimizer_blocks(args: LFPOConfig, objective: Objective, iteration: int) -> list[torch.Tensor]:
@@ -151,29 +125,25 @@ def optimizer_step(
     rows, trajectory = torch.isin(batch.rollout_B, step.block).nonzero().flatten(), batch.trajectory
     seeds = [key(batch.turns[b].seed, step.iteration) for b in rows.tolist()]
     # Before the iteration's first step theta may still equal theta_old, as after a move with ema_decay 0.
-    if step.inner == step.number == 0 and equal_weights(policies[OLD], policies[CURRENT]):
+    if step.number == 0 and equal_weights(policies[OLD], policies[CURRENT]):
         policies = {**policies, OLD: policies[CURRENT]}  # one forward for both
-    filler = None
-    if args.fsdp or not len(rows):
-        filler = fully_masked(trajectory.rows(rows.new_zeros(1)))
-    signal_B = signal_B[rows] if len(rows) else signal_B[:1]  # without rows any signal serves: it gets weight 0
+    # Where this rank may have to run a pass for which it has no views.
+    filler = filler_of(trajectory, learner.fill) if args.fsdp or not len(rows) else None
     # Noised inputs: input_ids, target [S, L]. For LFPO K random masks of each completion (states "noised", the
     # default), or K states that the sampler visited (states "stratified").
     if len(rows):
-        sampled = trajectory.rows(rows)
+        signal_B, sampled = signal_B[rows], trajectory.rows(rows)
         if sampled.structure.block_length is not None:
             sampled = sampled.in_rounds()
         views = objective.views(sampled, signal_B, seeds, step.inner)
-    else:  # no views, but this rank joins the collectives below
+        views = views if learner.fill is None else learner.fill(views, seeds, step.inner)
+    else:  # no views, but this rank joins the collectives below; any signal serves the filler, which gets weight 0
         assert filler is not None
-        views = filler.select(rows)
-    if learner.fill is not None:
-        views = learner.fill(views, seeds, step.inner)
-        filler = None if filler is None else learner.fill(filler, [0], 0)
+        views, signal_B = filler.select(rows), signal_B[:1]
     # The loss at the targets and its gradient, in passes of update_tokens tokens.
-    policies[CURRENT].train()
-    blocks, inners = args.optimizer_steps_per_iteration, objective.num_iterations
-    observer.begin(f"update {step.inner * blocks + step.number + 1} of {blocks * inners}")
+    theta = policies[CURRENT]
+    theta.train()
+    observer.begin(f"update {step.number + 1} of {step.of}")
     loss, measured = accumulate_gradients(
         objective,
         policies,
@@ -184,14 +154,15 @@ def optimizer_step(
         observer=observer,
     )
     # Optimiser steps before this one, and of the whole run: max_steps counts iterations.
-    steps_before = (step.iteration * inners + step.inner) * blocks + step.number
-    lr = set_lr(learner.optimizer, args, steps_before, args.max_steps * inners * blocks)
-    theta = policies[CURRENT]
+    lr = set_lr(learner.optimizer, args, step.iteration * step.of + step.number, args.max_steps * step.of)
     loss, norm, stepped = step_if_finite(learner.optimizer, theta, loss, args.max_grad_norm, observer.event)
-    if stepped and learner.average is not None:
-        learner.average.update()
-    learner.count(step.iteration, stepped=stepped)
-    if step.inner * blocks + step.number < blocks * inners - 1 and observer.event is not None:
+    if stepped:
+        learner.state["skipped_in_a_row"] = 0
+        if learner.average is not None:
+            learner.average.update()
+    else:
+        count_skipped(learner.state, learner.run_dir, step.iteration)
+    if step.number < step.of - 1:
         observer.event("on_substep_end")
     return {"loss": loss, "grad_norm": norm, "learning_rate": lr}, measured
 
@@ -222,11 +193,11 @@ def accumulate_gradients(
         return 0.0, {}
     pieces, _ = in_passes(views, update_tokens)
     loss_sum, measures = 0.0, dict[str, torch.Tensor]()
-    weights = [1.0] * len(pieces)
     if filler is not None:
-        pieces, weights = with_fillers(pieces, filler)
+        pieces = with_fillers(pieces, filler)
     observer.begin(observer.phase, len(pieces), "passes")
-    for piece, weight in zip(pieces, weights, strict=True):
+    for piece in pieces:
+        weight = float(piece is not filler)
         with one_pass(policies.values()) as balance:  # measures of routers, where there are any
             predictions = Predictions(piece, policies)  # hidden states [T, D], labels [T]
             loss, measured = objective.loss(predictions, signal_B)

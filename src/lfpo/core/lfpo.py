@@ -7,8 +7,8 @@ import torch
 
 from lfpo.config import lfpo as settings
 from lfpo.config.errors import UserError
-from lfpo.core.advantages import batch_ranks, group_advantages, group_means, group_ranges
 from lfpo.core.fused import rectified_sum
+from lfpo.core.groups import batch_ranks, centred, group_means, group_ranges
 from lfpo.core.measures import Measures, measure_targets
 from lfpo.core.objective import Objective
 from lfpo.core.predictions import Predictions
@@ -45,7 +45,7 @@ class LFPO(settings.LFPO, Objective):
                     f"reward {value:g} is outside [0, 1], which reward_transform 'raw' needs; use 'centered'"
                 )
             return reward_R
-        centred_R = group_advantages(reward_R, group_R, "mean")
+        centred_R = centred(reward_R, group_R)
         if self.deviation == "batch":
             lowered_R = (1 - self.baseline) * (group_means(reward_R, group_R) - reward_R.min())
             advantage = (centred_R + lowered_R) / (reward_R.std(correction=0) + 1e-4)
@@ -61,11 +61,8 @@ class LFPO(settings.LFPO, Objective):
         return make(trajectory, self.timesteps, seeds, inner)
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
-        """sum over T targets of -w [w+ r log pi+(y) + w- (1 - r) log pi-(y)] / beta (Eq. 10, sampled-token reading),
-
-        where pi+ = softmax((1 - beta) z_old + beta z) and pi- = softmax((1 + beta) z_old - beta z) (Eq. 8, 9), and w is
-        1, or the weight that `target_weight` names.
-        """
+        """Eq. 8 to 10 in their sampled-token reading, summed over T targets: see `rectified_sum`. w is 1, or the weight
+        that `target_weight` names."""
         r_T, theta, theta_old = (
             predictions.at_targets(signal_B),
             predictions.policies[CURRENT],

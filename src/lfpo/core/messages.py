@@ -3,12 +3,33 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lfpo.config.errors import UserError, last_line
 from lfpo.config.files import plain
 from lfpo.config.json import Json
 
 
-def rendered(tokenizer: Any, messages: list[Json]) -> str:
-    """The text of messages, in which the assistant's turn is open."""
+def rendered(tokenizer: Any, prompt: list[Json], where: str = "") -> str:
+    """The text of a prompt of messages, in which the assistant's turn is open.
+
+    Raises UserError, starting with `where` or else quoting the prompt, for messages without a chat template, and for
+    those that it cannot render.
+    """
+    if tokenizer.chat_template is None:
+        raise UserError(
+            "the prompts are message lists, but the tokenizer has no chat template; "
+            "use an instruct checkpoint, or give plain text prompts"
+        )
+    try:
+        return _open_turn(tokenizer, prompt)
+    except Exception as error:  # a template may raise anything
+        place, reason = where or f"prompt {str(prompt)[:60]!r}", " ".join(last_line(error).split())
+        raise UserError(
+            f"{place}: the chat template cannot render the prompt ({reason}); change the messages, or the template in "
+            "the model's folder"
+        ) from error
+
+
+def _open_turn(tokenizer: Any, messages: list[Json]) -> str:
     messages = [_present(message) for message in messages]
     answer_prefix = prefill(messages)
     if answer_prefix.strip():

@@ -5,21 +5,18 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from lfpo.config.json import Json
-from lfpo.core.compiled import compiled_for_shapes
-from lfpo.core.head import Precision, capped, logits, precision_of
+from lfpo.core.head import Precision, logits, precision_of
+from lfpo.core.logit_cap import capped
 from lfpo.core.roles import CURRENT
-from lfpo.core.split_head import gather_head
-from lfpo.core.structure import FULL, Doubled, Structure
+from lfpo.core.structure import FULL, Structure
 
 NO_MASK = -1  # mask_id of a model whose noise is uniform over the vocabulary: no token
 
@@ -63,19 +60,23 @@ class MaskedDiffusionLM(nn.Module):
         self.mask_id, self.eos_id, self.pad_id = mask_id, eos_id, pad_id
         self.adapter: str | None = None
         self.autocast, self.head_precision = False, "auto"
+        # With uniform noise layers are of kinds, which attend within windows of so many tokens (None: to all).
+        sliding: dict[str, int | None] = {"full_attention": None}
+        self.windows = sliding | {"sliding_attention": backbone.config.sliding_window} if self.uniform else None
         # Logits z are cap tanh(z / cap); None: as they are.
         self.logit_cap: float | None = getattr(backbone.config, "final_logit_softcapping", None)
         # Where FSDP splits the weights: this model unsplit, on the meta device (see lfpo.models.fsdp), in a tuple, so
         # that torch does not register it as a part of this one.
         self.unsplit: tuple[MaskedDiffusionLM, ...] = ()
-        # Hooks of what adds adapters, splits or casts weights, or routes to experts: how to switch adapters, a context
-        # in which the policy is ready for many forwards, what to do after a pass, and what to measure during one.
-        self.switch_adapter: Callable[[Any, str], None] | None = None
+        # Hooks of what adds adapters, splits or casts weights, or routes to experts: a context in which a backbone
+        # uses another adapter, one in which the policy is ready for many forwards, the whole weights of a split head,
+        # what to do after a pass, and what to measure during one.
+        self.using_adapter: Callable[[Any, str], contextlib.AbstractContextManager[None]] | None = None
         self.ready: Callable[[MaskedDiffusionLM], contextlib.AbstractContextManager[MaskedDiffusionLM]] | None = None
+        self.gathered_head: Callable[[], torch.Tensor] | None = None
         self.after_pass: Callable[[], None] | None = None
         self.measure_pass: Callable[[], contextlib.AbstractContextManager[dict[str, torch.Tensor]]] | None = None
-        self._whole_head: list[torch.Tensor] = []  # shared by the policies on one backbone
-        self._compiled: list[Any] | None = None
+        self._compiled: list[Any] = []  # the compiled body, once there is one (lfpo.core.compiled)
 
     @property
     def device(self) -> torch.device:
@@ -116,7 +117,7 @@ class MaskedDiffusionLM(nn.Module):
         cache: Any = None,
         *,
         structure: Structure = FULL,
-        compiled: bool = False,
+        run: Callable[..., Any] | None = None,
     ) -> torch.Tensor:
         """Final hidden states [B, L, D] in the weights' dtype; `head(hidden[b, i])` are the logits of token i.
 
@@ -124,62 +125,38 @@ class MaskedDiffusionLM(nn.Module):
             attended to, and positions are counted from each row's first real token.
         cache: takes all keys and values (see KeyValueCache.fill).
         structure: which tokens attend to which; for the doubled layout see lfpo.core.doubled.
-        compiled: run the body through torch.compile, which compiles once for each input shape.
+        run: runs in place of the backbone's body (see lfpo.core.compiled).
         """
         position_ids = mask = None
         # Compiled forwards have a mask always: with and without one they would be two shapes.
-        needed = compiled or cache is not None or structure != FULL
+        needed = run is not None or cache is not None or structure != FULL
         if needed and attention_mask_BL is None:
             attention_mask_BL = torch.ones_like(input_ids_BL)
         # Without zeros full attention needs no mask. On a GPU `all` would wait for the device, so it has one there.
         if attention_mask_BL is not None and (needed or attention_mask_BL.is_cuda or not bool(attention_mask_BL.all())):
             position_ids = structure.positions(attention_mask_BL)
-            mask = self.mask(structure, attention_mask_BL.bool())
+            mask = structure.mask(attention_mask_BL.bool(), self.body_dtype, windows=self.windows)
         weights_dtype = self.dtype  # the body may run in another
         hidden = self.body(
-            compiled, input_ids=input_ids_BL, attention_mask=mask, position_ids=position_ids, past_key_values=cache
+            run, input_ids=input_ids_BL, attention_mask=mask, position_ids=position_ids, past_key_values=cache
         )
         return (shifted(hidden) if self.family.shift else hidden).to(weights_dtype)
 
-    def mask(self, structure: Structure, real_BL: torch.Tensor, doubled: Doubled | None = None) -> Any:
-        """The attention mask, or with uniform noise one for each kind of layers."""
-        if not self.uniform:
-            return structure.mask(real_BL, self.body_dtype, doubled)
-        kinds = self.by_kind(structure)
-        return {kind: of_kind.mask(real_BL, self.body_dtype, doubled) for kind, of_kind in kinds.items()}
-
-    def by_kind(self, structure: Structure) -> dict[str, Structure]:
-        """The structure in each kind of layers, where noise is uniform."""
-        windows = {"full_attention": None, "sliding_attention": self.backbone.config.sliding_window}
-        return {kind: dataclasses.replace(structure, window=window) for kind, window in windows.items()}
-
-    def body(self, compiled: bool = False, **inputs: Any) -> torch.Tensor:
-        """The body's last hidden states, with this policy's adapter; between forwards CURRENT is active."""
-        other = None if self.adapter == CURRENT else self.adapter
-        if other is not None and self.switch_adapter is not None:
-            self.switch_adapter(self.backbone, other)
-        in_bfloat16: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-        if self.autocast:  # without the cache of weights, which would hold copies of all until the end of the forward
-            in_bfloat16 = torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
-        try:
-            with in_bfloat16:
-                body = self.compiled_body() if compiled else self.backbone.model
-                hidden: torch.Tensor = body(use_cache=False, **inputs).last_hidden_state
-        finally:
-            if other is not None and self.switch_adapter is not None:
-                self.switch_adapter(self.backbone, CURRENT)
+    def body(self, run: Callable[..., Any] | None = None, **inputs: Any) -> torch.Tensor:
+        """The body's last hidden states, with this policy's adapter; between forwards CURRENT is active. run: see
+        `hidden`."""
+        with contextlib.ExitStack() as contexts:
+            if self.using_adapter is not None and self.adapter is not None and self.adapter != CURRENT:
+                contexts.enter_context(self.using_adapter(self.backbone, self.adapter))
+            if self.autocast:  # without the cache of weights, which would hold copies of all until the forward's end
+                contexts.enter_context(torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False))
+            hidden: torch.Tensor = (run or self.backbone.model)(use_cache=False, **inputs).last_hidden_state
         return hidden
-
-    def compiled_body(self) -> Any:
-        """The body through torch.compile, made at the first call."""
-        if self._compiled is None:
-            # In a list, so that torch does not register the compiled body as a second set of parameters.
-            self._compiled = [compiled_for_shapes(self.backbone.model, self.device)]
-        return self._compiled[0]
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [..., V] of hidden states [..., D]: float32 (float64 in a float64 model), as `products` says."""
-        return capped(logits(hidden, self.head_weight, self.products), self.logit_cap)
+        uncapped = logits(hidden, self.head_weight, self.products)
+        return uncapped if self.logit_cap is None else capped(uncapped, self.logit_cap)
 
     @property
     def products(self) -> Precision:
@@ -189,17 +166,8 @@ class MaskedDiffusionLM(nn.Module):
     @property
     def head_weight(self) -> torch.Tensor:
         """The head's weights [V, D]; a family's bias is one of the columns. If they are split over ranks they are
-        gathered by the first use in a pass, a collective, and held until `release_head` (see one_pass)."""
-        weight = self.backbone.lm_head.weight
-        if not isinstance(weight, DTensor):
-            return weight
-        if not self._whole_head:
-            self._whole_head.append(gather_head(weight))
-        return self._whole_head[0]
-
-    def release_head(self) -> None:
-        """Free the gathered head, if there is one."""
-        self._whole_head.clear()
+        gathered by the first use in a pass, a collective, and held until its end (see lfpo.models.fsdp)."""
+        return self.backbone.lm_head.weight if self.gathered_head is None else self.gathered_head()
 
     def own_parameters(self) -> list[nn.Parameter]:
         """The parameters that tell this policy from others on the same backbone: its adapter's, or all of them."""
@@ -214,30 +182,6 @@ class MaskedDiffusionLM(nn.Module):
         """Logits [B, L, V]."""
         return self.head(self.hidden(input_ids_BL, attention_mask_BL))
 
-    def with_adapter(self, adapter: str) -> MaskedDiffusionLM:
-        """A policy that uses another adapter of the same backbone object (BASE: none)."""
-        other = copy.copy(self)
-        other.adapter = adapter
-        return other
-
-    def weights(self) -> dict[str, torch.Tensor]:
-        """The backbone's parameters, and the buffers that checkpoints hold, without adapters. Split parameters are
-        DTensors; 4-bit ones are meta tensors of their original shape, in `dtype`."""
-        saved = [*self.backbone.named_parameters(remove_duplicate=False), *saved_buffers(self.backbone)]
-        return {
-            re.sub(r"(\.base_layer)+\.", ".", name): p
-            if original_shape(p) == p.shape
-            else torch.empty(original_shape(p), dtype=self.dtype, device="meta")
-            for name, p in saved
-            if "lora_" not in name
-        }
-
-    def checkpoint_layers(self) -> None:
-        """Turn on gradient checkpointing: a forward keeps each layer's input, and the backward pass runs it again."""
-        # The method's name depends on the version of transformers.
-        enable = getattr(self.backbone, "activation_checkpointing_enable", None)
-        (enable or self.backbone.gradient_checkpointing_enable)({"use_reentrant": False})
-
     def ready_to_sample(self) -> contextlib.AbstractContextManager[MaskedDiffusionLM]:
         """A context in which the model that it gives is ready for many forwards without gradients."""
         return contextlib.nullcontext(self) if self.ready is None else self.ready(self)
@@ -245,7 +189,7 @@ class MaskedDiffusionLM(nn.Module):
     def frozen_copy(self, memo: dict[int, Any] | None = None) -> MaskedDiffusionLM:
         """A deep copy without gradients, in evaluation mode. memo: deepcopy's; object id -> what replaces the copy."""
         copied = copy.copy(self)
-        copied._compiled, copied._whole_head, copied.unsplit, copied.ready = None, [], (), None
+        copied._compiled, copied.unsplit, copied.ready = [], (), None
         return copy.deepcopy(copied, memo).requires_grad_(False).eval()
 
 
@@ -264,9 +208,3 @@ def saved_buffers(backbone: nn.Module) -> list[tuple[str, torch.Tensor]]:
         for name, buffer in module._buffers.items()
         if buffer is not None and name not in module._non_persistent_buffers_set
     ]
-
-
-def original_shape(parameter: torch.Tensor) -> torch.Size:
-    """The shape of a parameter before quantisation (its own shape where it is not quantised)."""
-    state = getattr(parameter, "quant_state", None)
-    return parameter.shape if state is None else torch.Size(state.shape)

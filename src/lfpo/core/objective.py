@@ -21,11 +21,6 @@ from lfpo.core.views import Views
 LARGEST = torch.finfo(torch.float32).max  # losses are computed in float32
 
 
-def number_of_units(objective: Objective, views: Views) -> float:
-    """A normaliser: the number of the views' units, for losses that are means over rollouts, states or masks."""
-    return float(len(views.unit.unique()))
-
-
 class Objective:
     """An algorithm: a dataclass whose fields are its knobs (`objective: {name: ..., knob: ...}`). It has `views`,
     `loss`, and what else differs from here. One of your own need not derive from this class."""
@@ -131,9 +126,7 @@ class Objective:
         return float(views.weight.sum())
 
 
-def signal_of(
-    objective: Objective, reward_R: torch.Tensor, group_R: torch.Tensor, to_check: torch.Tensor | None = None
-) -> torch.Tensor:
+def signal_of(objective: Objective, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
     """`objective.signal` of the scored rollouts, and its neutral value for the others; float64 [R] or [R, M].
 
     reward_R: float64 [R], NaN where a rollout has no reward, or [R, M] where an objective takes those of kept
@@ -141,11 +134,8 @@ def signal_of(
     The objective sees the scored rollouts alone, their groups numbered anew without gaps, so no objective has to know
     of NaN. A rollout that is alone in its group has nothing to be compared with: it is neutral too, unless the
     objective does not compare. One that needs whole groups sees only groups in which every rollout has a reward.
-    to_check: rewards of which one outside of the objective's `reward_range` is an error (None: none is).
     The same on all ranks. Raises CannotGoOn for a signal that float32 cannot hold.
     """
-    if to_check is not None:
-        check_range(objective, to_check)
     scored = ~reward_R.isnan()
     scored = scored if scored.dim() == 1 else scored.all(dim=1)
     if objective.whole_groups:

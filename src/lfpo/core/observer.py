@@ -13,18 +13,19 @@ class Observer:
     far. forwards: of the model since a unit was done, the last of them with so many rows. started: time.monotonic() at
     its begin. resumed_at: iterations that were done before this process.
 
-    Hooks, which do nothing unless they are set (`event` is None then):
+    Hooks, which do nothing unless they are set:
     changed(): after `advance` and `forward`. note(text): shows a line to the user. event(name): an event of
     lfpo.train.callbacks. interrupt(): raises what a request to stop, which came before, asks for.
 
-    passes: takes what FLOPs are counted from, an lfpo.core.views.Pass for each pass of an update (None: nobody counts).
+    passes: takes what FLOPs are counted from, a Pass of lfpo.core.structure for each pass of an update (None: nobody
+        counts).
     interruptible: whether a request to stop may end the work at once; see `at_once`.
     """
 
     def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
         self.resumed_at, self.changed = 0, changed
         self.note: Callable[[str], None] = print
-        self.event: Callable[[str], None] | None = None
+        self.event: Callable[[str], None] = lambda name: None
         self.interrupt: Callable[[], None] = lambda: None
         self.passes: list[Any] | None = None
         self.interruptible = False

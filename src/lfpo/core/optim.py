@@ -12,7 +12,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from lfpo.core import collectives
+from lfpo.core.collectives import local
 from lfpo.core.model import MaskedDiffusionLM
+from lfpo.core.rank_tensors import sum_gradients, total_of_parts
 
 
 def step_if_finite(
@@ -20,7 +22,7 @@ def step_if_finite(
     model: nn.Module,
     loss: float,
     max_grad_norm: float,
-    event: Callable[[str], None] | None = None,
+    event: Callable[[str], None] = lambda name: None,
 ) -> tuple[float, float, bool]:
     """End an optimiser step: sum loss and gradients over ranks, clip, step where both are finite, drop the gradients.
 
@@ -30,32 +32,16 @@ def step_if_finite(
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     loss = collectives.sum_number(loss)
-    sum_gradients(parameters)
+    if dist.is_initialized():
+        sum_gradients(parameters)
     norm = clip_gradients(parameters, max_grad_norm)
     finite = math.isfinite(norm) and math.isfinite(loss)
     if finite:
-        if event is not None:
-            event("on_pre_optimizer_step")
+        event("on_pre_optimizer_step")
         optimizer.step()
-        if event is not None:
-            event("on_optimizer_step")
+        event("on_optimizer_step")
     optimizer.zero_grad()
     return loss, norm, finite
-
-
-def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Replace each gradient by its sum over ranks, in one all_reduce. DTensors are left out: FSDP has summed them."""
-    if not dist.is_initialized():
-        return
-    trained = [p for p in parameters if p.requires_grad and not isinstance(p, DTensor)]
-    # Where no rank has a gradient there is none: with zeros, the optimiser's momentum would move the weights.
-    if not trained or not any(collectives.gather(any(p.grad is not None for p in trained))):
-        return
-    flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in trained])
-    collectives.announce()
-    dist.all_reduce(flat)
-    for p, grad in zip(trained, flat.split([p.numel() for p in trained]), strict=True):
-        p.grad = grad.view_as(p)
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
@@ -64,21 +50,12 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float
     grads = [p.grad for p in parameters if p.grad is not None]
     if not grads:
         return 0.0
-    local = [g.to_local() if isinstance(g, DTensor) else g for g in grads]
-    squares = torch.stack([_square_sum(g.detach()) for g in local]).tolist()  # one wait for the device
-    total = sum(s for s, g in zip(squares, grads, strict=True) if not isinstance(g, DTensor))
-    # Replicas of a part are all counted, each as its share.
-    parts = sum(s / _replicas(g) for s, g in zip(squares, grads, strict=True) if isinstance(g, DTensor))
-    norm = math.sqrt(total + (collectives.sum_number(parts) if any(isinstance(g, DTensor) for g in grads) else 0.0))
+    parts = [local(g) for g in grads]
+    squares = torch.stack([_square_sum(part) for part in parts]).tolist()  # one wait for the device
+    norm = math.sqrt(total_of_parts(squares, grads) if any(isinstance(g, DTensor) for g in grads) else sum(squares))
     if max_norm and norm > max_norm:
-        torch._foreach_mul_(local, max_norm / (norm + 1e-6))
+        torch._foreach_mul_(parts, max_norm / (norm + 1e-6))
     return norm
-
-
-def _replicas(tensor: DTensor) -> int:
-    """How many ranks hold the same rows."""
-    sizes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
-    return math.prod(size for size, placement in sizes if placement.is_replicate())
 
 
 def _square_sum(tensor: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@ run equally many."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -12,19 +12,35 @@ from lfpo.core import collectives
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.observer import Observer
 from lfpo.core.predictions import Predictions, one_pass
-from lfpo.core.views import Views, in_passes
+from lfpo.core.trajectory import Trajectory
+from lfpo.core.views import Views, in_passes, noised
 
 T = TypeVar("T")  # a pass
 
 
-def with_fillers(pieces: Sequence[T], filler: T) -> tuple[list[T], list[float]]:
-    """The passes of this rank, and the weight of each in the loss.
+def fully_masked(trajectory: Trajectory, masked_prompt_BP: torch.Tensor | None = None) -> Views:
+    """One view a rollout: the completion wholly masked, and the given prompt tokens too; every token up to the first
+    EOS is a target."""
+    rows_B = torch.arange(len(trajectory), device=trajectory.tokens.device)
+    masked = torch.ones_like(trajectory.tokens, dtype=torch.bool)
+    if masked_prompt_BP is not None:
+        masked = torch.cat([masked_prompt_BP, masked], dim=1)
+    return noised(trajectory, rows_B, masked, trajectory.until_eos)
+
+
+def filler_of(trajectory: Trajectory, fill: Callable[[Views, Sequence[int], int], Views] | None) -> Views:
+    """One view with targets, for passes with weight 0. fill: see Learner."""
+    filler = fully_masked(trajectory.rows(torch.zeros(1, dtype=torch.long, device=trajectory.tokens.device)))
+    return filler if fill is None else fill(filler, [0], 0)
+
+
+def with_fillers(pieces: Sequence[T], filler: T) -> list[T]:
+    """The passes of this rank. A collective.
 
     Under FSDP forwards and backwards are collectives, so all ranks must run the same number: a rank with fewer pieces
-    adds `filler`, a view with targets, with weight 0. A collective.
+    adds `filler`, a view with targets, which gets weight 0 in the loss.
     """
-    missing = max(collectives.gather(len(pieces))) - len(pieces)
-    return [*pieces, *[filler] * missing], [1.0] * len(pieces) + [0.0] * missing
+    return [*pieces, *[filler] * (max(collectives.gather(len(pieces))) - len(pieces))]
 
 
 @torch.no_grad()
@@ -43,13 +59,12 @@ def logp_at_targets(
     number_SL[views.target] = torch.arange(int(views.target.sum()), device=number_SL.device)
     pieces, places = in_passes(views, update_tokens)
     values, order = [number_SL.new_zeros(0, dtype=torch.float32)], [number_SL.new_zeros(0)]
-    weights = [1.0] * len(pieces)
     if filler is not None:
-        pieces, weights = with_fillers(pieces, filler)
-    for number, (piece, weight) in enumerate(zip(pieces, weights, strict=True)):
+        pieces = with_fillers(pieces, filler)
+    for number, piece in enumerate(pieces):
         with one_pass(policies.values()):
             logp_T = Predictions(piece, policies).logp(policy)
-        if weight:
+        if piece is not filler:
             values.append(logp_T)
             place = places[number]
             order.append(number_SL[place][views.target[place]])

@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from lfpo.core.doubled import noised_hidden
+from lfpo.core.doubled import hidden_at_targets
 from lfpo.core.fused import in_chunks, logp_of_labels
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.roles import CURRENT, OLD
@@ -15,7 +15,7 @@ from lfpo.core.views import Views
 
 @contextlib.contextmanager
 def one_pass(policies: Iterable[MaskedDiffusionLM]) -> Iterator[dict[str, torch.Tensor]]:
-    """A pass of an update: forwards, and a backward or none. Gathered heads are freed at its end. Yields what the first
+    """A pass of an update: forwards, and a backward or none. Yields what the first
     policy measures of it, as lfpo.core.measures has it; filled while the pass runs."""
     models = [policy for policy in policies if isinstance(policy, MaskedDiffusionLM)]  # tests have other classes
     measuring = models[0].measure_pass if models else None
@@ -24,7 +24,6 @@ def one_pass(policies: Iterable[MaskedDiffusionLM]) -> Iterator[dict[str, torch.
             yield measures
     finally:
         for model in models:
-            model.release_head()
             if model.after_pass is not None:
                 model.after_pass()
 
@@ -75,36 +74,21 @@ class Predictions:
             return self._hidden[policy]
         with torch.set_grad_enabled(policy == CURRENT and torch.is_grad_enabled()):
             if views.structure.doubled:
-                self._hidden[policy] = self._doubled(model)
+                self._hidden[policy] = hidden_at_targets(model, views, self._conditioning())
             else:
                 self._hidden[policy] = model.hidden(views.input_ids, views.attention_mask)[views.target]
         self.ran.append((policy, views))
         self.used.append(policy)
         return self._hidden[policy]
 
-    def _doubled(self, model: MaskedDiffusionLM) -> torch.Tensor:
-        """`hidden` in the doubled layout."""
+    def _conditioning(self) -> torch.Tensor | None:
+        """What conditions the predictions, where noise is uniform: the signal of theta_old for every policy, or else a
+        difference of logits were not the policy's alone."""
         views = self.views
-        clean_SL = views.labels if views.clean is None else views.clean
-        if views.condition is not None and self._signal is None:
-            # That of theta_old for every policy: else a difference of logits were not the policy's alone.
+        if views.condition is not None and views.temperature is not None and self._signal is None:
             self._signal = views.condition(self.policies[OLD], views)
-            assert views.temperature is not None
             self.ran.append((OLD, views.select((views.temperature > 0).any(-1))))
-        noised_SND, clean_SLD = noised_hidden(
-            model,
-            views.input_ids,
-            clean_SL,
-            views.attention_mask,
-            views.prompt,
-            structure=views.structure,
-            conditioning_BND=self._signal,
-        )
-        hidden_TD = noised_SND[views.target[:, -noised_SND.shape[1] :]]
-        if views.from_clean is None:
-            return hidden_TD
-        before_TD = clean_SLD[self.view_T, self.column_T - 1]  # no target is the first token of a row
-        return torch.where(views.from_clean[views.target][:, None], before_TD, hidden_TD)
+        return self._signal
 
     def logits(self, policy: str = CURRENT) -> torch.Tensor:
         """Logits [T, V] of all targets at once: for small vocabularies and tests."""
@@ -121,7 +105,3 @@ class Predictions:
         hidden_TD = self.hidden(policy)
         with torch.set_grad_enabled(policy == CURRENT and torch.is_grad_enabled()):
             return in_chunks(function, [hidden_TD, *rows], self.policies[policy].vocab_size)
-
-    def head(self, policy: str = CURRENT) -> torch.Tensor:
-        """The head [V, D] of a policy: its logits are hidden(policy) @ head(policy).T."""
-        return self.policies[policy].head_weight

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import torch
 
 from lfpo.config.sampler import SamplerConfig
-from lfpo.core.draw import Drawn, Score, draw_from_logits
-from lfpo.core.forward import ActiveRows
+from lfpo.core.active_rows import ActiveRows
+from lfpo.core.draw import Drawn, draw_from_logits
+from lfpo.core.forward import Forward
 from lfpo.core.hooks import DrawnTokens, Hook
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.noise import uniform
-from lfpo.core.rule import TOKENS, Proposal, Reveal, Revealed, Rule
+from lfpo.core.rule import TOKENS, Proposal, Reveal, Rule, Score, revealed_of
 
 # Elements of the logits that one product with the head makes. On a GPU 2,048 positions of a large vocabulary, because
 # each product reads the whole head. On a CPU not less: glibc's heap serves tensors under 32 MiB and fragments; at 2**21
@@ -31,27 +32,9 @@ def ranked(score_AC: torch.Tensor, eligible_AC: torch.Tensor) -> tuple[torch.Ten
     return order, order.argsort(dim=-1)
 
 
-def best(score_AC: torch.Tensor, eligible_AC: torch.Tensor, count_A: torch.Tensor) -> torch.Tensor:
-    """The count_A[a] eligible positions of each row with the highest score, [A, C] bool; ties go to the left."""
-    return eligible_AC & (ranked(score_AC, eligible_AC)[1] < count_A[:, None])
-
-
-def before_first(true_AC: torch.Tensor) -> torch.Tensor:
-    """How many columns come before the first True one, [A, 1] int64; C in a row without one."""
-    return (true_AC.int().cumsum(-1) == 0).sum(-1, keepdim=True)
-
-
-# The rule of the paper's rollouts and that of its evaluations; the others are in lfpo.rollout.reveal.
-
-
-def highest_score(step: Proposal) -> Reveal:
-    """The positions with the best score: that of the rule, or the drawn token's confidence."""
-    at_step, count = step.next_scheduled()
-    return Reveal(best(step.score, step.eligible, count), at_step)
-
-
 def threshold(step: Proposal) -> Reveal:
-    """Positions with confidence >= threshold, and always each row's most confident one."""
+    """Positions with confidence >= threshold, and always each row's most confident one. The other rules are in
+    lfpo.rollout.reveal."""
     rank = ranked(step.confidence, step.eligible)[1]
     return Reveal(step.eligible & ((step.confidence >= step.sampler.threshold) | (rank == 0)))
 
@@ -60,10 +43,7 @@ def threshold(step: Proposal) -> Reveal:
 class Denoiser:
     """What one forward does to the rows in flight.
 
-    sampler: with its lengths filled in. counts: its reveal_schedule, on the model's device.
-    whole_completion: tokens are drawn at all masked positions, not at those of the active block alone.
-    between: a forward that stores the finished block comes between two blocks. causal: over a causal context, where the
-        first such forward runs the prompt. leads: such a forward also reveals the first token of the next block.
+    sampler: with its lengths filled in. counts: its reveal_schedule, on the model's device. forward: runs the model.
     """
 
     model: MaskedDiffusionLM
@@ -71,22 +51,19 @@ class Denoiser:
     rule: Rule
     counts: torch.Tensor
     hooks: Sequence[Hook]
-    whole_completion: bool
-    between: bool
-    causal: bool
-    leads: bool
+    forward: Forward
 
     def step(self, active: ActiveRows, hidden: list[torch.Tensor], count: int) -> None:
         """Draw tokens, reveal and edit those that the rule picks, and move each row's clocks on. Finished rows do not
         change, and rows whose forward stored a block only become ready for the next one.
 
-        hidden: hidden states [A, block_length, D] of each row's active block (two such tensors with guidance), or with
-            `whole_completion` of all positions. Of rows that are storing the first state alone has a meaning.
+        hidden: what `forward` gave: hidden states [A, block_length, D] of each row's active block, or of the whole
+            completion (two such tensors with guidance). Of rows that are storing the first state alone has a meaning.
         count: the masked positions of the active blocks, or an upper bound.
         """
         sampler = self.sampler
         assert sampler.block_length
-        leading = active.storing & self.leads
+        leading = active.storing & self.forward.leads
         alive = ~active.done & (leading | ~active.storing)
         place = torch.arange(active.tokens.shape[1], device=alive.device) + active.offset[:, None]  # in row's blocks
         in_block = (place // sampler.block_length == active.block[:, None]) & alive[:, None]
@@ -94,13 +71,10 @@ class Denoiser:
         unrevealed = in_block & masked
         eligible = unrevealed & (~leading[:, None] | (place % sampler.block_length == 0))
         drawn, revealed = eligible, None
-        if self.whole_completion:
+        if self.forward.whole_completion:
             drawn, count = masked, masked.numel()
         if sampler.edits:
-            # A forward counts one step, so steps since the block's last mask was replaced count forwards without masks.
-            since = active.clock - active.reveal_step.masked_fill(~in_block, -1).amax(-1)
-            revealed = Revealed(in_block & ~masked, active.tokens, torch.where(eligible.any(-1), 0, since))
-            drawn = in_block
+            drawn, revealed = in_block, revealed_of(active, in_block, masked, eligible)
         token, confidence, entropy, sureness, score = self._draw(active, hidden, drawn, count)
         step = Proposal(
             eligible=eligible,
@@ -118,11 +92,6 @@ class Denoiser:
         positions, at_step, edit, goes_on = self.rule.reveal(step)
         reveal, scheduled = positions & eligible, at_step is not None
         at_step = active.block_step if at_step is None else torch.where(leading, active.block_step, at_step)
-        if sampler.stops_at_confidence:
-            # A new state is met first at the current step. If all of it is confident, the block is committed there.
-            confident = ((sureness >= sampler.early_stop_threshold) | ~eligible).all(-1)
-            reveal = torch.where(confident[:, None], eligible, reveal)
-            at_step = torch.where(confident, active.block_step, at_step)
         edit = None if edit is None or revealed is None else edit & revealed.editable
         at = active.clock + torch.where(alive, at_step - active.block_step, 0)  # over steps that reveal nothing
         for hook in self.hooks:
@@ -160,7 +129,9 @@ class Denoiser:
         within_T = (column_T + active.offset[row_T]) % hidden[0].shape[1]
         hidden_TD = [h[row_T, within_T] for h in hidden]
         noise_T = uniform(active.seed[row_T], TOKENS, active.nfe[row_T], column_T)
-        drawn = draw(self.model, hidden_TD, self.sampler, noise_T, self.rule.score, without_mask=self.causal)
+        drawn = draw(
+            self.model, hidden_TD, self.sampler, noise_T, self.rule.score, without_mask=self.forward.structure.causal
+        )
         fields = []
         for value in drawn:
             fields.append(value.new_zeros(where.shape))
@@ -183,7 +154,7 @@ class Denoiser:
         active.block += complete
         active.block_step = torch.where(complete, 0, active.block_step)
         active.done |= stopped | (active.block >= active.blocks)
-        active.storing = complete & ~active.done & self.between
+        active.storing = complete & ~active.done & self.forward.between
 
 
 def draw(

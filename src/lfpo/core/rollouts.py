@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
@@ -25,12 +25,6 @@ from lfpo.core.observer import Observer
 from lfpo.core.rng import key
 from lfpo.core.scoring import Row, Scorer
 from lfpo.core.trajectory import Trajectory
-
-
-class RolloutSource(Protocol):
-    def roll(self, iteration: int, observer: Observer) -> ScoredRollouts:
-        """This rank's scored rollouts of an iteration, a group for each of its prompts. A collective."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,16 @@ from typing import Any, NamedTuple
 import torch
 
 from lfpo.config.reveal import RuleKeys
-from lfpo.core.draw import Score
+from lfpo.core.active_rows import ActiveRows
 from lfpo.core.noise import uniform
 from lfpo.core.pace import Plan
 
 # What a row's random numbers are for: drawing tokens, the rule's choices at one forward, the rule's choices for a row.
 TOKENS, ORDER, PLAN = range(3)
+
+# Scores [T] of T drawn tokens, from the probabilities [T, V] they are drawn from (after temperature, top_k and top_p;
+# float64) and the tokens [T].
+Score = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,14 @@ class Revealed:
     editable: torch.Tensor
     shown: torch.Tensor
     post_step: torch.Tensor
+
+
+def revealed_of(active: ActiveRows, in_block: torch.Tensor, masked: torch.Tensor, eligible: torch.Tensor) -> Revealed:
+    """The revealed positions of the active blocks `in_block`, of which `masked` are masked and `eligible` may be
+    revealed, each [A, C] bool."""
+    # A forward counts one step, so steps since the block's last mask was replaced count forwards without masks.
+    since = active.clock - active.reveal_step.masked_fill(~in_block, -1).amax(-1)
+    return Revealed(in_block & ~masked, active.tokens, torch.where(eligible.any(-1), 0, since))
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import copy
 import inspect
-import itertools
 import math
 import pickle
-from collections import Counter
-from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence, Set, Sized
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,6 +19,7 @@ from lfpo.config.errors import UserError
 from lfpo.config.json import Json
 from lfpo.core.attempts import attempt
 from lfpo.core.messages import prefill
+from lfpo.core.reward_values import checked
 
 if TYPE_CHECKING:  # tasks are looked up before torch is loaded
     import torch
@@ -47,25 +46,54 @@ class Rewards:
 @dataclass(frozen=True)
 class Scorer:
     """How completions are scored. functions: by name. weights: theirs. timeout: seconds that each may take for a batch
-    (0: no limit)."""
+    (0: no limit). metrics: gives what the functions measured since its last call, a collective (lfpo.rewards.measured).
+    """
 
     functions: Mapping[str, RewardFunction]
     weights: Sequence[float]
-    timeout: float
+    timeout: float = 0.0
+    metrics: Callable[[], dict[str, float]] = dict
 
     def score(self, rows: Sequence[Row], texts: Sequence[str], completion_ids: list[list[int]]) -> Rewards:
         """The rewards of b completions of b rows."""
-        prompts, completions, columns = reward_arguments(rows, texts)
-        return score_named(self.functions, self.weights, prompts, completions, completion_ids, columns, self.timeout)
+        prompts = [without_prefill(row["prompt"]) for row in rows]
+        return self.score_columns(prompts, as_completions(rows, texts), completion_ids, columns_of(rows))
 
-    def metrics(self) -> dict[str, float]:
-        """What the functions measured since this was last called. A collective."""
-        return measured(self.functions)
+    def score_columns(
+        self,
+        prompts: list[Any],
+        completions: list[Any],
+        completion_ids: list[list[int]],
+        columns: dict[str, list[Any]],
+    ) -> Rewards:
+        """Score b completions with each function, called as f(prompts, completions, completion_ids=..., **columns).
 
+        completion_ids: b lists of token ids. columns: name -> b values; a function without **kwargs gets only the
+            columns that it names. Each function gets copies of all of these.
 
-def reward_arguments(rows: Sequence[Row], texts: Sequence[str]) -> tuple[list[Any], list[Any], dict[str, list[Any]]]:
-    """Prompts, completions and columns of b rows as reward functions get them."""
-    return [without_prefill(row["prompt"]) for row in rows], as_completions(rows, texts), columns_of(rows)
+        A function that raises, or exceeds the timeout, is listed in `failed` and its rewards are None.
+        Raises UserError if a function returns the wrong number of rewards or a reward that is neither a finite number
+        nor None, if it raises a UserError itself, if a column has the name of an argument, or if a weighted sum is
+        beyond the range of float.
+        """
+        import torch
+
+        if clash := {"prompts", "completions", "completion_ids"} & columns.keys():
+            raise UserError(
+                f"data column {min(clash)!r} has the name of a reward function's own argument; rename the column"
+            )
+        parts: dict[str, list[float | None]] = {}
+        failed: dict[str, str] = {}
+        for name, function in self.functions.items():
+            arguments = {"prompts": prompts, "completions": completions}
+            arguments |= accepted(function, {**columns, "completion_ids": completion_ids})
+            call = partial(function, **{key: copied(values) for key, values in arguments.items()})
+            returned, why = attempt(call, self.timeout, partial(as_rewards, name=name, expected=len(completions)))
+            if why is not None:
+                failed[name] = why
+            parts[name] = [None] * len(completions) if returned is None else returned
+        rewards = weighted_sums(parts, self.weights, len(completions))
+        return Rewards(torch.tensor(rewards, dtype=torch.float64), parts, failed)
 
 
 def without_prefill(prompt: Any) -> Any:
@@ -96,43 +124,9 @@ def columns_of(rows: Sequence[Row]) -> dict[str, list[Any]]:
     return {n: [row[n] for row in rows] for n in names}
 
 
-def score_named(
-    functions: Mapping[str, RewardFunction],
-    weights: Sequence[float],
-    prompts: list[Any],
-    completions: list[Any],
-    completion_ids: list[list[int]],
-    columns: dict[str, list[Any]],
-    timeout: float = 0.0,
-) -> Rewards:
-    """Score b completions with each function, called as f(prompts, completions, completion_ids=..., **columns).
-
-    functions: by name. weights: one for each function. completion_ids: b lists of token ids. columns: name -> b values;
-    a function without **kwargs gets only the columns that it names. timeout: seconds for each function (0: no limit).
-    Each function gets copies of all of these.
-
-    A function that raises, or exceeds the timeout, is listed in `failed` and its rewards are None.
-    Raises UserError if a function returns the wrong number of rewards or a reward that is neither a finite number nor
-    None, if it raises a UserError itself, if a column has the name of an argument, or if a weighted sum is beyond the
-    range of float.
-    """
-    import torch
-
-    if clash := {"prompts", "completions", "completion_ids"} & columns.keys():
-        raise UserError(
-            f"data column {min(clash)!r} has the name of a reward function's own argument; rename the column"
-        )
-    parts: dict[str, list[float | None]] = {}
-    failed: dict[str, str] = {}
-    for name, function in functions.items():
-        arguments = {"prompts": prompts, "completions": completions}
-        arguments |= accepted(function, {**columns, "completion_ids": completion_ids})
-        call = partial(function, **{key: copied(values) for key, values in arguments.items()})
-        returned, why = attempt(call, timeout, partial(checked, name=name, expected=len(completions)))
-        if why is not None:
-            failed[name] = why
-        parts[name] = [None] * len(completions) if returned is None else returned
-    rewards = [weighted_sum(row, weights) for row in zip(*parts.values(), strict=True)] or [math.nan] * len(completions)
+def weighted_sums(parts: Mapping[str, list[float | None]], weights: Sequence[float], count: int) -> list[float]:
+    """The rewards of so many completions. Raises UserError for one beyond the range of float."""
+    rewards = [weighted_sum(row, weights) for row in zip(*parts.values(), strict=True)] or [math.nan] * count
     if math.inf in map(abs, rewards):
         row = [abs(r) for r in rewards].index(math.inf)
         listed = ", ".join(f"{name} {values[row]}" for name, values in parts.items())
@@ -140,7 +134,7 @@ def score_named(
             f"reward_weights: the weighted sum of completion {row}'s rewards ({listed}) is beyond the range of float; "
             "return smaller rewards"
         )
-    return Rewards(torch.tensor(rewards, dtype=torch.float64), parts, failed)
+    return rewards
 
 
 def weighted_sum(values: Sequence[float | None], weights: Sequence[float]) -> float:
@@ -164,29 +158,6 @@ def copied(values: Sequence[Any]) -> list[Any]:
     return [copy_of(value) for value in values]
 
 
-def measured(functions: Mapping[str, RewardFunction]) -> dict[str, float]:
-    """What functions measure beside their rewards, as `rewards/NAME/KEY`, since this was last called. A collective.
-
-    Such a function, or the one that it wraps, has `counts`, a Counter, which is emptied here, and `measures`, which
-    turns the sum of all ranks' counts into metrics. Raises UserError for a KEY that its rewards use.
-    """
-    from lfpo.core import collectives
-
-    metrics: dict[str, float] = {}
-    for name, function in functions.items():
-        counting: Any = inspect.unwrap(function.func if isinstance(function, partial) else function)
-        counts = getattr(counting, "counts", None)
-        if not (isinstance(counts, Counter) and callable(getattr(counting, "measures", None))):
-            continue
-        total: Counter[str] = sum(collectives.gather(Counter(counts)), Counter())
-        counts.clear()
-        own = counting.measures(total)
-        if clash := {"mean", "failed"} & own.keys():
-            raise UserError(f"reward function {name!r}: `measures` gives {min(clash)!r}, which its rewards have too")
-        metrics |= {f"rewards/{name}/{key}": value for key, value in own.items()}
-    return metrics
-
-
 def accepted(function: RewardFunction, arguments: Json) -> Json:
     """The arguments that the function's signature accepts."""
     parameters = inspect.signature(function).parameters
@@ -195,78 +166,9 @@ def accepted(function: RewardFunction, arguments: Json) -> Json:
     return {k: v for k, v in arguments.items() if k in parameters}
 
 
-# What a user's function returned, as rewards: the one place that decides what is a number.
-
-
-class NotANumber(ValueError):
-    """A value that is no reward. The message says what it is."""
-
-
-def checked(values: object, name: str, expected: int) -> list[float | None]:
-    """The rewards that function `name` returned for so many completions, as floats, and None where it gave none.
-
-    values: anything that gives its items in order: a list, tuple, generator, array, tensor on any device, pandas
-        Series, view of a dict. An item is a number that float holds, or an array of one such number (see `number`).
-    Raises UserError, in one sentence with the function and the item's index, for anything else.
-    """
-    what = f"reward function {name!r}"
-    if hasattr(values, "detach"):  # a tensor: one copy from the device, not one for each item
-        values = values.detach().cpu()
-    # A mapping gives its keys, and a set has no order: both would score the wrong completions without a word.
-    wrong = isinstance(values, str | bytes | bytearray | Mapping | Set) and not isinstance(values, KeysView)
-    if wrong or not isinstance(values, Iterable) or getattr(values, "ndim", 1) == 0:
-        raise UserError(f"{what}: returned {type(values).__name__}, expected a list of numbers")
-    items = list(itertools.islice(values, expected + 1))  # a generator may have no end
-    if len(items) != expected:
-        counted = "more" if len(items) > expected else str(len(items))
-        if isinstance(values, Sized):
-            counted = str(len(values))
-        raise UserError(f"{what}: returned {counted} rewards for {expected} completions")
-    rewards: list[float | None] = []
-    for i, item in enumerate(items):
-        try:
-            rewards.append(number(item))
-        except NotANumber as error:
-            raise UserError(
-                f"{what}: reward {i} is {error}, expected a finite number, or None where it does not apply"
-            ) from None
-    return rewards
-
-
-def number(value: Any) -> float | None:
-    """A reward as a float, or None. Takes what float holds: bool, int, Decimal, Fraction, scalars of numpy and torch,
-    and arrays and tensors of any shape that hold one number. Raises NotANumber for text, complex numbers, NaN,
-    infinities, integers beyond the range of float, and arrays of several numbers."""
-    if value is None or type(value) is float:  # the common cases first
-        if value is not None and not math.isfinite(value):
-            raise NotANumber(repr(value))
-        return value
-    inner = value
-    if hasattr(value, "item"):  # numpy and torch
-        try:
-            inner = value.item()
-        except (ValueError, RuntimeError):
-            raise NotANumber(f"{type(value).__name__} of shape {tuple(getattr(value, 'shape', ()))}") from None
-    if inner is None:  # an array of one object
-        return None
-    if isinstance(inner, complex) or not (hasattr(inner, "__float__") or hasattr(inner, "__index__")):
-        raise NotANumber(shortened(inner))
-    try:
-        as_float = float(inner)
-    except OverflowError:
-        raise NotANumber(f"{shortened(inner)}, which is beyond the range of float") from None
-    except (TypeError, ValueError):
-        raise NotANumber(shortened(inner)) from None
-    if not math.isfinite(as_float):
-        beyond = f", which is {as_float} as float" if repr(inner) != repr(as_float) else ""
-        raise NotANumber(f"{shortened(inner)}{beyond}")
-    return as_float
-
-
-def shortened(value: Any) -> str:
-    """A value's repr in at most 60 characters."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python writes no integers of more than 4300 digits
-        return f"{type(value).__name__} of {value.bit_length()} bits"
-    return text if len(text) <= 60 else f"{text[:40]}... ({len(text)} characters)"
+def as_rewards(values: Any, name: str, expected: int) -> list[float | None]:
+    """The rewards that function `name` returned for so many completions. Raises UserError as `checked`."""
+    plain = type(values) is list and len(values) == expected
+    if plain and all(value is None or (type(value) is float and math.isfinite(value)) for value in values):
+        return list(values)  # as most functions return them
+    return checked(values, name, expected)

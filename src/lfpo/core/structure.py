@@ -4,14 +4,18 @@ layout [noised; clean] of training.
 A rule is a function of token numbers (`sees`). The dense mask and FlexAttention's block mask are made from that one.
 """
 
-from collections.abc import Callable
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from lfpo.core.attention import ALIGNED, HALF
+from lfpo.core.attention_kernels import ALIGNED, HALF
 
 
 def mask_bias(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -154,16 +158,39 @@ class Structure:
         rows, length = real_BL.shape[0], real_BL.shape[1] + (0 if doubled is None else doubled.noised)
         return create_block_mask(self.sees(real_BL, doubled), rows, None, length, length, device=real_BL.device)
 
+    def by_kind(self, windows: Mapping[str, int | None]) -> dict[str, Structure]:
+        """The structure in each kind of layers. windows: see MaskedDiffusionLM.windows."""
+        return {kind: dataclasses.replace(self, window=window) for kind, window in windows.items()}
+
     def mask(
-        self, real_BL: torch.Tensor, dtype: torch.dtype, doubled: Doubled | None = None
-    ) -> torch.Tensor | BlockMask:
+        self,
+        real_BL: torch.Tensor,
+        dtype: torch.dtype,
+        doubled: Doubled | None = None,
+        windows: Mapping[str, int | None] | None = None,
+    ) -> Any:
         """The mask as `bidirectional_attention` takes it, for products in `dtype`: [B, 1, 1, L] in full attention; else
-        dense [B, 1, L, L] (with `doubled` N + L), or on a GPU in half precision a block mask."""
+        dense [B, 1, L, L] (with `doubled` N + L), or on a GPU in half precision a block mask. windows: see `by_kind`;
+        with them a mask for each kind of layers."""
+        if windows is not None:
+            return {kind: of_kind.mask(real_BL, dtype, doubled) for kind, of_kind in self.by_kind(windows).items()}
         if self == FULL:
             return mask_bias(real_BL[:, None, None], dtype)
         if real_BL.is_cuda and dtype in HALF:
             return self.flex(real_BL, doubled)
         return mask_bias(self.dense(real_BL, doubled)[:, None], dtype)
+
+
+class Pass(NamedTuple):
+    """A policy's forward over views, with its backward pass or without. What its FLOPs depend on: the tokens of each
+    view and its prompt, the number of targets, on the views' device, and which tokens attend to which."""
+
+    policy: str
+    length_S: torch.Tensor
+    prompt_S: torch.Tensor
+    targets: torch.Tensor
+    structure: Structure
+    backward: bool
 
 
 FULL = Structure()

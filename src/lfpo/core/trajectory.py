@@ -9,13 +9,17 @@ the place of others.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch.nn import functional as F
 
 from lfpo.config.json import Json
-from lfpo.core.completions import Completions
+from lfpo.core.completions import Completions, tensor_fields
+
+T = TypeVar("T", bound="Trajectory")
 
 # What trajectories may hold beside tokens, and how an error calls it. Objectives name these in `needs`. The first three
 # are fields of Trajectory.
@@ -41,6 +45,11 @@ class Trajectory(Completions):
     def scored(self, after_eos: bool) -> torch.Tensor:
         """Positions that an objective scores [B, C]: `until_eos`, or with `after_eos` all that were revealed."""
         return self.was_revealed if after_eos else self.until_eos
+
+    def with_edits(self, name: str) -> torch.Tensor:
+        """A field of every written token, [B, W]: reveal_step, confidence or entropy. W is C without edits."""
+        value: torch.Tensor = getattr(self, name)
+        return value
 
     def at_writes(self, value_BC: torch.Tensor) -> torch.Tensor:
         """The values of the positions of every written token, in the order of `with_edits`."""
@@ -164,3 +173,21 @@ def of_completions(
     defaults = {"confidence": sure, "entropy": 1 - sure, "scheduled_steps": reveal_step.amax(-1) + 1}
     defaults |= {"nfe": none, "queries": none}
     return Trajectory(prompt_ids, prompt_mask, tokens, reveal_step, **defaults | changes)
+
+
+def join(parts: Sequence[T], pad_id: int) -> T:
+    """Trajectories of one sampler as one, in order, with prompts left-padded to a common width and edits padded to a
+    common number."""
+    width = max(p.prompt_ids.shape[1] for p in parts)
+    edits = max(p.with_edits("reveal_step").shape[1] - p.tokens.shape[1] for p in parts)
+
+    def fitted(name: str, value: torch.Tensor) -> torch.Tensor:
+        if name.startswith("edit_"):
+            return F.pad(value, (0, edits - value.shape[1]), value=-1 if name == "edit_step" else 0)
+        fill = {"prompt_ids": pad_id, "prompt_mask": 0}.get(name)
+        return value if fill is None else F.pad(value, (width - value.shape[1], 0), value=fill)
+
+    joined: Json = {
+        name: torch.cat([fitted(name, getattr(p, name)) for p in parts]) for name in tensor_fields(parts[0])
+    }
+    return dataclasses.replace(parts[0], **joined)

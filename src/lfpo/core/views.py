@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch.nn import functional as F
@@ -14,20 +13,8 @@ from lfpo.config.sampler import SamplerConfig
 from lfpo.core.completions import tensor_fields
 from lfpo.core.model import NO_MASK, MaskedDiffusionLM
 from lfpo.core.rng import generator
-from lfpo.core.structure import FULL, Structure
+from lfpo.core.structure import FULL, Pass, Structure
 from lfpo.core.trajectory import Trajectory
-
-
-class Pass(NamedTuple):
-    """A policy's forward over views, with its backward pass or without. What its FLOPs depend on: the tokens of each
-    view and its prompt, the number of targets, on the views' device, and which tokens attend to which."""
-
-    policy: str
-    length_S: torch.Tensor
-    prompt_S: torch.Tensor
-    targets: torch.Tensor
-    structure: Structure
-    backward: bool
 
 
 @dataclass
@@ -108,7 +95,6 @@ def noised(
     unit_S: torch.Tensor | None = None,
     state_S: torch.Tensor | None = None,
     after_eos: bool = False,
-    step_SC: torch.Tensor | None = None,
 ) -> Views:
     """Views of the rollouts `row_S` with the positions `masked_SL` of prompt and completion hidden.
 
@@ -123,7 +109,6 @@ def noised(
         edits have made them others than the final tokens (None: the final tokens).
     unit_S, state_S: see Views; each view is its own unit, in state 0, unless given.
     after_eos: whether tokens after the first EOS are scored; decides `length` only.
-    step_SC: where the states are those before steps, one a view or one a position.
     """
     prompt_ids, prompt_mask = trajectory.prompt_ids[row_S], trajectory.prompt_mask[row_S]
     tokens = trajectory.tokens[row_S]
@@ -156,7 +141,6 @@ def noised(
         structure=dataclasses.replace(trajectory.structure, doubled=trajectory.structure != FULL),
         clean=None if label_SC is None else clean,
         from_clean=from_clean,
-        **({} if step_SC is None else trajectory.rows(row_S).conditioned_before(step_SC)),
     )
 
 
@@ -209,16 +193,6 @@ def subset_masks(
         mask_MC[:, place] = order < size_M[:, None]
         masks.append(mask_MC)
     return torch.stack(masks, dim=1).to(scored_BC.device)
-
-
-def fully_masked(trajectory: Trajectory, masked_prompt_BP: torch.Tensor | None = None) -> Views:
-    """One view a rollout: the completion wholly masked, and the given prompt tokens too; every token up to the first
-    EOS is a target."""
-    rows_B = torch.arange(len(trajectory), device=trajectory.tokens.device)
-    masked = torch.ones_like(trajectory.tokens, dtype=torch.bool)
-    if masked_prompt_BP is not None:
-        masked = torch.cat([masked_prompt_BP, masked], dim=1)
-    return noised(trajectory, rows_B, masked, trajectory.until_eos)
 
 
 def in_passes(views: Views, update_tokens: int) -> tuple[list[Views], list[torch.Tensor]]:

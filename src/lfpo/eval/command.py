@@ -14,7 +14,7 @@ from lfpo.config.errors import UserError
 from lfpo.config.eval import EvalConfig
 from lfpo.config.json import Json
 from lfpo.config.sampler import SamplerConfig
-from lfpo.core import collectives
+from lfpo.core import collectives, devices
 from lfpo.core.encoding import encode_rows
 from lfpo.core.messages import prefill
 from lfpo.core.scoring import without_prefill
@@ -79,7 +79,7 @@ def run_eval(config: EvalConfig) -> list[Json]:
         for job, result in zip(jobs, stored, strict=True):
             if result is None:  # what a grader lacks is told before anything is loaded or sampled
                 job.task.correct_all(job.rows[:1], [""] * len(job.rows[:1]))
-        dtype, device = getattr(torch, config.dtype), collectives.device()
+        dtype, device = getattr(torch, config.dtype), devices.device()
         collectives.together(lambda: check_memory(resolve(config.model), dtype, device))
         model = load_model(config.model, dtype=dtype, device=device)
         tokenizer = load_tokenizer(config.model)
@@ -109,7 +109,7 @@ def prepare(name: str, config: EvalConfig, weights: str | None, block_length: in
         "sampler": asdict(sampler),
         "seed": config.seed,
         "dtype": config.dtype,
-        "device": torch.cuda.get_device_name(collectives.device()) if torch.cuda.is_available() else "cpu",
+        "device": torch.cuda.get_device_name(devices.device()) if torch.cuda.is_available() else "cpu",
         "versions": {k: v for k, v in versions().items() if k != "python"},
     }
     path = None if config.output is None else Path(config.output).expanduser()

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from lfpo.base import distributed
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core import collectives
-from lfpo.core.completions import decode_completions, join
+from lfpo.core.completions import decode_completions
 from lfpo.core.encoding import encode_rows
 from lfpo.core.engine import Engine, Request
 from lfpo.core.messages import prefill
 from lfpo.core.rng import key
 from lfpo.core.scoring import copied
-from lfpo.core.trajectory import Trajectory
+from lfpo.core.trajectory import Trajectory, join
 from lfpo.eval.estimates import scores
 from lfpo.models import MaskedDiffusionLM
 from lfpo.prompts.tasks import Row

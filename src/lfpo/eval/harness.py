@@ -23,7 +23,7 @@ from lfpo.config.errors import UserError
 from lfpo.config.eval import Dtype
 from lfpo.config.json import Json
 from lfpo.config.sampler import SamplerConfig
-from lfpo.core import collectives
+from lfpo.core import collectives, devices
 from lfpo.core.completions import decode_completions
 from lfpo.core.encoding import encode_rows
 from lfpo.core.engine import Request
@@ -78,7 +78,7 @@ class LfpoLM(LM):
         distributed.start()
         # "cuda" is the harness's default, with or without a GPU.
         own = device is None or device in ("cuda", "cuda:0")
-        self._device = collectives.device() if own else torch.device(str(device))
+        self._device = devices.device() if own else torch.device(str(device))
         self.model = load_model(pretrained, dtype=getattr(torch, dtype), device=self._device)
         self.tokenizer = load_tokenizer(pretrained)
         self.engine = as_it_is(self.model, int(rollout_tokens))

@@ -1,5 +1,8 @@
 """Which LoRA adapter a backbone's forwards use; lfpo.models.lora makes the adapters."""
 
+import contextlib
+from collections.abc import Iterator
+
 from torch import nn
 
 from lfpo.core.roles import CURRENT
@@ -16,3 +19,13 @@ def switch_adapter(backbone: nn.Module, adapter: str) -> None:
             layer.enable_adapters(has_adapter)
             if has_adapter:
                 layer.set_adapter(adapter, inference_mode=adapter != CURRENT)
+
+
+@contextlib.contextmanager
+def using_adapter(backbone: nn.Module, adapter: str) -> Iterator[None]:
+    """In the block `adapter` is active, after it CURRENT."""
+    switch_adapter(backbone, adapter)
+    try:
+        yield
+    finally:
+        switch_adapter(backbone, CURRENT)

@@ -24,7 +24,7 @@ from lfpo.models.loading import described, load_model, load_tokenizer, save_mode
 from lfpo.models.lora import added, inject, load_adapter
 from lfpo.models.placement import merged
 from lfpo.models.tensor_files import save_tensors
-from lfpo.models.weights import EMBEDDINGS, pieces_of_each, state_shapes, tensor_files
+from lfpo.models.weights import EMBEDDINGS, pieces_of_each, saved_weights, state_shapes, tensor_files
 
 ADAPTER = "adapter_model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -121,7 +121,7 @@ def rounding_loss(model: MaskedDiffusionLM) -> float:
     """The share of what the adapter adds that its sum with the base loses, rounded to the weights' dtype: the Frobenius
     norm of the difference, over that of the adapter's products, over all adapted matrices. 0 without any change."""
     lost = change = 0.0
-    for name, weight in model.weights().items():
+    for name, weight in saved_weights(model).items():
         path, _, kind = name.rpartition(".")
         adapted = (model.backbone.get_submodule(path), kind, model.adapter or CURRENT)
         delta = added(*adapted)

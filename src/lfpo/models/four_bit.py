@@ -84,3 +84,9 @@ def bitsandbytes(feature: str) -> Any:
     except ImportError as error:
         raise UserError(f"{feature} needs the package bitsandbytes: pip install bitsandbytes") from error
     return package
+
+
+def original_shape(parameter: torch.Tensor) -> torch.Size:
+    """The shape of a parameter before quantisation (its own shape where it is not quantised)."""
+    state = getattr(parameter, "quant_state", None)
+    return parameter.shape if state is None else torch.Size(state.shape)

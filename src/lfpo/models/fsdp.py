@@ -4,7 +4,7 @@ Each layer is a unit of its own under one root, the body. In a forward or backwa
 needed, and its gradient is reduced as soon as it is complete; units of one root prefetch each other and overlap with
 computation. Embeddings and head are split by hand: a lookup moves the vectors of tokens, not the whole table, and
 losses read the head's weights directly (MaskedDiffusionLM.head_weight). LoRA factors, norms and biases stay whole;
-`optim.sum_gradients` sums their gradients.
+`rank_tensors.sum_gradients` sums their gradients.
 
 Rollouts and evaluation run on whole weights (`gathered`), or gather each layer for its forward (`gathered_by_layer`).
 """
@@ -22,8 +22,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
 from lfpo.config.json import Json
-from lfpo.core.collectives import local, sum_number, whole
+from lfpo.core.collectives import local, sum_number
 from lfpo.core.model import MaskedDiffusionLM, saved_buffers
+from lfpo.core.rank_tensors import whole
 from lfpo.models.experts import routers
 from lfpo.models.placement import merged_adapter, narrow_matrices
 from lfpo.models.tensor_files import own_rows, split_like
@@ -42,7 +43,52 @@ def shard(policy: MaskedDiffusionLM, mesh: DeviceMesh, *, cast: bool = False) ->
     }
     policy.unsplit = (policy.frozen_copy(empty),)
     _split(policy.backbone, mesh, cast)
-    policy.after_pass = functools.partial(_forget_forwards, policy.backbone.model)
+    _set_hooks(policy)
+
+
+def _set_hooks(policy: MaskedDiffusionLM) -> None:
+    body, head = policy.backbone.model, GatheredHead(policy.backbone)
+
+    def after_pass() -> None:
+        head.free()
+        _forget_forwards(body)
+
+    policy.gathered_head, policy.after_pass = head, after_pass
+
+
+class GatheredHead:
+    """The whole weights [V, D] of a split head, gathered when they are asked for, a collective, and held until `free`.
+    Policies on one backbone share them."""
+
+    def __init__(self, backbone: Any):
+        self.backbone = backbone
+        self.weights: torch.Tensor | None = None
+
+    def __call__(self) -> torch.Tensor:
+        if self.weights is None:
+            self.weights = gather_head(self.backbone.lm_head.weight)
+        return self.weights
+
+    def free(self) -> None:
+        self.weights = None
+
+
+def gather_head(weight: DTensor) -> torch.Tensor:
+    """The whole weights [V, D] as a leaf of autograd. A collective, and so is the backward pass through it: as soon as
+    the gradient [V, D] is complete, it is summed over the ranks, added to `weight.grad` and freed."""
+    gathered = whole(weight).detach().requires_grad_(weight.requires_grad)
+
+    def reduce(leaf: torch.Tensor) -> None:
+        assert leaf.grad is not None
+        mesh = weight.device_mesh
+        summand = DTensor.from_local(leaf.grad, mesh, [Partial()] * mesh.ndim, run_check=False)
+        leaf.grad = None
+        own = summand.redistribute(placements=weight.placements)
+        weight.grad = own if weight.grad is None else weight.grad + own
+
+    if weight.requires_grad:
+        gathered.register_post_accumulate_grad_hook(reduce)
+    return gathered
 
 
 def _split(backbone: Any, mesh: DeviceMesh, cast: bool) -> None:
@@ -127,7 +173,7 @@ def frozen_copy(policy: MaskedDiffusionLM) -> MaskedDiffusionLM:
     copied.unsplit, copied.autocast, copied.head_precision = policy.unsplit, policy.autocast, policy.head_precision
     _split(copied.backbone, policy.backbone.lm_head.weight.device_mesh, policy.autocast)
     assign(copied.backbone, {name: local(value).clone() for name, value in policy.backbone.state_dict().items()})
-    copied.after_pass = functools.partial(_forget_forwards, copied.backbone.model)
+    _set_hooks(copied)
     return copied.requires_grad_(False)
 
 
@@ -178,8 +224,8 @@ def gathered_by_layer(policy: MaskedDiffusionLM) -> Iterator[MaskedDiffusionLM]:
                 policy.hidden(torch.zeros((1, 1), dtype=torch.long, device=policy.device), structure=policy.structure)
     finally:
         hook.remove()
-        policy.release_head()
-        _forget_forwards(body)
+        assert policy.after_pass is not None
+        policy.after_pass()
 
 
 def _forget_forwards(root: nn.Module) -> None:

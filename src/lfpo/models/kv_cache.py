@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from lfpo.core.attention import product_dtype
+from lfpo.core.compiled import compiled_body
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.structure import FULL, mask_bias
 
@@ -180,7 +181,7 @@ def window_hidden(
     if compiled and model.device.type == "cuda":
         cache.mark_static()
     hidden = model.body(
-        compiled,
+        compiled_body(model) if compiled else None,
         input_ids=torch.nn.functional.pad(input_ids_BL, (0, 1)).gather(1, columns),
         attention_mask=mask_bias(seen_by[:, None], model.body_dtype),
         position_ids=FULL.positions(seen).gather(1, columns),

@@ -27,7 +27,14 @@ from lfpo.models.narrow_products import is_slow, run_in_float32
 from lfpo.models.placement import merged
 from lfpo.models.router_measures import watched_routers
 from lfpo.models.tensor_files import whole_on, write_shards
-from lfpo.models.weights import carried_tensors, checkpoint_shapes, pieces_of_each, place_weights, tensor_files
+from lfpo.models.weights import (
+    carried_tensors,
+    checkpoint_shapes,
+    pieces_of_each,
+    place_weights,
+    saved_weights,
+    tensor_files,
+)
 
 # Folders of the package's own models: one with full attention, two with blocks of 8 tokens, over the blocks before or
 # over a causal context, and one with canvases of 16 uniform draws.
@@ -257,7 +264,7 @@ def save_model(model: MaskedDiffusionLM, folder: str | Path, tokenizer: Any = No
     """
     folder = Path(folder)
     tied = model.backbone.config.tie_word_embeddings
-    weights = {name: p for name, p in model.weights().items() if not (tied and name == "lm_head.weight")}
+    weights = {name: p for name, p in saved_weights(model).items() if not (tied and name == "lm_head.weight")}
     if model.family.uniform:  # its buffers are held in float32 and saved in the dtype of the weights
         weights |= {name: buffer.to(model.dtype) for name, buffer in saved_buffers(model.backbone)}
     shapes = {name: p.shape for name, p in weights.items()}

@@ -11,6 +11,7 @@ the other.
 from __future__ import annotations
 
 import contextlib
+import copy
 import warnings
 from collections.abc import Iterator
 from dataclasses import fields
@@ -28,7 +29,7 @@ from lfpo.config.models import LoraSettings
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.rng import generator
 from lfpo.core.roles import CURRENT, OLD
-from lfpo.models.adapters import switch_adapter
+from lfpo.models.adapters import switch_adapter, using_adapter
 from lfpo.models.experts import MATRICES, routers, stacked_factors, without_sums
 from lfpo.models.tensor_files import save_tensors
 
@@ -76,6 +77,13 @@ def attach(model: MaskedDiffusionLM, settings: LoraSettings, *, seed: int = 0) -
     return reference
 
 
+def with_adapter(model: MaskedDiffusionLM, adapter: str) -> MaskedDiffusionLM:
+    """A policy that uses another adapter of the same backbone object (BASE: none)."""
+    other = copy.copy(model)
+    other.adapter = adapter
+    return other
+
+
 def inject(model: MaskedDiffusionLM, settings: LoraSettings) -> MaskedDiffusionLM:
     """`attach` without the initial values of the factors; also works on the meta device."""
     from peft import LoraConfig, inject_adapter_in_model
@@ -94,8 +102,8 @@ def inject(model: MaskedDiffusionLM, settings: LoraSettings) -> MaskedDiffusionL
                 config, model.backbone, adapter_name=name, low_cpu_mem_usage=model.device.type == "meta"
             )
     without_sums(model.backbone)
-    model.switch_adapter = switch_adapter
-    model.adapter, reference = CURRENT, model.with_adapter(OLD)
+    model.using_adapter = using_adapter
+    model.adapter, reference = CURRENT, with_adapter(model, OLD)
     for _, factor in [*model.factors(), *reference.factors()]:
         factor.data = factor.data.float()  # peft gives new factors the dtype of the base
     switch_adapter(model.backbone, CURRENT)

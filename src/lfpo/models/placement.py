@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from lfpo.config.json import Json
-from lfpo.core.collectives import whole
 from lfpo.core.model import MaskedDiffusionLM
+from lfpo.core.rank_tensors import whole
 from lfpo.models.experts import base_layer, routers
 from lfpo.models.four_bit import dequantized
 from lfpo.models.lora import added

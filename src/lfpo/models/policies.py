@@ -10,7 +10,7 @@ import torch
 from lfpo.base import distributed
 from lfpo.config.errors import UserError
 from lfpo.config.training import TrainingConfig
-from lfpo.core import collectives
+from lfpo.core import devices
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.roles import BASE, CURRENT, OLD
 from lfpo.models.autocast import autocasts
@@ -18,7 +18,7 @@ from lfpo.models.four_bit import quantize
 from lfpo.models.fsdp import frozen_copy as split_frozen_copy
 from lfpo.models.fsdp import gathered, gathered_by_layer, shard
 from lfpo.models.loading import load_model, load_tokenizer
-from lfpo.models.lora import attach, inject
+from lfpo.models.lora import attach, inject, with_adapter
 from lfpo.models.placement import frozen_copy_on_cpu, sampling
 
 
@@ -31,7 +31,7 @@ def load_policies(
     policy and theta_old are kept.
     Raises UserError for a loaded model without its tokenizer, and for settings that its attention does not go with.
     """
-    device, mesh = collectives.device(), distributed.mesh(args.fsdp_size) if args.fsdp else None
+    device, mesh = devices.device(), distributed.mesh(args.fsdp_size) if args.fsdp else None
     autocast = args.bf16 and device.type == "cuda"
     if not isinstance(model, MaskedDiffusionLM):
         name = model or args.model or ""
@@ -54,14 +54,14 @@ def load_policies(
         old = attach(model, args.lora, seed=args.seed)
         for unsplit in model.unsplit:
             inject(unsplit, args.lora)
-        others = ({OLD: old} if needs_old else {}) | ({BASE: model.with_adapter(BASE)} if needs_base else {})
+        others = ({OLD: old} if needs_old else {}) | ({BASE: with_adapter(model, BASE)} if needs_base else {})
     else:
         frozen_copy: Callable[[MaskedDiffusionLM], MaskedDiffusionLM] = MaskedDiffusionLM.frozen_copy
         if mesh is not None or args.offload_reference:
             frozen_copy = frozen_copy_on_cpu if mesh is None else split_frozen_copy
         others = {name: frozen_copy(model) for name, needed in ((OLD, needs_old), (BASE, needs_base)) if needed}
     if args.gradient_checkpointing:
-        model.checkpoint_layers()
+        checkpoint_layers(model)
     policies = {CURRENT: model} | others
     offloads = getattr(args, "offload_reference", False)
     changes = args.fsdp or model.autocast or args.lora is not None or offloads
@@ -69,6 +69,13 @@ def load_policies(
         move = offloads and name != CURRENT
         policy.ready = partial(ready_to_sample, args=args, move=move) if changes else None
     return policies, tokenizer
+
+
+def checkpoint_layers(model: MaskedDiffusionLM) -> None:
+    """Turn on gradient checkpointing: a forward keeps each layer's input, and the backward pass runs it again."""
+    # The method's name depends on the version of transformers.
+    enable = getattr(model.backbone, "activation_checkpointing_enable", None)
+    (enable or model.backbone.gradient_checkpointing_enable)({"use_reentrant": False})
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ the matrices of many tensors.
 
 import contextlib
 import functools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,12 +20,25 @@ from lfpo.config.files import read_json
 from lfpo.core.collectives import local
 from lfpo.core.model import MaskedDiffusionLM, saved_buffers
 from lfpo.models.family import Family, replace_prefix
-from lfpo.models.four_bit import linear_weights, quantize_one
+from lfpo.models.four_bit import linear_weights, original_shape, quantize_one
 from lfpo.models.fsdp import assign
 from lfpo.models.modernbert import EXTRA
 from lfpo.models.tensor_files import own_rows
 
 EMBEDDINGS = "model.embed_tokens.weight"
+
+
+def saved_weights(model: MaskedDiffusionLM) -> dict[str, torch.Tensor]:
+    """The backbone's parameters, and the buffers that checkpoints hold, without adapters. Split parameters are
+    DTensors; 4-bit ones are meta tensors of their original shape, in the model's dtype."""
+    saved = [*model.backbone.named_parameters(remove_duplicate=False), *saved_buffers(model.backbone)]
+    return {
+        re.sub(r"(\.base_layer)+\.", ".", name): p
+        if original_shape(p) == p.shape
+        else torch.empty(original_shape(p), dtype=model.dtype, device="meta")
+        for name, p in saved
+        if "lora_" not in name
+    }
 
 
 @dataclass(frozen=True)

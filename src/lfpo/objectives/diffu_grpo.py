@@ -6,9 +6,10 @@ import torch
 
 from lfpo.config import clipped as settings
 from lfpo.core.objective import Objective
+from lfpo.core.passes import fully_masked
 from lfpo.core.rng import generator
 from lfpo.core.trajectory import Trajectory
-from lfpo.core.views import Views, fully_masked
+from lfpo.core.views import Views
 from lfpo.objectives.policy_gradient import token_loss
 
 

@@ -6,7 +6,8 @@ import torch
 
 from lfpo.config import peers as settings
 from lfpo.core.fused import FusedSum
-from lfpo.core.head import Precision, below_cap, cap_in_place, product
+from lfpo.core.head import Precision, product
+from lfpo.core.logit_cap import below_cap, cap_in_place
 from lfpo.core.measures import Measures, measure_targets
 from lfpo.core.objective import Objective
 from lfpo.core.predictions import Predictions
@@ -63,8 +64,8 @@ class DTM(settings.DTM, Objective):
         loss = mixture_sum(
             predictions.hidden(CURRENT),
             predictions.hidden(OLD),
-            predictions.head(CURRENT),
-            predictions.head(OLD),
+            predictions.policies[CURRENT].head_weight,
+            predictions.policies[OLD].head_weight,
             predictions.labels_T,
             self.control * w_T,
             (tilt_T + 1 - self.control) * w_T,
@@ -97,12 +98,12 @@ def mixture_sum(
     into theta_old. The gradient in z is (a + b) p - a p_old - b e_y. Logits exist for a chunk of tokens at a time.
     """
     wide = torch.promote_types(hidden_TD.dtype, torch.float32)
-    hidden_old, a_T, b_T = hidden_old_TD.detach(), old_share_T.to(wide), token_share_T.to(wide)
+    a_T, b_T = old_share_T.to(wide), token_share_T.to(wide)
 
-    def chunk(piece: slice, head: torch.Tensor, head_old: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def chunk(piece: slice) -> tuple[torch.Tensor, torch.Tensor]:
         y, a, b = y_T[piece, None], a_T[piece, None], b_T[piece, None]
-        z = product(hidden_TD.detach()[piece], head.T, precision)
-        z_old = product(hidden_old[piece], (head if head_old is None else head_old).T, precision)
+        z = product(hidden_TD[piece], head_VD.T, precision)
+        z_old = product(hidden_old_TD[piece], head_old_VD.T, precision)
         if cap is not None:
             z, z_old = cap_in_place(z, cap), cap_in_place(z_old, cap)
         logp, target = z.log_softmax(-1), z_old.softmax(-1)
@@ -111,4 +112,4 @@ def mixture_sum(
         gradient = logp.exp_().mul_(a + b).sub_(target)
         return loss, gradient if cap is None else below_cap(gradient, z, cap)
 
-    return FusedSum.apply(hidden_TD, head_VD, head_old_VD.detach(), chunk, precision)
+    return FusedSum.apply(hidden_TD, head_VD, chunk, precision)

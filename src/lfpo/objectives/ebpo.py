@@ -6,13 +6,13 @@ import torch
 
 from lfpo.config import clipped as settings
 from lfpo.core.measures import Measures, measure_targets
-from lfpo.core.objective import Objective, number_of_units
+from lfpo.core.objective import Objective
 from lfpo.core.predictions import Predictions
 from lfpo.core.rng import generator
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views, noised
 from lfpo.objectives.policy_gradient import clipped_losses, k2
-from lfpo.objectives.sequences import Sequences, blocks_of
+from lfpo.objectives.sequences import Sequences, blocks_of, number_of_units
 
 LARGEST = 60.0  # of a ratio's logarithm: its exponential and the gradient are finite in float32
 

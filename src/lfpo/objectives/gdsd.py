@@ -7,12 +7,12 @@ import torch
 
 from lfpo.config import clipped as settings
 from lfpo.core.measures import Measures, measure_targets, sum_and_count
-from lfpo.core.objective import Objective, number_of_units
+from lfpo.core.objective import Objective
 from lfpo.core.predictions import Predictions
 from lfpo.core.roles import BASE, CURRENT, OLD
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views, stratified_masks
-from lfpo.objectives.sequences import Sequences, coupled_views
+from lfpo.objectives.sequences import Sequences, coupled_views, number_of_units
 
 
 class GDSD(settings.GDSD, Objective):

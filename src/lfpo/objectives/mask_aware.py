@@ -8,14 +8,14 @@ from torch.nn import functional as F
 
 from lfpo.config import clipped as settings
 from lfpo.core.measures import Measures, measure_targets
-from lfpo.core.objective import Objective, number_of_units
+from lfpo.core.objective import Objective
 from lfpo.core.predictions import Predictions
 from lfpo.core.rng import generator
 from lfpo.core.roles import CURRENT, OLD
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views
 from lfpo.objectives.policy_gradient import clipped_loss
-from lfpo.objectives.sequences import Sequences
+from lfpo.objectives.sequences import Sequences, number_of_units
 from lfpo.objectives.step_views import step_views
 
 

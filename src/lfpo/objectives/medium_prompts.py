@@ -3,7 +3,8 @@
 import torch
 
 from lfpo.config import clipped as settings
-from lfpo.core.advantages import group_advantages, group_means
+from lfpo.core.advantages import group_advantages
+from lfpo.core.groups import group_means
 from lfpo.core.objective import Objective
 
 

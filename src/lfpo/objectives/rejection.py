@@ -7,11 +7,12 @@ import torch
 
 from lfpo.config import peers as settings
 from lfpo.core.measures import Measures, measure_targets
-from lfpo.core.objective import Objective, number_of_units
+from lfpo.core.objective import Objective
 from lfpo.core.predictions import Predictions
 from lfpo.core.rng import generator
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views, noised
+from lfpo.objectives.sequences import number_of_units
 
 
 class Rejection(settings.Rejection, Objective):

@@ -7,9 +7,15 @@ import torch
 from torch.nn import functional as F
 
 from lfpo.config.peers import Bounds
+from lfpo.core.objective import Objective
 from lfpo.core.rng import generator
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views, noised
+
+
+def number_of_units(objective: Objective, views: Views) -> float:
+    """A normaliser: the number of the views' units, for losses that are means over rollouts, states or masks."""
+    return float(len(views.unit.unique()))
 
 
 class Sequences:

@@ -7,7 +7,6 @@ import torch
 
 from lfpo.config import clipped as settings
 from lfpo.core.measures import Measures, measure_targets
-from lfpo.core.objective import number_of_units
 from lfpo.core.predictions import Predictions
 from lfpo.core.rng import generator
 from lfpo.core.roles import CURRENT, OLD
@@ -15,7 +14,7 @@ from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views
 from lfpo.objectives.medium_prompts import MediumPrompts
 from lfpo.objectives.policy_gradient import KL_ESTIMATES, clipped_loss
-from lfpo.objectives.sequences import Sequences, blocks_of, gauss_legendre, masked_views
+from lfpo.objectives.sequences import Sequences, blocks_of, gauss_legendre, masked_views, number_of_units
 
 LARGEST = 10.0  # bound of a ratio's logarithm, as published
 

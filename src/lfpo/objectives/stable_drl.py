@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from lfpo.config import peers as settings
-from lfpo.core import collectives
+from lfpo.core import rank_tensors
 from lfpo.core.measures import Measures, measure_targets
 from lfpo.core.objective import Objective
 from lfpo.core.predictions import Predictions
@@ -47,7 +47,7 @@ class StableDRL(settings.StableDRL, Objective):
         sequences = Sequences(now)
         change_U = sequences.lower_bound(logp(now, CURRENT)) - Sequences(old).lower_bound(logp(old, OLD))
         capped_U = change_U.double().clamp(max=math.log(self.clip))
-        v_U = (capped_U - collectives.all_gather_tensor(capped_U).logsumexp(0)).exp()
+        v_U = (capped_U - rank_tensors.all_gather_tensor(capped_U).logsumexp(0)).exp()
         return dataclasses.replace(now, weight=now.target * v_U.float()[sequences.unit_S][:, None])
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from lfpo.core import collectives
+from lfpo.core import rank_tensors
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views, noised
 
@@ -52,7 +52,7 @@ def step_views(
     rows, last_S = trajectory.rows(row_S), step_S if last_S is None else last_S
     target = rows.written_by(step_S, last_S) & rows.scored(after_eos)
     weight = None if weight_S is None else weight_S[:, None].expand(target.shape)
-    return noised(
+    views = noised(
         trajectory,
         row_S,
         rows.masked_before(step_S),
@@ -62,14 +62,14 @@ def step_views(
         weight_SC=weight,
         state_S=step_S,
         after_eos=after_eos,
-        step_SC=step_S,
     )
+    return dataclasses.replace(views, **rows.conditioned_before(step_S))
 
 
 def shared_by_state(views: Views) -> Views:
     """The views with weights such that the targets of each state number, of all views on all ranks, share a weight of
     1: the weighted sum of losses is then the sum over state numbers of mean losses. A collective."""
     counts = torch.stack([views.state, views.target.sum(-1)], dim=1)
-    every = collectives.all_gather_tensor(counts)
+    every = rank_tensors.all_gather_tensor(counts)
     total = torch.bincount(every[:, 0], weights=every[:, 1].double())
     return dataclasses.replace(views, weight=views.target / total[views.state].clamp(min=1).float()[:, None])

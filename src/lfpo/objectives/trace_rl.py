@@ -7,13 +7,13 @@ import torch
 
 from lfpo.config import clipped as settings
 from lfpo.core.measures import Measures, measure_targets
-from lfpo.core.objective import number_of_units
 from lfpo.core.predictions import Predictions
 from lfpo.core.roles import OLD
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views
 from lfpo.objectives.medium_prompts import MediumPrompts
 from lfpo.objectives.policy_gradient import clipped_loss, k3
+from lfpo.objectives.sequences import number_of_units
 from lfpo.objectives.step_views import step_views
 
 

@@ -5,13 +5,15 @@ from collections.abc import Sequence
 import torch
 
 from lfpo.config import peers as settings
-from lfpo.core.advantages import group_advantages, group_sizes
+from lfpo.core.advantages import group_advantages
+from lfpo.core.groups import group_sizes
 from lfpo.core.measures import Measures, measure_targets
-from lfpo.core.objective import Objective, number_of_units
+from lfpo.core.objective import Objective
 from lfpo.core.predictions import Predictions
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views
 from lfpo.objectives.diffu_grpo import prompt_masked_views
+from lfpo.objectives.sequences import number_of_units
 
 
 class WD1(settings.WD1, Objective):

@@ -4,12 +4,11 @@ from typing import Any
 
 import torch
 
-from lfpo.core.model import original_shape
-from lfpo.core.structure import FULL, Structure
+from lfpo.core.structure import FULL, Pass, Structure
 from lfpo.core.trajectory import Trajectory
-from lfpo.core.views import Pass
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.experts import active_weights
+from lfpo.models.four_bit import original_shape
 
 NEVER = 2**62  # instead of a step, where a position was not revealed
 NO_PLACE = NEVER + 1  # where a row has no completion

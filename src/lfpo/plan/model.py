@@ -24,6 +24,7 @@ from lfpo.models.fsdp import tie
 from lfpo.models.layouts import LAYOUTS, PUBLISHED, with_layers
 from lfpo.models.loading import SHIPPED, described
 from lfpo.models.lora import inject
+from lfpo.models.policies import checkpoint_layers
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -164,7 +165,7 @@ def _of_small_runs(
     if lora is not None:
         inject(model, lora)
     if kind == "checkpointed":
-        model.checkpoint_layers()
+        checkpoint_layers(model)
     model.autocast = autocast
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with fake:
@@ -193,7 +194,7 @@ def _of_small_runs(
 
 def _of_canvas(model: MaskedDiffusionLM, ids: torch.Tensor) -> torch.Tensor:
     """Hidden states of tokens that are all of a canvas, without masks."""
-    none = dict.fromkeys(model.by_kind(model.structure))
+    none = dict.fromkeys(model.windows or ())
     positions = torch.arange(ids.shape[1], device=ids.device)[None].expand(ids.shape)
     return model.body(input_ids=ids, attention_mask=none, position_ids=positions, canvas=ids.shape[1])
 

@@ -13,6 +13,7 @@ from lfpo.core.rng import generator
 from lfpo.core.scoring import Rewards, Scorer
 from lfpo.prompts.tasks import DataTask, Row, Task
 from lfpo.rewards import RewardFunction, reward_names
+from lfpo.rewards.measured import measured, measures
 
 T = TypeVar("T")
 
@@ -43,13 +44,15 @@ class PromptSource:
     timeout: float = 0.0
 
     def score(self, rows: Sequence[Row], texts: Sequence[str], completion_ids: list[list[int]]) -> Rewards:
-        """The rewards of b completions of b rows; see lfpo.core.scoring.score_named."""
+        """The rewards of b completions of b rows; see lfpo.core.scoring.Scorer."""
         return self.scorer.score(rows, texts, completion_ids)
 
     @functools.cached_property
     def scorer(self) -> Scorer:
         named = dict(zip(reward_names(self.reward_functions), self.reward_functions, strict=True))
-        return Scorer(named, self.weights, self.timeout)
+        measuring = any(map(measures, self.reward_functions))
+        metrics = functools.partial(measured, named) if measuring else dict
+        return Scorer(named, self.weights, self.timeout, metrics)
 
 
 def task_source(task: Task | DataTask, *, seed: int, n_eval: int | None = None) -> PromptSource:

@@ -24,12 +24,11 @@ from lfpo.base.environment import versions
 from lfpo.config.errors import UserError
 from lfpo.config.json import Json
 from lfpo.config.train import LFPOConfig
-from lfpo.core import collectives
-from lfpo.core.completions import join
+from lfpo.core import collectives, devices, rank_tensors
 from lfpo.core.denoise import Finished, Forwarded
 from lfpo.core.engine import Request, Ticket, Version
 from lfpo.core.roles import CURRENT, OLD
-from lfpo.core.trajectory import GIVES, Trajectory
+from lfpo.core.trajectory import GIVES, Trajectory, join
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.placement import narrow_matrices
 from lfpo.models.policies import load_policies, ready_to_sample
@@ -218,7 +217,7 @@ class RayEngine:
     def __init__(self, args: LFPOConfig):
         self.args, self.settings = args, args.engine
         self.version: Version = 0
-        self.pad_id, self.device = 0, collectives.device()
+        self.pad_id, self.device = 0, devices.device()
         self.weights: Any = None  # a reference to the newest weights in the object store
         self.measured: dict[str, float] = {}
         self.actors: list[Any] = []
@@ -346,7 +345,7 @@ def weights_of(policy: MaskedDiffusionLM) -> Weights:
     weights: Weights = {}
     narrow = {n for n, _ in narrow_matrices(policy.backbone)} if policy.autocast and not policy.adapter else set()
     for name, parameter in _parameters(policy):
-        tensor = collectives.whole(parameter.detach())
+        tensor = rank_tensors.whole(parameter.detach())
         if name in narrow:
             tensor = tensor.to(torch.bfloat16)
         if collectives.rank() == 0:

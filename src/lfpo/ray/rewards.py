@@ -15,7 +15,7 @@ from lfpo.config.errors import UserError, last_line
 from lfpo.config.json import Json
 from lfpo.core import collectives
 from lfpo.core.attempts import RewardFailed, RewardTimeout
-from lfpo.core.scoring import checked
+from lfpo.core.reward_values import checked
 from lfpo.ray.cluster import LOOK, check_head, connect, first_line, import_ray, wait_for_start
 from lfpo.rewards import RewardFunction, reward_name
 

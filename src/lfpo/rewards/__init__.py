@@ -3,14 +3,23 @@
 from collections.abc import Sequence
 from typing import Any
 
-from lfpo.core.scoring import RewardFunction, Rewards, score_named
+from lfpo.core.scoring import RewardFunction, Rewards, Scorer
 from lfpo.rewards.child_process import in_child
 from lfpo.rewards.names import reward_name, reward_names
 
 
-def score(functions: Sequence[RewardFunction], *rest: Any, **options: Any) -> Rewards:
-    """lfpo.core.scoring.score_named of functions that are named here."""
-    return score_named(dict(zip(reward_names(functions), functions, strict=True)), *rest, **options)
+def score(
+    functions: Sequence[RewardFunction],
+    weights: Sequence[float],
+    prompts: list[Any],
+    completions: list[Any],
+    completion_ids: list[list[int]],
+    columns: dict[str, list[Any]],
+    timeout: float = 0.0,
+) -> Rewards:
+    """lfpo.core.scoring.Scorer.score_columns of functions that are named here."""
+    scorer = Scorer(dict(zip(reward_names(functions), functions, strict=True)), weights, timeout)
+    return scorer.score_columns(prompts, completions, completion_ids, columns)
 
 
 __all__ = ["RewardFunction", "Rewards", "in_child", "reward_name", "reward_names", "score"]

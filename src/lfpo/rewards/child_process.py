@@ -27,7 +27,8 @@ from lfpo.config.errors import UserError, last_line
 from lfpo.config.json import Json
 from lfpo.config.plugins import resolve
 from lfpo.core.attempts import RewardFailed, handling
-from lfpo.core.scoring import NotANumber, RewardFunction, number
+from lfpo.core.reward_values import NotANumber, number
+from lfpo.core.scoring import RewardFunction
 from lfpo.rewards.names import reward_name
 
 POLL_SECONDS = 0.05  # between two checks of the child's memory

@@ -7,7 +7,8 @@ from typing import Any
 
 from lfpo.config.errors import UserError
 from lfpo.config.json import Json
-from lfpo.core.scoring import RewardFunction, accepted, checked
+from lfpo.core.reward_values import checked
+from lfpo.core.scoring import RewardFunction, accepted
 from lfpo.rewards.names import reward_name
 
 

@@ -11,18 +11,24 @@ from torch.nn import functional as F
 
 from lfpo.config.json import Json
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core.active_rows import ActiveRows
 from lfpo.core.compiled import bucket, padded
 from lfpo.core.doubled import noised_hidden
-from lfpo.core.forward import (
-    ActiveRows,
-    Forward,
-    completion_columns,
-    device_index,
-    first_offset,
-    pieces,
-    rows_in_flight,
-)
+from lfpo.core.forward import Forward, completion_columns, device_index, first_offset, pieces
 from lfpo.models.kv_cache import KeyValueCache, Pair, columns_for, window_hidden
+
+# With a cache, rollout_tokens bounds the tokens of a forward's windows; keys and values are held for this many times
+# rollout_tokens at most.
+CACHED = 4
+
+
+def rows_in_flight(length: int, sampler: SamplerConfig, rollout_tokens: int, stores: bool = False) -> int:
+    """Rows of `length` tokens that run at once. stores: whether finished blocks are stored (see StoredBlocks)."""
+    if sampler.cache == "none" and not stores:
+        return max(1, rollout_tokens // length)
+    window = sampler.block_length if sampler.cache == "dual" or stores else sampler.gen_length
+    assert window
+    return max(1, min(rollout_tokens // window, CACHED * rollout_tokens // length))
 
 
 def cache_capacity(lengths: Sequence[int], sampler: SamplerConfig, rollout_tokens: int, stores: bool = False) -> int:
@@ -44,6 +50,9 @@ class CachedForward(Forward):
         stores = bool(self.model.block_length)
         self.cache = KeyValueCache(cache_capacity(totals, self.sampler, rollout_tokens, stores))
         self.cached: list[int] = []  # the rows in the cache, in its order
+
+    def rows_at_once(self, length: int) -> int:
+        return rows_in_flight(length, self.sampler, self.rollout_tokens, self.stores)
 
     def _inputs(self, active: ActiveRows, row_ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor, list[bool]]:
         """As that of Forward; rows that have left are dropped from the cache. Those that stay keep their order, and
@@ -145,6 +154,8 @@ class StoredBlocks(CachedForward):
 
     The first forward of a prompt is run once for all its rollouts, whenever they enter, and is never compiled.
     """
+
+    stores = True
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)

@@ -17,14 +17,13 @@ from torch.nn import functional as F
 
 from lfpo.config.json import Json
 from lfpo.config.sampler import SamplerConfig
-from lfpo.core.completions import join
 from lfpo.core.draw import inverse_cdf
 from lfpo.core.forward import left_pad
 from lfpo.core.fused import rows_of_a_chunk
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.noise import uniform
 from lfpo.core.structure import Doubled, mask_bias
-from lfpo.core.trajectory import Trajectory, per_position
+from lfpo.core.trajectory import Trajectory, join, per_position
 from lfpo.core.views import pack_by_tokens
 from lfpo.models.uniform import expected_embeddings
 
@@ -255,7 +254,7 @@ class _Rows:
         """Masks [A, 1, queries, keys] for each kind of layers, of these token numbers of `Structure.sees`."""
         row = torch.arange(len(real), device=real.device)[:, None, None]
         masks = {}
-        for kind, structure in self.model.by_kind(self.structure).items():
+        for kind, structure in self.structure.by_kind(self.model.windows or {}).items():
             seen = structure.sees(real, doubled)(row, row, query[:, None], key)
             seen = seen.expand(len(real), len(query), len(key))
             masks[kind] = mask_bias(seen[:, None], self.model.body_dtype)

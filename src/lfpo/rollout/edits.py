@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from lfpo.core.forward import ActiveRows
+from lfpo.core.active_rows import ActiveRows
 from lfpo.core.hooks import DrawnTokens, Hook
 from lfpo.core.trajectory import Trajectory, per_position
 

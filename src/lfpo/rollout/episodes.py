@@ -18,17 +18,17 @@ from lfpo.config.errors import UserError
 from lfpo.core import collectives
 from lfpo.core.attempts import attempt
 from lfpo.core.batch import ScoredRollouts, Turn
-from lfpo.core.completions import decode_completions, join
+from lfpo.core.completions import decode_completions
 from lfpo.core.denoise import Finished
 from lfpo.core.encoding import encode_prompt, misfit
 from lfpo.core.engine import Engine, Request
 from lfpo.core.messages import prefill
 from lfpo.core.observer import Observer
+from lfpo.core.reward_values import number as as_reward
 from lfpo.core.rng import key
 from lfpo.core.rollouts import FreshRollouts
 from lfpo.core.scoring import Rewards, copied, without_prefill
-from lfpo.core.scoring import number as as_reward
-from lfpo.core.trajectory import Trajectory
+from lfpo.core.trajectory import Trajectory, join
 from lfpo.models import MaskedDiffusionLM
 from lfpo.prompts.tasks import Row
 from lfpo.rewards.names import reward_name

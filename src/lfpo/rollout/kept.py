@@ -12,16 +12,30 @@ import torch
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core import collectives
-from lfpo.core.batch import ScoredRollouts
+from lfpo.core.active_rows import ActiveRows
+from lfpo.core.batch import RolloutSource, ScoredRollouts
 from lfpo.core.completions import decode_completions
-from lfpo.core.forward import ActiveRows
+from lfpo.core.forward import Forward
 from lfpo.core.hooks import DrawnTokens, Hook
 from lfpo.core.observer import Observer
-from lfpo.core.rollouts import RolloutSource
 from lfpo.core.trajectory import Trajectory
 from lfpo.models import MaskedDiffusionLM
 from lfpo.prompts.tasks import Row
 from lfpo.rewards import Rewards
+
+
+class WholeCompletions(Forward):
+    """Forwards that give hidden states of all positions of the completion, as if they were the active block."""
+
+    whole_completion = True
+
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        assert self.sampler.gen_length
+        self.block_length = self.sampler.gen_length
+
+    def _block_start(self, active: ActiveRows) -> torch.Tensor:
+        return torch.full_like(active.block, self.width)
 
 
 class KeptPredictions(Hook):

@@ -8,14 +8,12 @@ from typing import Any
 from lfpo.config.json import Json
 from lfpo.config.reveal import own_rule
 from lfpo.config.sampler import DEFAULT_LENGTH
-from lfpo.config.train import LFPOConfig
-from lfpo.core.completions import join
 from lfpo.core.denoise import Finished, Forwarded, denoise
 from lfpo.core.engine import Request, Ticket, Version
 from lfpo.core.hooks import Hook
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.rule import Rule
-from lfpo.core.trajectory import GIVES, Trajectory
+from lfpo.core.trajectory import GIVES, Trajectory, join
 from lfpo.rollout.reveal import RULES
 from lfpo.rollout.variants import run_canvases, variant
 
@@ -62,7 +60,7 @@ class LocalEngine:
         with self.policy.ready_to_sample() as model:
             for unit in units:
                 parts.append(self.run(model, unit, **options))
-        return join(parts, self.policy.pad_id)
+        return parts[0] if len(parts) == 1 else join(parts, self.policy.pad_id)
 
     def submit(self, request: Request, finished: Finished | None = None) -> Ticket:
         return Ticket(self.version, self.sample(request, finished))
@@ -100,11 +98,12 @@ def run_unit(
     rule = find_rule(sampler.rule_name)
     if not (sampler.gen_length and sampler.block_length and (sampler.steps or rule.schedule is None)):
         sampler = sampler.fitted("sampler", DEFAULT_LENGTH, model.block_length)
-    # Plain denoising runs whole rows, and revealed tokens stay. Any of these needs another forward or a hook.
+    # Plain denoising runs whole rows, and revealed tokens stay. Any of these needs another rule, forward or hook.
     special = hook, unit.keep_steps, model.block_length, sampler.first_token, sampler.edits, sampler.cache != "none"
-    if any(special):
-        options |= variant(model, unit, sampler, hook, store_blocks=store_blocks)
-    return denoise(model, unit.prompts, sampler, unit.seeds, rule, **options)
+    options["rule"] = rule
+    if any(special) or sampler.stops_at_confidence:
+        options |= variant(model, unit, sampler, rule, hook, store_blocks=store_blocks)
+    return denoise(model, unit.prompts, sampler, unit.seeds, **options)
 
 
 @functools.cache
@@ -115,13 +114,3 @@ def find_rule(name: str) -> Rule:
     """
     rule = RULES.get(name) or own_rule(name)
     return rule if isinstance(rule, Rule) else Rule(rule)
-
-
-def local_engine(args: LFPOConfig, run: Callable[..., Trajectory] | None = None) -> LocalEngine:
-    """Rollouts in the trainer's own processes. run: samples a unit of work (see LocalEngine)."""
-    return LocalEngine(
-        run or run_unit,
-        rollout_tokens=args.rollout_tokens,
-        compiled=args.rollout_compile,
-        rows_per_unit=args.engine.prompts_per_unit * args.num_generations,
-    )

@@ -1,9 +1,10 @@
-"""Rollouts of a model outside of a run: one call, or an engine for code that wants one."""
+"""Rollouts in this process: one call, or an engine, from settings or of a model as it is."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import DEFAULT_LENGTH, SamplerConfig
+from lfpo.config.train import LFPOConfig
 from lfpo.core.denoise import Finished, Forwarded
 from lfpo.core.encoding import misfit
 from lfpo.core.engine import Request
@@ -33,7 +34,7 @@ def rollout(
     prompts: B lists of token ids, of any lengths.
     seeds: B integers; row i's noise is a function of seeds[i].
     rollout_tokens: tokens of one forward, so rows x length run at once. With a cache a row's forward is its window,
-        and keys and values of at most CACHED times rollout_tokens are held (see lfpo.core.forward). It bounds memory
+        and keys and values of at most CACHED times rollout_tokens are held (see lfpo.rollout.cached). It bounds memory
         and never changes a result beyond rounding.
     hook: called after each forward, before the rows change (see lfpo.core.hooks.Hook).
     finished: called with rows as they are finished: their indices, ascending, and their trajectory.
@@ -60,6 +61,16 @@ def rollout(
     limits = {"rollout_tokens": rollout_tokens, "compiled": compiled}
     observers = {"finished": finished, "forwarded": forwarded}
     return run_unit(model, request, hook=hook, store_blocks=store_blocks, **limits, **observers)
+
+
+def local_engine(args: LFPOConfig, run: Callable[..., Trajectory] | None = None) -> LocalEngine:
+    """Rollouts in the trainer's own processes. run: samples a unit of work (see LocalEngine)."""
+    return LocalEngine(
+        run or run_unit,
+        rollout_tokens=args.rollout_tokens,
+        compiled=args.rollout_compile,
+        rows_per_unit=args.engine.prompts_per_unit * args.num_generations,
+    )
 
 
 def as_it_is(model: MaskedDiffusionLM, rollout_tokens: int = 16384) -> LocalEngine:

@@ -1,6 +1,7 @@
-"""What rollouts may need beside plain denoising: caches, blocks, causal contexts, edits, kept predictions, canvases."""
+"""What rollouts may need beside plain denoising: caches, blocks, causal contexts, edits, kept predictions, the
+confidence stop, canvases."""
 
-from collections.abc import Callable
+import dataclasses
 from typing import Any
 
 import torch
@@ -12,27 +13,41 @@ from lfpo.core.engine import Request
 from lfpo.core.forward import Forward, completion_columns
 from lfpo.core.hooks import Hook
 from lfpo.core.model import MaskedDiffusionLM
+from lfpo.core.rule import Rule
 from lfpo.core.trajectory import Trajectory
 from lfpo.rollout.cached import ApproximateCache, DoubledForward, StoredBlocks
 from lfpo.rollout.canvas import denoise_canvases
 from lfpo.rollout.edits import EditRecord
-from lfpo.rollout.kept import KeptPredictions
+from lfpo.rollout.kept import KeptPredictions, WholeCompletions
+from lfpo.rollout.reveal.early_stop import stopping_early
 
 
 def variant(
-    model: MaskedDiffusionLM, unit: Request, sampler: SamplerConfig, hook: Hook | None, *, store_blocks: bool
+    model: MaskedDiffusionLM,
+    unit: Request,
+    sampler: SamplerConfig,
+    rule: Rule,
+    hook: Hook | None,
+    *,
+    store_blocks: bool,
 ) -> Json:
-    """Arguments of lfpo.core.denoise for a request. sampler: its sampler, with lengths filled in. hook, store_blocks:
-    see lfpo.rollout.sampling.rollout. Raises UserError for settings that do not go with the model."""
+    """Arguments of lfpo.core.denoise for a request. sampler: its sampler, with lengths filled in. rule: its reveal
+    rule. hook, store_blocks: see lfpo.rollout.sampling.rollout. Raises UserError for settings that do not go with the
+    model."""
     check_context(sampler, model)
-    make_forward: Callable[..., Forward] = Forward
-    stores = bool(model.block_length) and store_blocks
-    if stores:
-        make_forward = StoredBlocks
-    elif model.sampling_structure(sampler.block_length).causal:
-        make_forward = DoubledForward
+    causal, forward_type = model.sampling_structure(sampler.block_length).causal, Forward
+    if model.block_length and store_blocks:
+        forward_type = StoredBlocks
+    elif causal:
+        forward_type = DoubledForward
     elif sampler.cache != "none":
-        make_forward = ApproximateCache
+        forward_type = ApproximateCache
+    elif unit.keep_steps:
+        forward_type = WholeCompletions
+    if causal:  # what a forward reveals is not known before it
+        rule = dataclasses.replace(rule, plan=None)
+    if sampler.stops_at_confidence:
+        rule = stopping_early(rule)
 
     hooks = [] if hook is None else [hook]
     if unit.keep_steps or sampler.edits:
@@ -40,7 +55,7 @@ def variant(
         like = torch.empty(shape, dtype=torch.long, device=model.device)
         hooks += [KeptPredictions(unit.keep_steps, like, sampler, model)] if unit.keep_steps else []
         hooks += [EditRecord(like)] if sampler.edits else []
-    return {"make_forward": make_forward, "hooks": hooks, "whole_completion": bool(unit.keep_steps), "stores": stores}
+    return {"rule": rule, "forward_type": forward_type, "hooks": hooks}
 
 
 def run_canvases(

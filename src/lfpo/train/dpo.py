@@ -23,8 +23,9 @@ from lfpo.core.optim import set_lr, step_if_finite
 from lfpo.core.passes import logp_at_targets
 from lfpo.core.rng import key, python_rng
 from lfpo.core.roles import BASE, CURRENT
+from lfpo.core.structure import Pass
 from lfpo.core.trajectory import Trajectory, of_completions
-from lfpo.core.views import Pass, Views
+from lfpo.core.views import Views
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.mask_token import check_masks
 from lfpo.models.policies import load_policies

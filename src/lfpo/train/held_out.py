@@ -63,8 +63,7 @@ def held_out(evaluation: HeldOut, step: int, context: Context) -> dict[str, floa
     def on_finished(answers: list[Answer]) -> None:
         progress.advance(len(answers), sum(answer.length for answer in answers))
         for _ in answers:
-            if context.observer.event is not None:
-                context.observer.event("on_prediction_step")
+            context.observer.event("on_prediction_step")
 
     started, metrics, records = time.perf_counter(), dict[str, float](), list[Json]()
     engine, model, tokenizer = evaluation.engine, evaluation.model, evaluation.tokenizer
@@ -111,8 +110,7 @@ def _played(
     def on_finished(index: Sequence[int], _: object) -> None:
         context.observer.advance(len(index))
         for _row in index:
-            if context.observer.event is not None:
-                context.observer.event("on_prediction_step")
+            context.observer.event("on_prediction_step")
 
     turns, t, rewards, sums = play(environment, evaluation.engine, model, tokenizer, request, rows, on_finished)
     sums["reward"] = _sum_and_count(rewards)

@@ -19,10 +19,11 @@ from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.config.training import Optim, moment_bytes
-from lfpo.core import collectives
+from lfpo.core import collectives, devices
 from lfpo.core.encoding import encode_prompt, misfit
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.tensor_files import GIB
+from lfpo.models.weights import saved_weights
 from lfpo.plan.command import EFFICIENCY, duration, whole_run
 from lfpo.plan.estimate import Estimate
 from lfpo.plan.model import model_config
@@ -71,7 +72,7 @@ def preflight(planned: Planned) -> tuple[PromptSource, str]:
     left_out = f"; {len(out)} too long and left out" if out else ""
     rewarding = source.reward_functions if planned.environment is None else [planned.environment.make]
     names, plan = ", ".join(reward_names(rewarding)), ""
-    if (device := collectives.device()).type == "cuda":
+    if (device := devices.device()).type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory
         rate = EFFICIENCY * matmul_peak(device, torch.bfloat16 if args.bf16 else getattr(torch, args.dtype))
         plan = plan_line(args, longest, gpus=collectives.world(), memory=memory, flop_rate=rate)
@@ -183,7 +184,7 @@ def check_disk(folder: Path, saved: Sequence[MaskedDiffusionLM], optim: Optim, k
     """
     model, folder = saved[0], folder.expanduser().absolute()
     checkpoint = sum(_bytes(policy.own_parameters()) for policy in saved) + _trained(model) * moment_bytes(optim)
-    needed = (keep + 1) * checkpoint + _bytes(model.weights().values())  # a LoRA run's export is the whole model
+    needed = (keep + 1) * checkpoint + _bytes(saved_weights(model).values())  # a LoRA run's export is the whole model
     needed -= sum(p.stat().st_size for p in folder.glob("checkpoints/step-*/**/*") if p.is_file())  # of a resumed run
     free = shutil.disk_usage(next(place for place in (folder, *folder.parents) if place.exists())).free
     if needed > free:

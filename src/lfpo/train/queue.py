@@ -17,15 +17,15 @@ from lfpo.config.files import read_json, write_json
 from lfpo.config.json import Json
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
-from lfpo.core import collectives
+from lfpo.core import collectives, devices
 from lfpo.core.batch import ScoredRollouts
-from lfpo.core.completions import join, tensor_fields
+from lfpo.core.completions import tensor_fields
 from lfpo.core.denoise import Finished
 from lfpo.core.engine import AsyncEngine, Engine, Request, Ticket
 from lfpo.core.observer import Observer
 from lfpo.core.rollouts import FreshRollouts
 from lfpo.core.structure import Structure
-from lfpo.core.trajectory import Trajectory
+from lfpo.core.trajectory import Trajectory, join
 from lfpo.models.tensor_files import save_tensors
 from lfpo.rollout.canvas import CanvasTrajectory
 from lfpo.rollout.edits import EditedTrajectory
@@ -138,7 +138,7 @@ class RolloutQueue:
                 raise _other_prompts(int(number))
             own = part(joined, prompts[0] * self.generations, len(prompts) * self.generations)
             self.tickets[int(number)] = Ticket(entry["version"], work=None)
-            self.sampled[int(number)] = own.to(collectives.device())
+            self.sampled[int(number)] = own.to(devices.device())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,7 +26,7 @@ from lfpo.core.learner import Learner
 from lfpo.core.optim import Average
 from lfpo.core.roles import CURRENT, OLD
 from lfpo.core.rollouts import FreshRollouts
-from lfpo.core.views import Pass
+from lfpo.core.structure import Pass
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.loading import trained_block_length
 from lfpo.models.lora import settings_of

@@ -193,12 +193,11 @@ def accumulate_sft_gradients(
         none, prompt_B = torch.zeros(ids.shape), torch.tensor([len(filler[0])])
         idle = Pass(ids, ids, attention, prompt_B, torch.ones_like(ids, dtype=torch.bool), none, none, none)
     total = 0.0
-    weights = [1.0] * len(passes)
     if idle is not None:
-        passes, weights = with_fillers(passes, idle)
-    for group_pass, factor in zip(passes, weights, strict=True):
+        passes = with_fillers(passes, idle)
+    for group_pass in passes:
         with one_pass([model]):
-            loss = factor * loss_of(model, Pass(*(x.to(model.device) for x in group_pass)))
+            loss = float(group_pass is not idle) * loss_of(model, Pass(*(x.to(model.device) for x in group_pass)))
             loss.backward()
         total += loss.item()
     return total

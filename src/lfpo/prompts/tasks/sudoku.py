@@ -4,35 +4,18 @@ A blank is shown as the symbol of its cell, A to P in reading order. It gives th
 without absolute positions would otherwise have to compute.
 """
 
-import functools
-import itertools
 import random
 from collections.abc import Callable
 
 from lfpo.core.scoring import Row
+from lfpo.prompts.tasks.grids import grids, grids_with
 from lfpo.prompts.tasks.task import Task
-from lfpo.rewards.sudoku import is_grid
 
 SLIP = 0.3  # probability of a mistake in each blank of a wrong demonstration
 BLANKS = (6, 10)
 # A symbol for each of up to 36 cells: the characters from A on that every tokenizer made here keeps as one token, which
 # leaves out small letters.
 SYMBOLS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`{|}~"
-
-
-@functools.cache
-def grids() -> tuple[str, ...]:
-    """All 288 complete 4x4 grids, as 16-digit strings in lexicographic order."""
-    rows = ["".join(p) for p in itertools.permutations("1234")]
-    # Two rows fill two boxes, which excludes most pairs before they are joined.
-    bands = [a + b for a, b in itertools.product(rows, repeat=2) if len({*a[:2], *b[:2]}) == 4]
-    return tuple(a + b for a, b in itertools.product(bands, repeat=2) if is_grid(a + b))
-
-
-@functools.cache
-def _grids_with() -> dict[tuple[int, str], int]:
-    """(cell, digit) -> bit set of the grids with that digit in that cell. Their intersection tests uniqueness."""
-    return {(c, d): sum(1 << i for i, g in enumerate(grids()) if g[c] == d) for c in range(16) for d in "1234"}
 
 
 def puzzle_of(
@@ -61,7 +44,7 @@ def _is_implied(solution: str, shown: set[int], cell: int) -> bool:
     """Whether the shown cells have one solution."""
     candidates = (1 << len(grids())) - 1
     for other in shown:
-        candidates &= _grids_with()[other, solution[other]]
+        candidates &= grids_with()[other, solution[other]]
     return candidates.bit_count() == 1
 
 

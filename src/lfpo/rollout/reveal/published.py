@@ -8,8 +8,18 @@ import torch
 
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.noise import uniform
-from lfpo.core.reveal import before_first, best, ranked
+from lfpo.core.reveal import ranked
 from lfpo.core.rule import PLAN, Proposal, Reveal
+
+
+def best(score_AC: torch.Tensor, eligible_AC: torch.Tensor, count_A: torch.Tensor) -> torch.Tensor:
+    """The count_A[a] eligible positions of each row with the highest score, [A, C] bool; ties go to the left."""
+    return eligible_AC & (ranked(score_AC, eligible_AC)[1] < count_A[:, None])
+
+
+def before_first(true_AC: torch.Tensor) -> torch.Tensor:
+    """How many columns come before the first True one, [A, 1] int64; C in a row without one."""
+    return (true_AC.int().cumsum(-1) == 0).sum(-1, keepdim=True)
 
 
 def dream(step: Proposal) -> Reveal:

@@ -5,16 +5,22 @@ from collections.abc import Callable
 import torch
 
 from lfpo.config.reveal import REVEAL_RULES
-from lfpo.core.draw import Score
 from lfpo.core.pace import Plan, scheduled_plan
-from lfpo.core.reveal import best, highest_score, threshold
-from lfpo.core.rule import Proposal, Reveal, Rule
+from lfpo.core.reveal import threshold
+from lfpo.core.rule import Proposal, Reveal, Rule, Score
 from lfpo.rollout.reveal import published
+from lfpo.rollout.reveal.published import best
 
 
 def probability(p_TV: torch.Tensor, token_T: torch.Tensor) -> torch.Tensor:
     """Rule.score: the probability of the drawn token."""
     return p_TV.gather(1, token_T[:, None]).squeeze(1)
+
+
+def highest_score(step: Proposal) -> Reveal:
+    """The positions with the best score: that of the rule, or the drawn token's confidence."""
+    at_step, count = step.next_scheduled()
+    return Reveal(best(step.score, step.eligible, count), at_step)
 
 
 def random(step: Proposal) -> Reveal:

@@ -1,0 +1,78 @@
+"""What a user's function returned, as rewards: the one place that decides what is a number."""
+
+import itertools
+import math
+from collections.abc import Iterable, KeysView, Mapping, Set, Sized
+from typing import Any
+
+from lfpo.config.errors import UserError
+
+
+class NotANumber(ValueError):
+    """A value that is no reward. The message says what it is."""
+
+
+def checked(values: object, name: str, expected: int) -> list[float | None]:
+    """The rewards that function `name` returned for so many completions, as floats, and None where it gave none.
+
+    values: anything that gives its items in order: a list, tuple, generator, array, tensor on any device, pandas
+        Series, view of a dict. An item is a number that float holds, or an array of one (see `number`).
+    Raises UserError, in one sentence with the function and the item's index, for anything else.
+    """
+    what = f"reward function {name!r}"
+    if hasattr(values, "detach"):  # a tensor: one copy from the device, not one for each item
+        values = values.detach().cpu()
+    # A mapping gives its keys, and a set has no order: both would score the wrong completions without a word.
+    wrong = isinstance(values, str | bytes | bytearray | Mapping | Set) and not isinstance(values, KeysView)
+    if wrong or not isinstance(values, Iterable) or getattr(values, "ndim", 1) == 0:
+        raise UserError(f"{what}: returned {type(values).__name__}, expected a list of numbers")
+    items = list(itertools.islice(values, expected + 1))  # a generator may have no end
+    if len(items) != expected:
+        counted = "more" if len(items) > expected else str(len(items))
+        if isinstance(values, Sized):
+            counted = str(len(values))
+        raise UserError(f"{what}: returned {counted} rewards for {expected} completions")
+    rewards: list[float | None] = []
+    for i, item in enumerate(items):
+        try:
+            rewards.append(number(item))
+        except NotANumber as error:
+            raise UserError(
+                f"{what}: reward {i} is {error}, expected a finite number, or None where it does not apply"
+            ) from None
+    return rewards
+
+
+def number(value: Any) -> float | None:
+    """A reward as a float, or None. Takes what float holds: bool, int, Decimal, Fraction, scalars of numpy and torch,
+    and arrays and tensors of any shape that hold one number. Raises NotANumber for text, complex numbers, NaN,
+    infinities, integers beyond the range of float, and arrays of several numbers."""
+    inner = value
+    if hasattr(value, "item"):  # numpy and torch
+        try:
+            inner = value.item()
+        except (ValueError, RuntimeError):
+            raise NotANumber(f"{type(value).__name__} of shape {tuple(getattr(value, 'shape', ()))}") from None
+    if inner is None:  # also in an array of one object
+        return None
+    if isinstance(inner, complex) or not (hasattr(inner, "__float__") or hasattr(inner, "__index__")):
+        raise NotANumber(shortened(inner))
+    try:
+        as_float = float(inner)
+    except OverflowError:
+        raise NotANumber(f"{shortened(inner)}, which is beyond the range of float") from None
+    except (TypeError, ValueError):
+        raise NotANumber(shortened(inner)) from None
+    if not math.isfinite(as_float):
+        beyond = f", which is {as_float} as float" if repr(inner) != repr(as_float) else ""
+        raise NotANumber(f"{shortened(inner)}{beyond}")
+    return as_float
+
+
+def shortened(value: Any) -> str:
+    """A value's repr in at most 60 characters."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integers of more than 4300 digits
+        return f"{type(value).__name__} of {value.bit_length()} bits"
+    return text if len(text) <= 60 else f"{text[:40]}... ({len(text)} characters)"
