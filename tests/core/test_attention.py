@@ -8,7 +8,7 @@ from torch.nn.attention import SDPBackend
 
 from cuda_stand_in import cuda_stand_in
 from lfpo.core import attention_kernels
-from lfpo.core.attention import bidirectional_attention
+from lfpo.core.attention import SHORT, bidirectional_attention
 from lfpo.core.structure import mask_bias
 
 # What each case of attention runs on: dtype, heads of keys, masked -> kernel on a GPU.
@@ -93,16 +93,17 @@ def test_short_rows_on_a_cpu_attend_in_float32_under_autocast():
     """The backward pass of a CPU in bfloat16 is the slow one. Results keep autocast's dtype and are those of float32,
     with gradients and without; those of long rows are autocast's."""
     torch.manual_seed(0)
-    query, key, value = (torch.randn(2, heads, 5, 8, dtype=torch.bfloat16).requires_grad_() for heads in (4, 2, 2))
-    wide, _ = bidirectional_attention(torch.nn.Identity(), query.float(), key.float(), value.float(), None)
+    short = [torch.randn(2, heads, 5, 8, dtype=torch.bfloat16).requires_grad_() for heads in (4, 2, 2)]
+    long = [x.detach().repeat(1, 1, SHORT, 1) for x in short]
+
+    def attended(values: list[torch.Tensor]) -> torch.Tensor:
+        return bidirectional_attention(torch.nn.Identity(), values[0], values[1], values[2], None)[0]
+
+    wide, wide_long = (attended([x.float() for x in values]) for values in (short, long))
     with torch.autocast("cpu", torch.bfloat16):
-        trained, _ = bidirectional_attention(torch.nn.Identity(), query, key, value, None)
+        trained, narrow = attended(short), attended(long)
         with torch.no_grad():
-            sampled, _ = bidirectional_attention(torch.nn.Identity(), query, key, value, None)
+            sampled = attended(short)
     assert trained.dtype == torch.bfloat16
     assert torch.equal(trained, wide.bfloat16()) and torch.equal(sampled, trained)
-    long = [x.detach().repeat(1, 1, attention.SHORT, 1) for x in (query, key, value)]
-    wide, _ = bidirectional_attention(torch.nn.Identity(), *(x.float() for x in long), None)
-    with torch.autocast("cpu", torch.bfloat16):
-        narrow, _ = bidirectional_attention(torch.nn.Identity(), *long, None)
-    assert not torch.equal(narrow, wide.bfloat16()) and torch.allclose(narrow.float(), wide, atol=0.05)
+    assert not torch.equal(narrow, wide_long.bfloat16()) and torch.allclose(narrow.float(), wide_long, atol=0.05)
