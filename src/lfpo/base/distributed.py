@@ -16,7 +16,6 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 
-from lfpo.base.environment import keep_freed_memory
 from lfpo.base.heartbeat import Heartbeat, meet
 from lfpo.config.errors import ProcessLost
 from lfpo.config.json import Json
@@ -91,12 +90,9 @@ def mesh(shards: int = 0) -> DeviceMesh:
 
 
 def begin_work() -> None:
-    """The model is loaded. From here on ranks work on different rows and may fail alone, so every rank prints its own
-    errors; on a CPU, freed memory stays with the process."""
+    """From here on ranks work on different rows and may fail alone, so every rank prints its own errors."""
     global at_work
     at_work = world() > 1
-    if device().type == "cpu":
-        keep_freed_memory()
 
 
 @contextmanager

@@ -20,7 +20,7 @@ def versions() -> dict[str, str]:
     }
 
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_MMAP_THRESHOLD = -3
 
 
 def before_torch() -> None:
@@ -35,19 +35,6 @@ def before_torch() -> None:
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     if platform.libc_ver()[0] == "glibc" and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**21)
-
-
-def keep_freed_memory() -> None:
-    """glibc keeps freed blocks below 32 MiB from now on: for work on a CPU, once a model is there.
-
-    Steps and forwards allocate the same sizes, and pages that the system hands out anew cost a model of 135 M
-    parameters an eighth of a step's time. Larger blocks still go back: kept, they would raise a large model's peak
-    above its plan. A value set in the environment stays.
-    """
-    if platform.libc_ver()[0] == "glibc" and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
-        libc = ctypes.CDLL(None)
-        libc.mallopt(_M_MMAP_THRESHOLD, 2**25)
-        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def use_threads(number: int) -> None:
