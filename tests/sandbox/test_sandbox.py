@@ -216,16 +216,20 @@ def _judge_an_endless_program(rung: str, tag: int) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.parametrize("starting", [True, False])
 @pytest.mark.parametrize("rung", [rung.name for rung in available_rungs() if rung.available])
-def test_confined_processes_end_when_the_training_process_is_killed(rung, tmp_path, monkeypatch):
+def test_confined_processes_end_when_the_training_process_is_killed(rung, starting, tmp_path, monkeypatch):
+    """Also one that is killed while they start, before they have asked the kernel to end with it."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     tag = 17_000_000 + os.getpid()  # a disk limit by which to find these processes
     host = multiprocessing.get_context("fork").Process(target=_judge_an_endless_program, args=(rung, tag))
     host.start()
     until = time.monotonic() + 30
     while len(remains(tag)) < 2 and time.monotonic() < until:
-        time.sleep(0.1)
+        time.sleep(0 if starting else 0.1)
     assert len(remains(tag)) >= 2
+    if not starting:
+        time.sleep(0.5)
     host.kill()
     host.join()
     until = time.monotonic() + 30

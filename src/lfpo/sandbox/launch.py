@@ -128,6 +128,7 @@ def start(
         "libraries": list(libraries),
         "others": list(others),
         "cores": list(cores),
+        "starter": 0 if rung == BUBBLEWRAP else os.getpid(),  # the parent that the process must have
         **vars(limits),
     }
     command = [python(), "-I", "-S", "-E", "-X", "utf8", "-c", _BOOT, str(INSIDE.parent), marshal.dumps(settings).hex()]

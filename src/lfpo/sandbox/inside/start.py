@@ -90,6 +90,8 @@ def main(argument: str) -> None:
         if settings["cores"]:
             os.sched_setaffinity(0, settings["cores"])  # for all descendants: the filter of calls forbids to change it
         _die_with_parent()  # a training process that is killed cannot stop this one
+        if settings["starter"] and os.getppid() != settings["starter"]:
+            os._exit(1)  # it was killed before: while Python started, the kernel did not know yet
     if settings["rung"] == "namespaces":
         _enter_namespaces(settings)
     if settings["inodes"]:  # bwrap's own option limits only the size of the writable folders
