@@ -172,6 +172,7 @@ def test_groups_say_how_many_are_right_and_play_a_row(running: Any, real: Path):
         assert page.locator(".pane").count() == 2
 
 
+@pytest.mark.long
 def test_differences_within_a_group_are_marked(running: Any, measured: Path):
     """By hand: a longest common subsequence of a b c d e and a c x e is a c e."""
     with opened_page(running, measured) as opened:
@@ -231,6 +232,7 @@ def test_policy_charts_show_the_values_of_a_run(running: Any, measured: Path):
         assert "iteration 2" in policy.inner_text()  # the value of iteration 1 is null
 
 
+@pytest.mark.long
 def test_axes_of_values_that_hardly_differ_have_different_tick_labels(running: Any, measured: Path):
     with opened_page(running, measured) as opened:
         code = """([y, from, share]) => {
@@ -262,7 +264,9 @@ def test_long_lines_are_drawn_as_means_over_a_thin_line_of_all_values(running: A
         assert sorted(points) == [75, 75, 75, 75, 159, 160]
 
 
-@pytest.fixture(params=["real", "written", "measured", "comparison"])
+@pytest.fixture(
+    params=["written", "comparison", *(pytest.param(n, marks=pytest.mark.long) for n in ("real", "measured"))]
+)
 def any_page(request: pytest.FixtureRequest) -> Path:
     return request.getfixturevalue(request.param)
 

@@ -206,7 +206,13 @@ def test_protocols_of_a_result_are_judged(sandbox, name):
     assert verdict.passed, verdict
 
 
-LONG = ("series", "grouped series", "numpy generator", "numpy state")  # each imports pandas or numpy in a new process
+LONG = (
+    "frame",
+    "series",
+    "grouped series",
+    "numpy generator",
+    "numpy state",
+)  # each imports pandas or numpy in a new process
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long if n in LONG else ()) for n in VALUES])
