@@ -150,7 +150,8 @@ class MaskedDiffusionLM(nn.Module):
                 contexts.enter_context(self.using_adapter(self.backbone, self.adapter))
             if self.autocast:  # without the cache of weights, which would hold copies of all until the forward's end
                 contexts.enter_context(torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False))
-            hidden: torch.Tensor = (run or self.backbone.model)(use_cache=False, **inputs).last_hidden_state
+            run = self.backbone.model if run is None else run  # a compiled body has no truth value
+            hidden: torch.Tensor = run(use_cache=False, **inputs).last_hidden_state
         return hidden
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
