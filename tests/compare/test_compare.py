@@ -62,6 +62,7 @@ def test_a_grid_runs_each_cell_once_and_goes_on_after_a_failure(tmp_path: Path, 
     [cell] = trained
     assert (cell["objective"], cell["seed"]) == ("lfpo", 100)
     assert [p["step"] for p in cell["curve"]] == [0, 1] and cell["curve"][1]["flops"] == cell["flops"] > 0
+    assert 0 < cell["same_ending"] <= 1 and cell["entropy"] > 0 and "entropy" not in base  # of the last iteration
     assert [p["threshold"] for p in cell["frontier"]] == [0.5, 0.9]
 
     monkeypatch.setattr("lfpo.compare.processes.start", ForkedModule)

@@ -16,10 +16,10 @@ ALIGNED = 8  # the memory-efficient kernel copies masks whose rows are not a mul
 def backend(dtype: torch.dtype, width: int, *, masked: bool) -> SDPBackend:
     """The kernel that attention uses on a GPU for values of this dtype and head width.
 
-    Half precision without a mask takes flash attention, which supports
-    neither masks nor float32; those take the memory-efficient kernel. float64 and head widths that are not a multiple
-    of ALIGNED have no kernel of this kind and take plain products. cuDNN's attention is never used: it builds a plan
-    for each new shape (tens of milliseconds), and rollouts and updates meet many shapes.
+    Half precision without a mask takes flash attention, which supports neither masks nor float32; those take the
+    memory-efficient kernel. float64 and head widths that are not a multiple of ALIGNED have no kernel of this kind and
+    take plain products. cuDNN's attention is never used: it builds a plan for each new shape (tens of milliseconds),
+    and rollouts and updates meet many shapes.
     """
     if dtype == torch.float64 or width % ALIGNED:
         return SDPBackend.MATH
