@@ -11,6 +11,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 from lfpo.cli.command_line import main
+from lfpo.compare.cell import last_of
 from lfpo.compare.grid import check, run_compare
 from lfpo.compare.statistics import (
     accuracy_for,
@@ -62,7 +63,8 @@ def test_a_grid_runs_each_cell_once_and_goes_on_after_a_failure(tmp_path: Path, 
     [cell] = trained
     assert (cell["objective"], cell["seed"]) == ("lfpo", 100)
     assert [p["step"] for p in cell["curve"]] == [0, 1] and cell["curve"][1]["flops"] == cell["flops"] > 0
-    assert 0 < cell["same_ending"] <= 1 and cell["entropy"] > 0 and "entropy" not in base  # of the last iteration
+    assert cell["entropy"] > 0 and "entropy" not in base
+    assert "same_ending" not in cell  # the share is of different prompts, and this run has one
     assert [p["threshold"] for p in cell["frontier"]] == [0.5, 0.9]
 
     monkeypatch.setattr("lfpo.compare.processes.start", ForkedModule)
@@ -240,3 +242,10 @@ def test_the_interval_of_a_few_seeds_is_students():
     eleven = over_seeds([float(i) for i in range(11)])  # variance 11, and a quantile of 2.228 for 10 degrees of freedom
     assert eleven.mean - eleven.low == pytest.approx(2.228, rel=1e-4)
     assert over_seeds([5.0]).low != over_seeds([5.0]).low  # one seed has no interval
+
+
+def test_a_cell_keeps_what_the_last_iteration_measured():
+    names = {"same_ending": "completions/frac_same_ending", "entropy": "entropy/rollout"}
+    metrics = [{"completions/frac_same_ending": 0.2, "entropy/rollout": 0.5}, {"completions/frac_same_ending": 0.7}]
+    assert last_of(metrics, names) == {"same_ending": 0.7}
+    assert last_of([], names) == {}
