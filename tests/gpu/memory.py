@@ -116,7 +116,7 @@ def peaks(config: dict[str, Any], args: LFPOConfig, prompt: str, device: torch.d
     batches: list[Any] = []
 
     def step() -> None:
-        signal = trainer.objective.signal(batches[0].reward_R, batches[0].group_R)
+        signal = trainer.objective.signal(batches[0].reward_R, batches[0].group_R).to(device)
         only_step = Update(0, 0, torch.arange(len(signal)), number=0, of=1)
         optimizer_step(trainer.learner, trainer.objective, batches[0], signal, only_step, Observer())
 

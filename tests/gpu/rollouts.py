@@ -28,6 +28,10 @@ from lfpo.rollout.sampling import rollout
 Cache = Literal["none", "prefix", "dual"]
 
 
+# Least share of the speed of one large product. Without compilation a fifth of the time goes to elementwise kernels.
+UTILISATION = {"engine, exact": 0.5, "compiled": 0.6}
+
+
 def utilisation(machine: Machine) -> list[Row]:
     """`python -m benchmarks rollout` on four layers: model FLOP/s over those of one large product."""
     shape: dict[str, Any] = machine.size(
@@ -35,15 +39,15 @@ def utilisation(machine: Machine) -> list[Row]:
         {"model": "small", "n": 4, "prompt_length": 24, "gen_length": 64},
     )
     with mock.patch.dict(LAYOUTS, small=SMALL), tempfile.TemporaryDirectory() as folder:
-        shape |= {"lora": 0, "compile": False}  # `full_size` has both
+        shape |= {"lora": 0, "compile": machine.gpu}  # `full_size` has LoRA
         config = BenchRolloutConfig(**shape, block_length=32, tokens_per_step=[4], repeats=1, output=folder)
         results = json.loads(run_bench_rollout(config).read_text())
     rows = []
     for found in results["rows"]:
         rows.append(measured(f"{found['mode']}: speed", found["tokens_per_second"], "tokens/s"))
         share = found["share_of_peak"]
-        if machine.gpu and found["mode"] == "engine, exact":
-            rows.append(at_least(f"{found['mode']}: share of the peak", share, 0.6))
+        if machine.gpu and found["mode"] in UTILISATION:
+            rows.append(at_least(f"{found['mode']}: share of the peak", share, UTILISATION[found["mode"]]))
         elif found["mode"] == "engine, exact":
             rows.append(at_least(f"{found['mode']}: tokens as the plain loop's", found["same"], 1.0))
         else:
@@ -90,15 +94,17 @@ def _counted(machine: Machine) -> Iterator[Any]:
 
 
 def full_size(machine: Machine) -> list[Row]:
-    """All layers of LLaDA-8B, one block of 32 tokens, a token a forward: 64 rows of 768 tokens. A block costs the same
-    in a longer completion."""
+    """All layers of LLaDA-8B, one block, a token a forward: 64 rows of 768 tokens. A block costs the same in a longer
+    completion. With a cache it has 32 tokens; without one each forward costs the same, so 4 are enough."""
     config = machine.size(LAYOUTS["llada-8b"], SMALL)
     model = init_model(config, seed=0, device=machine.device, dtype=machine.size(torch.bfloat16, torch.float32))
-    rows_of_batch, prompt, tokens = machine.size((64, 736, 32), (3, 12, 8))
-    prompts = random_prompts(rows_of_batch, prompt, model)
-    prompts = [(p * 2)[:prompt] for p in prompts]  # all of the same length, as the bars assume
+    rows_of_batch, length = machine.size((64, 768), (3, 20))
+    block: dict[Cache, int] = machine.size({"none": 4, "dual": 32}, {"none": 8, "dual": 8})
+    texts = random_prompts(rows_of_batch, length, model)
 
     def run(policy: Any, cache: Cache, compiled: bool = False) -> tuple[Trajectory, float]:
+        tokens = block[cache]
+        prompts = [(p * 2)[: length - tokens] for p in texts]  # all of the same length, as the bars assume
         # With one block a cache is filled by the first forward only.
         refresh = {} if cache == "none" else {"cache_refresh": tokens}
         sampler = SamplerConfig(gen_length=tokens, block_length=tokens, cache=cache, **refresh)
