@@ -1,4 +1,4 @@
-"""Word problems of one or two steps in plain English, for pretrained models. Completions are those of `words`.
+"""Word problems of one to three steps in plain English, for pretrained models. Completions are those of `words`.
 
 No test problem has the numbers of a training problem, in any order: the split is decided by the numbers alone.
 """
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from lfpo.core.scoring import Row
 from lfpo.prompts.tasks.task import Task
-from lfpo.prompts.tasks.words import apply, correct, demonstrate
+from lfpo.prompts.tasks.words import apply, correct
 
 # No value of a problem is above it. With 12, a pretrained model of 135 M parameters gave 12 for most sums above 9, in
-# all of its samples.
-LARGEST = 9
+# all of its samples. With 9 and at most two changes, it learned the 107 sets of numbers of training by heart.
+LARGEST = 6
 # Begins each solution's key and so decides which numbers are test problems'. With this one every single computation of
 # a test problem occurs in training, at least half as often as without a test split.
 KEY = "story "
@@ -85,22 +85,22 @@ IN_BAGS = (
 
 
 def sample(rng: random.Random) -> Row:
-    """One or two of: a number of bags of equal size, then changes. Columns `steps`: (value before, sign, amount), and
+    """One to three of: a number of bags of equal size, then changes. Columns `steps`: (value before, sign, amount), and
     `answer`. All values are 1 to LARGEST."""
     words = {"name": rng.choice(NAMES), "thing": rng.choice(THINGS), "bag": rng.choice(BAGS)}
     setting, steps = rng.choice(SETTINGS), list[tuple[int, str, int]]()
     if rng.random() < 0.25:
         setting, (bags, each) = (
             SETTINGS[0],
-            rng.choice([(b, n) for b in (2, 3, 4) for n in (2, 3, 4) if b * n <= LARGEST]),
+            rng.choice([(b, n) for b in (2, 3) for n in (2, 3) if b * n <= LARGEST]),
         )
         sentences, value = [rng.choice(IN_BAGS).format(bags=bags, n=each, **words)], bags * each
         steps.append((bags, "*", each))
     else:
-        value = rng.randint(2, 9)
+        value = rng.randint(1, LARGEST)
         sentences = [rng.choice(setting.opening).format(n=value, **words)]
-    for _ in range(1 if steps else rng.choice((1, 2, 2))):
-        possible = [(s, n) for s in "+-" for n in range(2, 8) if 1 <= apply(value, s, n) <= LARGEST]
+    for _ in range(rng.choice((1, 2)) if steps else rng.choice((1, 2, 3, 3))):
+        possible = [(s, n) for s in "+-" for n in range(1, LARGEST) if 1 <= apply(value, s, n) <= LARGEST]
         sign = rng.choice(sorted({s for s, _ in possible}))
         amount = rng.choice([n for s, n in possible if s == sign])
         change = rng.choice(setting.gain if sign == "+" else setting.loss).format(n=amount, **words)
@@ -110,6 +110,19 @@ def sample(rng: random.Random) -> Row:
         value = apply(value, sign, amount)
     sentences.append(rng.choice(setting.question).format(**words))
     return {"prompt": " ".join(sentences) + "\n", "steps": steps, "answer": value}
+
+
+def demonstrate(row: Row, rng: random.Random, right_share: float) -> str:
+    """The steps and the answer. A wrong one misreads the last change: it has the opposite sign or, where that would
+    leave 1 to LARGEST, is left out (unless it is the only step). Each computation by itself is right."""
+    steps = [tuple(step) for step in row["steps"]]
+    if rng.random() >= right_share:
+        value, sign, amount = steps.pop()
+        other = "-" if sign == "+" else "+"
+        if not steps or 1 <= apply(value, other, amount) <= LARGEST:
+            steps.append((value, other, amount))
+    lines = [f"{value}{sign}{amount}={apply(value, sign, amount)}" for value, sign, amount in steps]
+    return "\n".join([*lines, f"#### {apply(*steps[-1])}"])
 
 
 def solution_key(row: Row) -> str:
@@ -125,5 +138,5 @@ TASK = Task(
     correct=correct,
     demonstrate=demonstrate,
     right_share=0.45,
-    gen_length=20,
+    gen_length=26,
 )
