@@ -1,6 +1,6 @@
 """The checks by name, most valuable first."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from gpu import agreement, attention, fsdp, loss, memory, rollouts
@@ -13,7 +13,7 @@ class Check:
 
     question: str
     seconds: float
-    run: Callable[[Machine], list[Row]]
+    run: Callable[[Machine], Iterable[Row]]
 
 
 CHECKS: dict[str, Check] = {

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     machine = Machine(torch.cuda.is_available())
     if options.one:
-        rows = CHECKS[options.one].run(machine)
-        Path(options.output).write_text(json.dumps(rows))
+        rows = []
+        for row in CHECKS[options.one].run(machine):
+            rows.append(row)  # each is kept at once: the check may not come to its end
+            replace_file(Path(options.output), json.dumps(rows))
         return 0
     chosen = [name for name in options.only.split(",") if name] or list(CHECKS)
     unknown = [name for name in chosen if name not in CHECKS]
@@ -72,7 +75,7 @@ def run_checks(machine: Machine, chosen: list[str], minutes: float, folder: Path
 
 
 def in_own_process(name: str, folder: Path, *, seconds: float) -> list[Row]:
-    """The rows of a check. A process that dies or takes too long gives one failed row that says so."""
+    """The rows of a check. A process that dies or takes too long adds a failed row that says so."""
     target, log = folder / f"{name}.json", folder / f"{name}.log"
     for left_over in (target, log):
         left_over.unlink(missing_ok=True)
@@ -84,18 +87,27 @@ def in_own_process(name: str, folder: Path, *, seconds: float) -> list[Row]:
     try:
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
-        return [{"what": "the check", "value": f"not ended after {seconds:.0f} s", "bar": "ends", "passed": False}]
+        return [*kept(target), not_ended(f"not ended after {seconds:.0f} s")]
     if ended.returncode or not target.exists():
         errors = re.findall(r"^\w[\w.]*(?:Error|Interrupt)\b.*", ended.stderr, re.MULTILINE)
         last = errors[-1] if errors else f"exit code {ended.returncode}"
         log.write_text(ended.stdout + ended.stderr)
-        return [{"what": "the check", "value": f"died: {last} (see {log.name})", "bar": "ends", "passed": False}]
-    rows: list[Row] = json.loads(target.read_text())
-    target.unlink()
+        return [*kept(target), not_ended(f"died: {last} (see {log.name})")]
+    return kept(target)
+
+
+def kept(target: Path) -> list[Row]:
+    """The rows that a check's process has written; their file is removed."""
+    rows: list[Row] = json.loads(target.read_text()) if target.exists() else []
+    target.unlink(missing_ok=True)
     return rows
 
 
-def failed(rows: list[Row]) -> bool:
+def not_ended(how: str) -> Row:
+    return {"what": "the check", "value": how, "bar": "ends", "passed": False}
+
+
+def failed(rows: Iterable[Row]) -> bool:
     return any(row["passed"] is False for row in rows)
 
 

@@ -93,7 +93,7 @@ def _counted(machine: Machine) -> Iterator[Any]:
             torch.cuda.set_sync_debug_mode("default")
 
 
-def full_size(machine: Machine) -> list[Row]:
+def full_size(machine: Machine) -> Iterator[Row]:
     """All layers of LLaDA-8B, one block, a token a forward: 64 rows of 768 tokens. A block costs the same in a longer
     completion. With a cache it has 32 tokens; without one each forward costs the same, so 4 are enough."""
     config = machine.size(LAYOUTS["llada-8b"], SMALL)
@@ -117,22 +117,23 @@ def full_size(machine: Machine) -> list[Row]:
             found, seconds = timed(work, machine.device)
         return found, rows_of_batch * tokens / seconds
 
-    rows, plain = [], {}
+    plain = {}
     bars: dict[Cache, float] = {"none": 45.0, "dual": 400.0}
     for cache, bar in bars.items():
         plain[cache], rate = run(model, cache)
         what = f"cache {cache}"
-        rows.append(at_least(what, rate, bar, "tokens/s") if machine.gpu else measured(what, rate, "tokens/s"))
+        yield at_least(what, rate, bar, "tokens/s") if machine.gpu else measured(what, rate, "tokens/s")
+    for cache in bars:  # compiling 32 layers takes minutes
+        what = f"cache {cache}, compiled"
         if machine.gpu:
-            rows.append(measured(f"{what}, compiled", run(model, cache, compiled=True)[1], "tokens/s"))
+            yield measured(what, run(model, cache, compiled=True)[1], "tokens/s")
         else:
-            rows.append(not_run(f"{what}, compiled", "compiling is for GPUs"))
+            yield not_run(what, "compiling is for GPUs")
     policy = attach(model, LoraSettings(r=16), seed=0)
     for cache in bars:
         found, rate = run(policy, cache)
-        rows.append(measured(f"cache {cache}, LoRA", rate, "tokens/s"))
+        yield measured(f"cache {cache}, LoRA", rate, "tokens/s")
         same = float((found.tokens == plain[cache].tokens).double().mean())
         # A new adapter adds nothing, so in float32 the tokens are the base's.
         what = f"cache {cache}, LoRA: tokens as without"
-        rows.append(measured(what, same) if machine.gpu else at_least(what, same, 1.0))
-    return rows
+        yield measured(what, same) if machine.gpu else at_least(what, same, 1.0)

@@ -17,7 +17,7 @@ QUICK = {"attention", "blocks", "loss", "loss-kernel"}
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.long]) for n in CHECKS])
 def test_a_check_passes(name: str):
-    rows = CHECKS[name].run(SMALL)
+    rows = list(CHECKS[name].run(SMALL))
     assert rows and not failed(rows)
     assert any(row["passed"] or row["value"].startswith("not run: ") for row in rows)
 
@@ -52,3 +52,13 @@ def test_a_check_that_dies_is_a_failed_row(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (row,) = in_own_process("loss", tmp_path, seconds=60)
     assert row["passed"] is False and row["value"] == "died: MemoryError: no room (see loss.log)"
+
+
+def test_what_a_check_measured_before_it_was_ended_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    first = {"what": "cache none", "value": "50 tokens/s", "bar": "", "passed": None}
+    slow = f"import json, sys, time; open(sys.argv[-1], 'w').write(json.dumps([{first!r}])); time.sleep(60)"
+    (tmp_path / "gpu.py").write_text(slow)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    before, ended = in_own_process("rollout-8b", tmp_path, seconds=2)
+    assert before == first and ended["passed"] is False and ended["value"] == "not ended after 2 s"
+    assert not (tmp_path / "rollout-8b.json").exists()
