@@ -310,6 +310,7 @@ def counted(prompts, completions, **columns):
 """
 
 
+@pytest.mark.long
 def test_each_process_grades_its_share_while_training(
     llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

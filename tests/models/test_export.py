@@ -135,6 +135,7 @@ def plain(home: Path) -> tuple[dict[str, torch.Tensor], list[str]]:
     return load_file(home / "logits.safetensors"), done.stdout.splitlines()
 
 
+@pytest.mark.long  # transformers alone, in a process of its own
 @pytest.mark.parametrize("name", ["embedded", "llada", "tied", "dream", "merged", "adapter"])
 def test_plain_transformers_gives_our_logits(name: str, home: Path, plain: tuple[dict[str, torch.Tensor], list[str]]):
     ids, found = random_ids(2, 24), plain[0][name]
@@ -149,6 +150,7 @@ def test_plain_transformers_gives_our_logits(name: str, home: Path, plain: tuple
         assert (plain[0][name] - theirs).abs().max() < 1e-4
 
 
+@pytest.mark.long
 def test_the_documented_sampler_gives_the_tokens_of_lfpo(
     home: Path, plain: tuple[dict[str, torch.Tensor], list[str]], capsys: pytest.CaptureFixture[str]
 ):

@@ -177,6 +177,7 @@ def test_block_justgrpo_trains_by_the_command(checkpoint: Path, tmp_path: Path):
     assert trained(checkpoint, tmp_path, *given)[-1]["grad_norm"] > 0
 
 
+@pytest.mark.long
 def test_sample_sft_and_plan_take_it(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     run = tmp_path / "sft"
     given = ["--model", str(checkpoint), "--tasks", "{choice: 1.0}", "--steps", "4", "--batch_size", "4"]

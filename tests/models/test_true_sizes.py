@@ -56,6 +56,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_zeros(tmp_path_factory.mktemp("wide") / "llada", CONFIG)
 
 
+@pytest.mark.long
 def test_a_product_with_a_bfloat16_head_casts_a_slice_of_it():
     head, hidden = torch.zeros(VOCABULARY, WIDTH, dtype=torch.bfloat16), torch.ones(4, WIDTH).requires_grad_()
     found: list[torch.Tensor] = []

@@ -134,7 +134,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # In `make test` the one whose signal has a number for each state; else those that need other ranks' numbers or whole
 # sequences.
-QUICK, LONG = ("egspo",), ("lfpo", "mdpo", "agrpo", "espo", "rldf", "stable_drl", "trace_rl")
+RANKED = ("egspo", "lfpo", "mdpo", "agrpo", "espo", "rldf", "stable_drl", "trace_rl")
 
 
 def assert_ranks_do_not_matter(name: str, start: Path, tmp_path: Path, **changes: float) -> None:
@@ -157,6 +157,7 @@ def assert_ranks_do_not_matter(name: str, start: Path, tmp_path: Path, **changes
     assert_same_run(whole, parts)
 
 
-@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(n, marks=pytest.mark.long) for n in LONG)])
+@pytest.mark.long
+@pytest.mark.parametrize("name", RANKED)
 def test_two_ranks_start_a_run_that_one_ends_as_if_it_had_run_alone(name: str, start: Path, tmp_path: Path):
     assert_ranks_do_not_matter(name, start, tmp_path)

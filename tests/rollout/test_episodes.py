@@ -242,6 +242,7 @@ def test_an_environment_that_raises_loses_the_batch_and_five_end_the_run(llada: 
     assert [(r["turn"], r["rewards"], r["reply"]) for r in records] == [(1, {"RaisesLater": None}, "")] * 8
 
 
+@pytest.mark.long
 def test_a_wrong_return_value_on_one_rank_ends_both_with_its_sentence(llada: Path, tmp_path: Path):
     rows = str(write_rows(tmp_path / "rows.jsonl", ROWS))
     keys = ["--data_file", rows, "--task", "null", "--reward_funcs", "[]", "--eval_steps", "0"]

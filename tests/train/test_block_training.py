@@ -52,7 +52,8 @@ def test_learns_and_leaves_a_run_that_all_commands_read(
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("name", ["sdar_moe", pytest.param("llada2_0", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["sdar_moe", "llada2_0"])
 def test_resume_is_bit_identical_to_an_unbroken_run(name: str, tmp_path: Path):
     """Of mixtures of experts."""
     last = assert_resume_is_exact(golden(name, tmp_path / name, block_length=BLOCK), tmp_path)

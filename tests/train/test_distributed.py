@@ -82,12 +82,14 @@ def test_two_ranks_with_fsdp_train_as_one(alone: Path, sharded: Path):
     assert_same_run(alone, sharded)
 
 
+@pytest.mark.long
 def test_ranks_that_gather_layer_by_layer_in_rollouts_train_as_one(model: Path, alone: Path, tmp_path: Path):
     """Three prompts and four held-out problems on two ranks, which run different numbers of forwards."""
     run(tmp_path / "run", model, 2, "--fsdp", "true", "--rollout_gather", "layer")
     assert_same_run(alone, tmp_path / "run")
 
 
+@pytest.mark.long
 def test_three_ranks_train_as_one(model: Path, alone: Path, tmp_path: Path):
     process = run(tmp_path / "run", model, 3)
     assert process.stdout.count(" parameters, float32") == 1
