@@ -126,6 +126,7 @@ def test_gradients_are_near_those_of_float32(monkeypatch: pytest.MonkeyPatch) ->
     assert (gradient - reference).norm() / reference.norm() < 0.02
 
 
+@pytest.mark.long
 def test_the_plan_of_a_cpu_run_counts_the_copies_of_rollouts(monkeypatch: pytest.MonkeyPatch) -> None:
     """2 bytes for each weight of the layers' matrices."""
     fast(monkeypatch)

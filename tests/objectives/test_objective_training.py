@@ -24,13 +24,19 @@ from test_fused import Products, chunks_of, widest
 from test_rollout import blocks_of_code
 from test_train import ROWS, config, even_letters, metrics
 
+# One of each kind: random masks, one state, likelihoods of whole answers, replayed states, a mixture, sampled steps.
+# The others are tested in the long suite.
+SOON = ("lfpo", "unigrpo", "espo", "trace_rl", "dtm", "agrpo")
+
 
 # One family is enough for most: an objective sees logits, and not where a model has them.
 @pytest.mark.parametrize(
     ("name", "knobs", "family"),
     [
-        *((name, {}, "llada") for name in OBJECTIVES),
-        *(("rldf", {"num_iterations": 1}, "llada"), ("lfpo", {"reward_transform": "raw"}, "llada")),
+        *((name, {}, "llada") for name in SOON),
+        *(pytest.param(name, {}, "llada", marks=pytest.mark.long) for name in OBJECTIVES if name not in SOON),
+        pytest.param("rldf", {"num_iterations": 1}, "llada", marks=pytest.mark.long),
+        ("lfpo", {"reward_transform": "raw"}, "llada"),
         *((name, {}, "dream") for name in ("lfpo", "agrpo")),
     ],
 )

@@ -68,7 +68,7 @@ def simple_activations(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.long),
         pytest.param({"gradient_checkpointing": True, "update_tokens": 1024}, marks=pytest.mark.long),
         {"prompts_per_iteration": 1, "num_generations": 2, "gradient_checkpointing": True},
         pytest.param(

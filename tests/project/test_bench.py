@@ -144,7 +144,8 @@ def test_the_flops_spent_are_those_of_padded_rows(llada: Path, cache: str):
     assert forwards.flops(model) == pytest.approx(forward_flops(model, torch.full((4,), 6), 4 * 6))
 
 
-@pytest.mark.parametrize("family", [pytest.param("llada", marks=pytest.mark.long), "dream"])
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["llada", "dream"])
 def test_bench_on_a_layout_with_random_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str):
     monkeypatch.setitem(LAYOUTS, "small", SMALL[family])
     small = ("--model", "small", "--layers", "1", "--n", "2", "--prompt_length", "8", "--gen_length", "8")

@@ -169,6 +169,7 @@ def test_solutions_score_one_except_known_broken_rows(name: str) -> None:
     assert task.reward_functions[0](None, [task.solution(row) for row in rows]) == [1.0] * len(rows)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SUITES)
 def test_mutants_score_as_they_do_in_a_plain_script(name: str) -> None:
     """A mutant scores 0 if and only if a test fails for it in a plain script."""

@@ -104,7 +104,10 @@ def flat(policy: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"lora": {"r": 2, "lora_alpha": 4}, "average_decay": 0.5, "old_policy": "sampler"}, {"old_policy": "sampler"}],
+    [
+        {"lora": {"r": 2, "lora_alpha": 4}, "average_decay": 0.5, "old_policy": "sampler"},
+        pytest.param({"old_policy": "sampler"}, marks=pytest.mark.long),
+    ],
 )
 def test_a_run_killed_with_a_queue_resumes_to_the_same_bits(changes: dict[str, Any], llada: Path, tmp_path: Path):
     trainer_of(llada, tmp_path, "whole", 2, **changes).train()

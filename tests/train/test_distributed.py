@@ -155,7 +155,8 @@ def test_ranks_that_their_launcher_starts_again_resume_and_end_the_same(alone: P
     assert_same_run(alone, folder)
 
 
-@pytest.mark.parametrize("objective", ["rejection", pytest.param("trace_rl", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("objective", ["rejection", "trace_rl"])
 def test_split_over_ranks_of_which_one_has_nothing_to_learn_from(objective: str, model: Path, tmp_path: Path):
     folder = tmp_path / "run"
     run(

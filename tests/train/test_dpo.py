@@ -79,7 +79,7 @@ SPLIT = ["--fsdp", "true"]
         ([], []),
         pytest.param([], SPLIT, marks=pytest.mark.long),
         pytest.param(SOME, [], marks=pytest.mark.long),
-        (SOME, SPLIT),
+        pytest.param(SOME, SPLIT, marks=pytest.mark.long),
     ],
     ids=["full", "full, split", "lora", "lora, split"],
 )

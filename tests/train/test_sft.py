@@ -144,7 +144,7 @@ LORA = {"r": 2, "lora_alpha": 4}
 @pytest.mark.parametrize(
     ("ranks", "split", "settings"),
     [
-        (2, {}, {}),
+        pytest.param(2, {}, {}, marks=pytest.mark.long),
         # Five examples, a pass each: ranks run three and two. One example: a rank has none.
         (2, {"fsdp": True}, {"batch_size": 5, "update_tokens": 1, "export_dtype": "bfloat16"}),
         pytest.param(2, {"fsdp": True}, {"batch_size": 1, "gradient_checkpointing": True}, marks=pytest.mark.long),
