@@ -120,8 +120,9 @@ def trains_as_one(folder: Path, shards: int, lora: LoraSettings | None, checkpoi
     assert sum(p.to_local().numel() for p in matrices) <= sum(p.numel() for p in matrices) / parts + one_row
 
 
-CASES = [(2, 0, LORA, True, False)]
-LONG_CASES = [(1, 0, None, False, False), (4, 2, None, False, True), (3, 0, None, True, False)]
+Case = tuple[int, int, LoraSettings | None, bool, bool]
+CASES: list[Case] = [(2, 0, LORA, True, False)]
+LONG_CASES: list[Case] = [(1, 0, None, False, False), (4, 2, None, False, True), (3, 0, None, True, False)]
 LONG_CASES += [(4, 2, LORA, False, False)]
 
 
