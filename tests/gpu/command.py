@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from gpu.checks import CHECKS
-from gpu.rows import Machine, Row
+from gpu.rows import Machine, Row, passes
 from lfpo.base.environment import describe_environment, versions
 from lfpo.config.files import replace_file
 
@@ -104,7 +104,7 @@ def kept(target: Path) -> list[Row]:
 
 
 def not_ended(how: str) -> Row:
-    return {"what": "the check", "value": how, "bar": "ends", "passed": False}
+    return passes("the check", False, how, "ends")
 
 
 def failed(rows: Iterable[Row]) -> bool:

@@ -138,8 +138,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.write_llada(tmp_path_factory.mktemp("objectives") / "llada")
 
 
-# In `make test` the one whose signal has a number for each state; else those that need other ranks' numbers or whole
-# sequences.
+# The one whose signal has a number for each state, and those that need other ranks' numbers or whole sequences.
 RANKED = ("egspo", "lfpo", "mdpo", "agrpo", "espo", "rldf", "stable_drl", "trace_rl")
 
 

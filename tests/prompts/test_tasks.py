@@ -366,6 +366,25 @@ def test_random_text_gives_a_fraction_or_a_value_error(source: str) -> None:
     assert isinstance(ast.parse(source.strip(), mode="eval"), ast.Expression)
 
 
+def test_a_wrong_story_misreads_its_last_change_and_computes_right():
+    task, rng, kinds = get_task("stories"), random.Random(1), set()
+    for i in range(300):
+        row = task.row("train", i)
+        *lines, last = task.demonstrate(row, rng, 0.0).splitlines()
+        read = re.findall(r"^(\d+)([-+*])(\d+)=(-?\d+)$", "\n".join(lines), re.MULTILINE)
+        assert len(read) == len(lines)
+        found = [(int(a), sign, int(b)) for a, sign, b, _ in read]
+        for a, sign, b, value in read:
+            assert {"+": int(a) + int(b), "-": int(a) - int(b), "*": int(a) * int(b)}[sign] == int(value)
+        assert last == f"#### {read[-1][3]}"
+        *before, (value, sign, amount) = row["steps"]
+        other = (value, "-" if sign == "+" else "+", amount)
+        inside = 1 <= (value + amount if sign == "-" else value - amount) <= 6
+        assert found == [*before, other] if inside or not before else found == before
+        kinds.add((inside, bool(before)))
+    assert kinds == {(True, True), (True, False), (False, True), (False, False)}
+
+
 def test_stories_are_solved_by_their_steps_and_share_no_numbers_with_training():
     task, rng = get_task("stories"), random.Random(0)
     rows = {split: [task.row(split, i) for i in range(300)] for split in ("train", "test")}
@@ -377,7 +396,7 @@ def test_stories_are_solved_by_their_steps_and_share_no_numbers_with_training():
         for before, sign, amount in steps:
             assert before == value
             value = {"+": value + amount, "-": value - amount, "*": value * amount}[sign]
-            assert 1 <= value <= 9
+            assert 1 <= value <= 6
         assert row["answer"] == value
         assert task.correct(task.demonstrate(row, rng, 1.0), row)
         assert not task.correct(task.demonstrate(row, rng, 0.0), row)

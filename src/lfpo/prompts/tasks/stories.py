@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from lfpo.core.scoring import Row
 from lfpo.prompts.tasks.task import Task
-from lfpo.prompts.tasks.words import apply, correct
+from lfpo.prompts.tasks.words import Step, apply, correct, misread, solution
 
 # No value of a problem is above it. With 12, a pretrained model of 135 M parameters gave 12 for most sums above 9, in
 # all of its samples. With 9 and at most two changes, it learned the 107 sets of numbers of training by heart.
@@ -115,14 +115,12 @@ def sample(rng: random.Random) -> Row:
 def demonstrate(row: Row, rng: random.Random, right_share: float) -> str:
     """The steps and the answer. A wrong one misreads the last change: it has the opposite sign or, where that would
     leave 1 to LARGEST, is left out (unless it is the only step). Each computation by itself is right."""
-    steps = [tuple(step) for step in row["steps"]]
+    steps: list[Step] = [(value, sign, amount) for value, sign, amount in row["steps"]]
     if rng.random() >= right_share:
-        value, sign, amount = steps.pop()
-        other = "-" if sign == "+" else "+"
-        if not steps or 1 <= apply(value, other, amount) <= LARGEST:
-            steps.append((value, other, amount))
-    lines = [f"{value}{sign}{amount}={apply(value, sign, amount)}" for value, sign, amount in steps]
-    return "\n".join([*lines, f"#### {apply(*steps[-1])}"])
+        wrong = misread(*steps.pop())
+        if not steps or 1 <= apply(*wrong) <= LARGEST:
+            steps.append(wrong)
+    return solution(steps)
 
 
 def solution_key(row: Row) -> str:

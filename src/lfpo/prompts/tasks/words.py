@@ -1,12 +1,14 @@
 """Word problems of one to three steps. The completion shows the steps and ends with `#### n`, as in GSM8K."""
 
 import random
+from collections.abc import Sequence
 
 from lfpo.core.scoring import Row
 from lfpo.prompts.tasks.task import Task
 from lfpo.rewards.answers import marked_answer
 from lfpo.rewards.math import same_number
 
+Step = tuple[int, str, int]  # value before, sign, amount
 NAMES = ("Ann", "Ben", "Eva", "Tom", "Mia", "Sam")
 THINGS = ("pens", "coins", "books", "eggs", "cards", "nuts")
 GAINS = ("gets {} more", "finds {} more", "buys {} more")
@@ -42,10 +44,19 @@ def apply(value: int, sign: str, amount: int) -> int:
 
 def demonstrate(row: Row, rng: random.Random, right_share: float) -> str:
     """The steps and the answer. In a wrong one the last change has the opposite sign."""
-    steps = [tuple(step) for step in row["steps"]]
+    steps: list[Step] = [(value, sign, amount) for value, sign, amount in row["steps"]]
     if rng.random() >= right_share:
-        value, sign, amount = steps[-1]
-        steps[-1] = (value, "-" if sign == "+" else "+", amount)
+        steps[-1] = misread(*steps[-1])
+    return solution(steps)
+
+
+def misread(value: int, sign: str, amount: int) -> Step:
+    """A change with the opposite sign."""
+    return value, "-" if sign == "+" else "+", amount
+
+
+def solution(steps: Sequence[Step]) -> str:
+    """A completion: a line for each step, then the answer."""
     lines = [f"{value}{sign}{amount}={apply(value, sign, amount)}" for value, sign, amount in steps]
     return "\n".join([*lines, f"#### {apply(*steps[-1])}"])
 
