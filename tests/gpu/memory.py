@@ -122,9 +122,12 @@ def peaks(config: dict[str, Any], args: LFPOConfig, prompt: str, device: torch.d
         only_step = Update(0, 0, torch.arange(len(signal)), number=0, of=1)
         optimizer_step(trainer.learner, trainer.objective, batches[0], signal, only_step, Observer())
 
-    rollouts = peak(lambda: batches.append(trainer.sample_and_score(0, Observer())), device)
+    def sample() -> None:
+        batches[:] = [trainer.sample_and_score(0, Observer())]
+
+    sample()
     step()
-    return Peaks(trainer, rollouts, peak(step, device))
+    return Peaks(trainer, peak(sample, device), peak(step, device))
 
 
 def peak(work: Callable[[], object], device: torch.device) -> int:
