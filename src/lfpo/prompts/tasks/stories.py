@@ -11,10 +11,10 @@ from lfpo.prompts.tasks.task import Task
 from lfpo.prompts.tasks.words import Step, apply, correct, misread, solution
 
 # No value of a problem is above it. With 12, a pretrained model of 135 M parameters gave 12 for most sums above 9, in
-# all of its samples. With 9 and at most two changes, it learned the 107 sets of numbers of training by heart.
+# all of its samples. With 6 there are 136 sets of numbers in training, few enough to learn by heart; with 9, 499.
 LARGEST = 9
 # Begins each solution's key and so decides which numbers are test problems'. With this one every single computation of
-# a test problem occurs in training, at least half as often as without a test split.
+# a test problem occurs in training, at least 0.4 times as often as without a test split.
 KEY = "story "
 NAMES = ("Anna", "Ben", "Carla", "David", "Emma", "Frank", "Grace", "Henry", "Ivy", "Jack", "Laura", "Peter")
 THINGS = ("apples", "books", "coins", "eggs", "marbles", "pencils", "shells", "stamps", "stickers", "toys")
