@@ -45,7 +45,7 @@ print(next(p.Path(spec.origin).parent.glob("*.gguf")))')
     lfpo convert "$SOURCE" "$OUT/converted" --block_length 8
 fi
 
-say "2 of 6: fine-tuning on solutions, half of which misread the last change"
+say "2 of 6: fine-tuning on solutions, 55 % of which get the last change wrong"
 if [ ! -e "$OUT/finetune/model/config.json" ]; then
     # shellcheck disable=SC2086
     lfpo sft real-finetune --model "$OUT/converted" --output_dir "$OUT/finetune" --resume $FINETUNE
