@@ -531,10 +531,11 @@ def problems(expected: Sequence[tuple[str, int]], verdict: Verdict) -> list[str]
 def remains(tag: int = TAG) -> list[str]:
     """Command lines of processes that sandboxes with `tag` among their limits, or their programs, left running."""
     lines = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    # Not glob, which raises for a process that ends while it looks.
+    for process in (path for path in Path("/proc").iterdir() if path.name.isdigit()):
         try:
-            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            status = (path.parent / "status").read_text()
+            line = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            status = (process / "status").read_text()
         except OSError:
             continue  # the process has ended
         if (marshal.dumps(tag).hex()[2:] in line or str(tag) in line) and "State:\tZ" not in status:

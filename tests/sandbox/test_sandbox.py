@@ -1,4 +1,5 @@
 import errno
+import itertools
 import multiprocessing
 import os
 import signal
@@ -210,6 +211,10 @@ def test_a_process_that_cannot_start_is_started_again_and_then_an_error(monkeypa
         assert len(refused) == times
 
 
+# Disk limits by which to find the processes of one sandbox.
+TAGS = itertools.count(17_000_000 + 200 * os.getpid())
+
+
 def _judge_an_endless_program(rung: str, tag: int) -> None:
     program = "import time, os\nos.getpid()\nwhile True: time.sleep(1)"
     Sandbox(rung, Limits(seconds=100, disk=tag), unsafe="root").judge(Job(program, tests=["assert f()"]))
@@ -221,7 +226,7 @@ def _judge_an_endless_program(rung: str, tag: int) -> None:
 def test_confined_processes_end_when_the_training_process_is_killed(rung, starting, tmp_path, monkeypatch):
     """Also one that is killed while they start, before they have asked the kernel to end with it."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    tag = 17_000_000 + os.getpid()  # a disk limit by which to find these processes
+    tag = next(TAGS)
     host = multiprocessing.get_context("fork").Process(target=_judge_an_endless_program, args=(rung, tag))
     host.start()
     until = time.monotonic() + 30
@@ -236,6 +241,30 @@ def test_confined_processes_end_when_the_training_process_is_killed(rung, starti
     while remains(tag) and time.monotonic() < until:
         time.sleep(0.1)
     assert not remains(tag)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.parametrize("rung", [rung.name for rung in available_rungs() if rung.available])
+def test_confined_processes_end_whenever_the_training_process_is_killed(rung, tmp_path, monkeypatch):
+    """At each of 40 moments after the first process has appeared: bwrap, its child and Python each start once without
+    the kernel knowing that they must end."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left = []
+    for moment in range(40):
+        tag = next(TAGS)
+        host = multiprocessing.get_context("fork").Process(target=_judge_an_endless_program, args=(rung, tag))
+        host.start()
+        until = time.monotonic() + 30
+        while not remains(tag) and time.monotonic() < until:
+            pass
+        time.sleep(moment / 2500)
+        host.kill()
+        host.join()
+        until = time.monotonic() + 3
+        while remains(tag) and time.monotonic() < until:
+            time.sleep(0.01)
+        left += remains(tag)
+    assert not left
 
 
 SPIN = """

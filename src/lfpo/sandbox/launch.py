@@ -116,6 +116,7 @@ def start(
     stdin, stdout and stderr.
     """
     scratch = tempfile.mkdtemp(prefix="lfpo-sandbox-") if rung == LIMITS else ""
+    alive, held = os.pipe()  # at its end once this process has ended, which alone holds the other side
     settings: dict[str, Any] = {
         "rung": rung,
         "role": role,
@@ -129,13 +130,15 @@ def start(
         "others": list(others),
         "cores": list(cores),
         "starter": 0 if rung == BUBBLEWRAP else os.getpid(),  # the parent that the process must have
+        "alive": alive,
         **vars(limits),
     }
     command = [python(), "-I", "-S", "-E", "-X", "utf8", "-c", _BOOT, str(INSIDE.parent), marshal.dumps(settings).hex()]
     if rung == BUBBLEWRAP:
         command = [*_bubblewrap(limits, libraries), *command]
     try:
-        process = subprocess.Popen(command, pass_fds=others, env={}, cwd="/", start_new_session=True, **streams)
+        passed = (*others, alive)
+        process = subprocess.Popen(command, pass_fds=passed, env={}, cwd="/", start_new_session=True, **streams)
         try:
             yield process, scratch
         finally:  # SIGKILL ends process 1 of a namespace, and the kernel the rest; on `limits` no others can start
@@ -144,6 +147,8 @@ def start(
             process.kill()  # it may have left its session
             process.wait()
     finally:
+        os.close(alive)
+        os.close(held)
         if scratch:
             delete(scratch)
 

@@ -90,8 +90,11 @@ def main(argument: str) -> None:
         if settings["cores"]:
             os.sched_setaffinity(0, settings["cores"])  # for all descendants: the filter of calls forbids to change it
         _die_with_parent()  # a training process that is killed cannot stop this one
-        if settings["starter"] and os.getppid() != settings["starter"]:
-            os._exit(1)  # it was killed before: while Python started, the kernel did not know yet
+        # It may have been killed before, while bwrap or Python started and the kernel did not know yet. A fork of it
+        # holds the pipe open, too; so the parent is compared where it is in the same namespace.
+        if _at_end(settings["alive"]) or (settings["starter"] and os.getppid() != settings["starter"]):
+            os._exit(1)
+    os.close(settings["alive"])
     if settings["rung"] == "namespaces":
         _enter_namespaces(settings)
     if settings["inodes"]:  # bwrap's own option limits only the size of the writable folders
@@ -225,6 +228,15 @@ def _call(name: str, *arguments: object) -> int:
 def _die_with_parent() -> None:
     """Have the kernel kill this process when its parent ends."""
     _call("prctl", _PR_SET_PDEATHSIG, 9, 0, 0, 0)
+
+
+def _at_end(pipe: int) -> bool:
+    """Whether nobody holds the other side of a pipe into which nothing is written."""
+    os.set_blocking(pipe, False)
+    try:
+        return os.read(pipe, 1) == b""
+    except BlockingIOError:
+        return False
 
 
 def _mount(source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
