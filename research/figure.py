@@ -3,7 +3,7 @@
     python -m research.figure research/best-lfpo.yaml --output docs/images/comparison.svg
     python -m research.figure research/length.yaml --base base --over length --output docs/images/length.svg
 
-Lines are means over seeds. Forwards: a point a threshold. Length: a point a task, with small points for the seeds.
+Lines are means over seeds. Forwards: a point a threshold, with small points for up to five seeds. Length: a point a task, with small points for the seeds.
 """
 
 import argparse
@@ -34,6 +34,9 @@ def over_forwards(axis: Any, rows: Rows, task: str, settings: list[str]) -> None
             forwards = [mean([p["nfe"] for p in at]) for at in points]
             accuracy = [100 * mean([p["accuracy"] for p in at]) for at in points]
             axis.plot(forwards, accuracy, marker=".", label=setting, **style(number))
+            if 1 < len(cells) <= 5:  # few enough to be told apart
+                each = [(p["nfe"], 100 * p["accuracy"]) for cell in cells for p in cell["frontier"]]
+                axis.plot(*zip(*each, strict=True), ".", markersize=4, alpha=0.5, color=style(number)["color"])
     axis.set(title=task, xlabel="forwards", xscale="log", xticks=(1, 2, 4, 8, 16), xticklabels=(1, 2, 4, 8, 16))
 
 
