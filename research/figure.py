@@ -3,8 +3,8 @@
     python -m research.figure research/best-lfpo.yaml --output docs/images/comparison.svg
     python -m research.figure research/length.yaml --base base --over length --output docs/images/length.svg
 
-Lines are means over seeds. Forwards: a point a threshold. Length: a point a task. Small points are seeds (forwards: of up
-to five).
+Lines are means over seeds. Forwards: a point a threshold. Length: a point a task. Small points are seeds (up to five of
+them where the axis is forwards).
 """
 
 import argparse
