@@ -1,4 +1,4 @@
-"""Calls of users' functions, which may raise or run too long; and signal handlers that forks do not inherit."""
+"""Calls of users' functions, which may raise or run too long, and signals that interrupt them."""
 
 import os
 import signal
@@ -9,11 +9,9 @@ from types import FrameType
 from typing import Any
 
 from lfpo.config.errors import ProcessLost, UserError, last_line
+from lfpo.core.fork_signals import handler_before
 
 Handler = Callable[[int, FrameType | None], Any]
-
-_before: dict[int, Any] = {}  # of each signal that is handled now, the handler that it had before
-_held: list[set[signal.Signals | int]] = []  # the signals that the forking thread held back before
 
 
 class RewardFailed(Exception):
@@ -88,33 +86,12 @@ def handling(handlers: Mapping[int, Handler]) -> Iterator[None]:
     try:
         for number, handler in handlers.items():
             own[number] = signal.getsignal(number)
-            _before.setdefault(number, own[number])  # in nested blocks that of the outermost
+            handler_before.setdefault(number, own[number])  # in nested blocks that of the outermost
             signal.signal(number, handler)
         yield
     finally:
         for number, handler in own.items():
             # None stands for a handler that was not set from Python, which Python cannot set again.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-            if _before.get(number) is handler:
-                del _before[number]
-
-
-def _hold() -> None:
-    """Before a fork: hold these signals back, so that none reaches the child while it still has our handlers."""
-    _held.append(signal.pthread_sigmask(signal.SIG_BLOCK, _before))
-
-
-def _let_go() -> None:
-    signal.pthread_sigmask(signal.SIG_SETMASK, _held.pop())
-
-
-def _as_before() -> None:
-    """Restore the signals' handlers and mask in a forked child."""
-    for number, handler in _before.items():
-        signal.signal(number, signal.SIG_DFL if handler is None else handler)
-    _before.clear()
-    _let_go()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_hold, after_in_parent=_let_go, after_in_child=_as_before)
+            if handler_before.get(number) is handler:
+                del handler_before[number]

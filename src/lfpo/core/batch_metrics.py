@@ -25,9 +25,8 @@ def gathered(rolled: ScoredRollouts, prompts: int, generations: int) -> Batch:
     sums = reward_sums(rewards) | trajectory_sums(trajectory) | rolled.sums
     totals = {"num_tokens": float(trajectory.lengths.sum()), **rolled.totals}
     part = (rewards.reward_B, rolled.predicted_BM, rewards.failed, rolled.times, sums, totals, ends)
-    rewards_of, predicted_of, failed_of, times_of, sums_of, totals_of, ends_of = zip(
-        *collectives.gather(part), strict=True
-    )
+    fields = zip(*collectives.gather(part), strict=True)
+    rewards_of, predicted_of, failed_of, times_of, sums_of, totals_of, ends_of = fields
     reward_R = torch.cat(rewards_of)
     group_R = torch.arange(prompts).repeat_interleave(generations)
     metrics, predicted_RM = rolled.metrics | group_metrics(reward_R, group_R), None

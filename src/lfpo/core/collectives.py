@@ -51,12 +51,9 @@ def together(action: Callable[[], T]) -> list[T]:
         outcomes = gather((action(), ""))
     except UserError as error:
         cause, outcomes = error, gather((None, str(error)))  # type: ignore[arg-type]
-    values = []
-    for value, message in outcomes:
-        if message:
-            raise CannotGoOn(message) from cause
-        values.append(value)
-    return values
+    if messages := [message for _, message in outcomes if message]:
+        raise CannotGoOn(messages[0]) from cause
+    return [value for value, _ in outcomes]
 
 
 def raise_on_all(action: Callable[[], T]) -> T:

@@ -105,6 +105,7 @@ def rectified_sum(
     return FusedSum.apply(hidden_TD, head_VD, chunk, precision)
 
 
+Branches = list[tuple[torch.Tensor, torch.Tensor]]  # see _branches
 # Tokens of the chunk -> loss, and its gradient in the logits [t, V]. Called without gradients.
 Chunk = Callable[[slice], tuple[torch.Tensor, torch.Tensor]]
 
@@ -144,9 +145,7 @@ def _same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride() and a.dtype == b.dtype
 
 
-def _branches(
-    r_T: torch.Tensor, positive_weight: float, negative_weight: float
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def _branches(r_T: torch.Tensor, positive_weight: float, negative_weight: float) -> Branches:
     """(sign, share) of each implicit policy, both [T]: sign +1 for pi+ with share w+ r, -1 for pi- with w- (1 - r).
 
     Where r is 0 or 1 for every token, only one policy of each token counts, and one branch holds all of them.
@@ -163,7 +162,7 @@ def _chunk(
     head: torch.Tensor,
     head_old: torch.Tensor | None,
     y: torch.Tensor,
-    branches: list[tuple[torch.Tensor, torch.Tensor]],
+    branches: Branches,
     beta: float,
     weight: torch.Tensor,
     precision: Precision,

@@ -109,12 +109,7 @@ def optimizer_blocks(args: LFPOConfig, objective: Objective, iteration: int) -> 
 
 
 def optimizer_step(
-    learner: Learner,
-    objective: Objective,
-    batch: Batch,
-    signal_B: torch.Tensor,
-    step: Update,
-    observer: Observer,
+    learner: Learner, objective: Objective, batch: Batch, signal_B: torch.Tensor, step: Update, observer: Observer
 ) -> tuple[dict[str, float], Measures]:
     """One update of theta from a block of rollouts; a non-finite gradient is counted and not applied.
 

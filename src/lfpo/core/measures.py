@@ -42,10 +42,8 @@ def measure_targets(
     size = max(1, CHUNK_ELEMENTS.get(signal_T.device.type, CHUNK_ELEMENTS["cpu"]) // 4 // vocab_size)
     measures: Measures = {}
     for y_T, r_T, *hidden_TD in zip(*(x[sampled].split(size) for x in rows), strict=True):
-        logp = {
-            policy: predictions.policies[policy].head(h).float().log_softmax(-1)
-            for policy, h in zip(compared, hidden_TD, strict=True)
-        }
+        states = zip(compared, hidden_TD, strict=True)
+        logp = {policy: predictions.policies[policy].head(h).float().log_softmax(-1) for policy, h in states}
         logp_TV, good_T, bad_T = logp[CURRENT], r_T > neutral, r_T < neutral
         p_TV = logp_TV.exp()
         chunk_measures = {"entropy/targets": sum_and_count(-(p_TV * logp_TV).sum(-1))}

@@ -15,8 +15,8 @@ from lfpo.core.views import Views
 
 @contextlib.contextmanager
 def one_pass(policies: Iterable[MaskedDiffusionLM]) -> Iterator[dict[str, torch.Tensor]]:
-    """A pass of an update: forwards, and a backward or none. Yields what the first
-    policy measures of it, as lfpo.core.measures has it; filled while the pass runs."""
+    """A pass of an update: forwards, and a backward or none. Yields what the first policy measures of it, as
+    lfpo.core.measures has it; filled while the pass runs."""
     models = [policy for policy in policies if isinstance(policy, MaskedDiffusionLM)]  # tests have other classes
     measuring = models[0].measure_pass if models else None
     try:
@@ -32,8 +32,8 @@ class Predictions:
     """Predictions at the T targets of some views, row by row.
 
     policies: "current" (theta, the only one that receives gradients), "old" (theta_old, which sampled the rollouts) and
-        "base" (the policy before training). Each runs at most once, when first needed. Where
-        the current model stands under a second name, too, its hidden states serve both.
+        "base" (the policy before training). Each runs at most once, when first needed. Where the current model stands
+        under a second name, too, its hidden states serve both.
     labels_T: the tokens that are scored. view_T, column_T: the view and the column each target stands in. weight_T,
         second_T: their weights.
     """

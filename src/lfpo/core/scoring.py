@@ -60,11 +60,7 @@ class Scorer:
         return self.score_columns(prompts, as_completions(rows, texts), completion_ids, columns_of(rows))
 
     def score_columns(
-        self,
-        prompts: list[Any],
-        completions: list[Any],
-        completion_ids: list[list[int]],
-        columns: dict[str, list[Any]],
+        self, prompts: list[Any], completions: list[Any], completion_ids: list[list[int]], columns: dict[str, list[Any]]
     ) -> Rewards:
         """Score b completions with each function, called as f(prompts, completions, completion_ids=..., **columns).
 

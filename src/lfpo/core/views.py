@@ -174,10 +174,7 @@ def stratified_masks(
 
 
 def subset_masks(
-    scored_BC: torch.Tensor,
-    seeds: Sequence[int],
-    inner: int,
-    sizes: Callable[[int, torch.Generator], torch.Tensor],
+    scored_BC: torch.Tensor, seeds: Sequence[int], inner: int, sizes: Callable[[int, torch.Generator], torch.Tensor]
 ) -> torch.Tensor:
     """M random subsets of each rollout's scored positions, bool [M, B, C].
 

@@ -17,8 +17,9 @@ from safetensors import SafetensorError, safe_open
 
 from lfpo.config.errors import UserError
 from lfpo.config.files import read_json
+from lfpo.core.buffers import saved_buffers
 from lfpo.core.collectives import local
-from lfpo.core.model import MaskedDiffusionLM, saved_buffers
+from lfpo.core.model import MaskedDiffusionLM
 from lfpo.models.family import Family, replace_prefix
 from lfpo.models.four_bit import linear_weights, original_shape, quantize_one
 from lfpo.models.fsdp import assign

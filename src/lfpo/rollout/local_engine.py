@@ -30,12 +30,7 @@ class LocalEngine:
     forwarded: Forwarded | None = None
 
     def __init__(
-        self,
-        run: Callable[..., Trajectory],
-        *,
-        rollout_tokens: int,
-        compiled: bool = False,
-        rows_per_unit: int = 0,
+        self, run: Callable[..., Trajectory], *, rollout_tokens: int, compiled: bool = False, rows_per_unit: int = 0
     ):
         self.rows_per_unit, self.run = rows_per_unit, run
         self.rollout_tokens, self.compiled = rollout_tokens, compiled
