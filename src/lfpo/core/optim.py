@@ -59,7 +59,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float
 
 
 def _square_sums(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """The sum of squares of each tensor, float64 [number of tensors], without float64 copies of whole tensors."""
+    """Sums of squares, float64 [tensors]; no whole tensor is copied in float64 (on a GPU: where all have one dtype)."""
     if tensors[0].is_cuda:  # a few kernels for all tensors: a small model's update is bound by the number of kernels
         return torch.stack(torch._foreach_norm(tensors, 2, torch.float64)).square()
     # In parts that stay in the CPU's cache, which is nine times as fast as whole tensors.
