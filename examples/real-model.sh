@@ -13,8 +13,9 @@ TRAIN=${TRAIN:-}            # further keys of lfpo train
 EVAL="--n 24 --n_samples 32"
 TEST="--n 200"
 ANYWAY=${ANYWAY:-}          # set it to train although the base is not competent
-# A base that is right so often has something to learn from: groups of rollouts that disagree.
-LEAST=30 MOST=60 PASS=90    # per cent of single samples, and of 32 samples a problem
+# A base that is right so often has something to learn from: groups of rollouts that disagree. 90 % of 32 samples a problem
+# would be better, but the measure is of 24 problems: bases of one recipe had 79 to 96 %, and that of 79 % gained as well.
+LEAST=30 MOST=60 PASS=75    # per cent of single samples, and of 32 samples a problem
 
 if [ "${1:-}" = --short ]; then
     FINETUNE="--steps 8 --warmup_steps 2 --save_steps 4 $FINETUNE"
