@@ -1,6 +1,6 @@
 """lfpo: reinforcement learning with verifiable rewards for masked diffusion language models."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lfpo.config.version import VERSION as __version__
 
@@ -23,7 +23,7 @@ _WHERE = {
 __all__ = ["LFPOConfig", "LFPOTrainer", "SamplerConfig", "__version__", "load_model", "load_tokenizer", "save_model"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     import importlib
 
     if name not in _WHERE:

@@ -80,7 +80,7 @@ class _Loader(yaml.SafeLoader):
     """Reads `1e-3` as a number, as YAML 1.2 does (PyYAML follows YAML 1.1, where it is a string), and refuses a key
     that a mapping holds twice."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
         seen: set[str] = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in seen:
@@ -202,12 +202,12 @@ def check_types(config: Any) -> None:
         object.__setattr__(config, field.name, value)  # frozen classes too
 
 
-def default_of(field: dataclasses.Field[object]) -> Any:
+def default_of(field: dataclasses.Field[object]) -> object:
     """A field's default value, or MISSING."""
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-def read_value(value: Any, hint: Any, where: str) -> Any:
+def read_value(value: Any, hint: Any, where: str) -> object:
     """`value` converted to the type `hint`. Raises UserError, beginning with `where`, where it does not fit."""
     origin, inner, errors = typing.get_origin(hint), typing.get_args(hint), []
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
@@ -241,7 +241,7 @@ def read_value(value: Any, hint: Any, where: str) -> Any:
     raise _wrong(value, hint, where)
 
 
-def _items(value: object, hint: object, where: str) -> list[Any]:
+def _items(value: object, hint: object, where: str) -> list[object]:
     """A list's items; of text those between its commas, as a shell may expand brackets; of another value itself."""
     if isinstance(value, list | tuple):
         return list(value)

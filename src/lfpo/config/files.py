@@ -41,7 +41,7 @@ def json_lines(rows: Iterable[object]) -> str:
     return "".join(json_text(row) + "\n" for row in rows)
 
 
-def json_text(value: Any, **options: Any) -> str:
+def json_text(value: object, **options: Any) -> str:
     """JSON of a row, whatever a data set's columns hold (see `plain`). options: those of json.dumps."""
     try:
         return json.dumps(value, default=plain, **options)
@@ -49,7 +49,7 @@ def json_text(value: Any, **options: Any) -> str:
         return json.dumps(plain(value), **options)
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """A value as JSON data: arrays, tensors and their scalars as lists and numbers; dates as ISO 8601, bytes and any
     other object as text."""
     if value is None or isinstance(value, str | bool | int | float):

@@ -23,7 +23,7 @@ class RuleKeys:
     step reveals, so `steps` and `schedule` must be left out."""
 
 
-def needs(key: str) -> Callable[[Any], None]:
+def needs(key: str) -> Callable[[object], None]:
     """RuleKeys.check: the key must be given."""
 
     def check(sampler: Any) -> None:

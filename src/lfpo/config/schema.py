@@ -91,7 +91,7 @@ def _with(schema: Schema, text: str | None, default: object) -> Schema:
     return schema if default is dataclasses.MISSING else {**schema, "default": _plain(default)}
 
 
-def _plain(value: object) -> Any:
+def _plain(value: object) -> object:
     """A default value as JSON; of nested settings the keys that differ from their own defaults."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         own = to_dict(type(value)())

@@ -11,7 +11,7 @@ from typing import Any
 from lfpo.config.errors import ProcessLost, UserError, last_line
 from lfpo.core.fork_signals import handler_before
 
-Handler = Callable[[int, FrameType | None], Any]
+Handler = Callable[[int, FrameType | None], object]
 
 
 class RewardFailed(Exception):

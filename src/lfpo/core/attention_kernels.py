@@ -57,6 +57,6 @@ def attend(
 
 
 @functools.cache
-def _compiled_flex() -> Callable[..., Any]:
+def _compiled_flex() -> Callable[..., object]:
     """FlexAttention as a kernel; uncompiled it would hold all scores in memory."""
     return torch.compile(flex_attention, dynamic=True)

@@ -72,12 +72,12 @@ class MaskedDiffusionLM(nn.Module):
         # Hooks of what adds adapters, splits or casts weights, or routes to experts: a context in which a backbone
         # uses another adapter, one in which the policy is ready for many forwards, the whole weights of a split head,
         # what to do after a pass, and what to measure during one.
-        self.using_adapter: Callable[[Any, str], contextlib.AbstractContextManager[None]] | None = None
+        self.using_adapter: Callable[[nn.Module, str], contextlib.AbstractContextManager[None]] | None = None
         self.ready: Callable[[MaskedDiffusionLM], contextlib.AbstractContextManager[MaskedDiffusionLM]] | None = None
         self.gathered_head: Callable[[], torch.Tensor] | None = None
         self.after_pass: Callable[[], None] | None = None
         self.measure_pass: Callable[[], contextlib.AbstractContextManager[dict[str, torch.Tensor]]] | None = None
-        self._compiled: list[Any] = []  # the compiled body, once there is one (lfpo.core.compiled)
+        self._compiled: list[object] = []  # the compiled body, once there is one (lfpo.core.compiled)
 
     @property
     def device(self) -> torch.device:
@@ -143,7 +143,7 @@ class MaskedDiffusionLM(nn.Module):
         )
         return (shifted(hidden) if self.family.shift else hidden).to(weights_dtype)
 
-    def body(self, run: Callable[..., Any] | None = None, **inputs: Any) -> torch.Tensor:
+    def body(self, run: Callable[..., Any] | None = None, **inputs: object) -> torch.Tensor:
         """The body's last hidden states, with this policy's adapter; between forwards CURRENT is active. run: see
         `hidden`."""
         with contextlib.ExitStack() as contexts:

@@ -60,7 +60,7 @@ class Scorer:
         return self.score_columns(prompts, as_completions(rows, texts), completion_ids, columns_of(rows))
 
     def score_columns(
-        self, prompts: list[Any], completions: list[Any], completion_ids: list[list[int]], columns: dict[str, list[Any]]
+        self, prompts: Sequence[object], completions: Sequence[object], completion_ids: list[list[int]], columns: Json
     ) -> Rewards:
         """Score b completions with each function, called as f(prompts, completions, completion_ids=..., **columns).
 
@@ -92,12 +92,12 @@ class Scorer:
         return Rewards(torch.tensor(rewards, dtype=torch.float64), parts, failed)
 
 
-def without_prefill(prompt: Any) -> Any:
+def without_prefill(prompt: str | list[Json]) -> Any:
     """A prompt as reward functions get it: without the beginning of the answer, which is in the completion."""
     return prompt if isinstance(prompt, str) or prompt[-1]["role"] != "assistant" else prompt[:-1]
 
 
-def as_completions(rows: Sequence[Row], texts: Sequence[str]) -> list[Any]:
+def as_completions(rows: Sequence[Row], texts: Sequence[str]) -> list[str | list[Json]]:
     """Texts as reward functions get them. As in TRL, a prompt of messages gets a completion of messages, the whole turn
     of the assistant with the beginning that the prompt has."""
     return [
@@ -106,7 +106,7 @@ def as_completions(rows: Sequence[Row], texts: Sequence[str]) -> list[Any]:
     ]
 
 
-def columns_of(rows: Sequence[Row]) -> dict[str, list[Any]]:
+def columns_of(rows: Sequence[Row]) -> Json:
     """Every column but the prompt, as name -> list of values, as reward functions get them.
 
     Raises UserError if the rows have different columns.
@@ -141,11 +141,11 @@ def weighted_sum(values: Sequence[float | None], weights: Sequence[float]) -> fl
     return sum(terms) if terms else math.nan
 
 
-def copied(values: Sequence[Any]) -> list[Any]:
+def copied(values: Sequence[object]) -> list[Any]:
     """Copies for one function. Each item is copied by itself: rollouts of a prompt have the same row, and a function
     that edits one of them must not see its edit in the others."""
 
-    def copy_of(value: object) -> Any:
+    def copy_of(value: object) -> object:
         try:
             return copy.deepcopy(value)
         except (TypeError, RuntimeError, copy.Error, pickle.PicklingError):  # a lock, an open file, a generator

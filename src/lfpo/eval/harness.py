@@ -106,7 +106,7 @@ class LfpoLM(LM):
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         """Completions up to the first stop text; noise is keyed by (seed, document, repetition), as in `lfpo eval`."""
-        seen: Counter[tuple[Any, ...]] = Counter()
+        seen: Counter[tuple[object, ...]] = Counter()
         generations = []
         for request in requests:
             context, options = request.args

@@ -110,7 +110,7 @@ def diffusion_family(config: Json, where: object) -> Family:
     return family_of({**config, "model_type": f"a2d-{config['model_type']}"}, where)
 
 
-def source_tokenizer(folder: Path, family: Family) -> Any:
+def source_tokenizer(folder: Path, family: Family) -> "transformers.PreTrainedTokenizerBase":
     """The source's tokenizer; remote code is not run. Raises UserError where there is none, or a corrupt one."""
     own = (folder / "tokenizer.json").exists()
     class_name = "PreTrainedTokenizerFast" if own else family.tokenizer_class

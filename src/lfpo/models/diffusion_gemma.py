@@ -98,6 +98,6 @@ def _update(layer: int, cache: Any, key: torch.Tensor, value: torch.Tensor) -> t
     return cache.update(key, value, layer)
 
 
-def text_config(fields: Json) -> Any:
+def text_config(fields: Json) -> DiffusionGemmaTextConfig:
     """The configuration of the text model. fields: `text_config` of config.json."""
     return DiffusionGemmaTextConfig(**{k: v for k, v in fields.items() if k != "model_type"})

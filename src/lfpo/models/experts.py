@@ -115,7 +115,7 @@ def without_sums(backbone: object) -> None:
         base_layer(experts).adapters = tuple(wrappers)
 
 
-def _run_base(wrapper: Any, *args: Any, **kwargs: Any) -> Any:
+def _run_base(wrapper: Any, *args: object, **kwargs: object) -> Any:
     return wrapper.base_layer(*args, **kwargs)
 
 

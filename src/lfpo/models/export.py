@@ -9,7 +9,6 @@ noised tokens); and `block_length` where the model attends block by block, for w
 import math
 import shutil
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -97,7 +96,7 @@ def _save_tokenizer(source: Path, folder: Path) -> None:
     write_json(folder / "tokenizer_config.json", settings)
 
 
-def merge_adapter(base: Path, adapter: Path, folder: Path, held: Any, dtype: Any) -> float:
+def merge_adapter(base: Path, adapter: Path, folder: Path, held: torch.dtype, dtype: torch.dtype) -> float:
     """Write the base model with a saved LoRA adapter added, in the family's own layout. Returns `rounding_loss`.
 
     held: dtype of the weights in training, to which the base is rounded first. dtype: of the sum."""
@@ -106,7 +105,7 @@ def merge_adapter(base: Path, adapter: Path, folder: Path, held: Any, dtype: Any
     return rounding_loss(model)
 
 
-def with_saved_adapter(base: Path, adapter: Path, held: Any, dtype: Any) -> MaskedDiffusionLM:
+def with_saved_adapter(base: Path, adapter: Path, held: torch.dtype, dtype: torch.dtype) -> MaskedDiffusionLM:
     """The base model with a saved LoRA adapter, in float32, beside its weights. held, dtype: see `merge_adapter`."""
     saved = read_json(adapter / "adapter_config.json")
     model = load_model(base, dtype=held).to(dtype)

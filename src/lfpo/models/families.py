@@ -295,7 +295,7 @@ NEMOTRON_DIFFUSION = Family(
 )
 
 
-def diffusion_gemma_config(config: Json) -> Any:
+def diffusion_gemma_config(config: Json) -> object:
     """The text model's configuration. Raises UserError also for a transformers without the class."""
     try:
         from lfpo.models.diffusion_gemma import text_config

@@ -211,7 +211,7 @@ def gathered_by_layer(policy: MaskedDiffusionLM) -> Iterator[MaskedDiffusionLM]:
     until the last one has. A collective."""
     body = policy.backbone.model
 
-    def announce(*_: Any) -> None:
+    def announce(*_: object) -> None:
         _forget_forwards(body)
         sum_number(1.0)  # the ranks that have ended run along
 

@@ -64,7 +64,7 @@ def _unused(tokenizer: Any, roles: set[str | None]) -> tuple[int, str] | None:
     return None
 
 
-def renamed(tokenizer: Any, old: str, new: str) -> Any:
+def renamed(tokenizer: Any, old: str, new: str) -> PreTrainedTokenizerFast:
     """The tokenizer with the text of a special token changed, as its mask token; all ids stay."""
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     for token in state["added_tokens"]:

@@ -43,12 +43,12 @@ class _LayerLoader:
         self.slots, self.device = _slots(layer), device
         self.loaded = False
 
-    def load(self, *_: Any) -> None:
+    def load(self, *_: object) -> None:
         self.loaded = all(parameters[name] is stored for parameters, name, stored in self.slots)
         for parameters, name, stored in self.slots if self.loaded else []:
             parameters[name] = _frozen(stored.detach().to(self.device, non_blocking=True, copy=True))
 
-    def release(self, *_: Any) -> None:
+    def release(self, *_: object) -> None:
         for parameters, name, stored in self.slots if self.loaded else []:
             parameters[name] = stored
 

@@ -23,7 +23,7 @@ from lfpo.models.placement import frozen_copy_on_cpu, sampling
 
 
 def load_policies(
-    args: TrainingConfig, model: Any, tokenizer: Any, *, needs_base: bool, needs_old: bool = True
+    args: TrainingConfig, model: Any, tokenizer: object, *, needs_base: bool, needs_old: bool = True
 ) -> tuple[dict[str, MaskedDiffusionLM], Any]:
     """The policies by name (lfpo.core.roles), on this rank's device, and the tokenizer.
 

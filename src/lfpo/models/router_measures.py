@@ -23,7 +23,7 @@ def watched_routers(backbone: Any) -> Iterator[Measures]:
     """
     measures: Measures = {}
 
-    def look(router: Any, _: Any, output: Any) -> None:
+    def look(router: Any, _: object, output: Any) -> None:
         if not torch.is_grad_enabled():
             return
         logits_TE = (output[0] if isinstance(output, tuple) else output).detach().float()

@@ -234,7 +234,11 @@ def state_shapes(backbone: Any) -> dict[str, torch.Size]:
 
 
 def place_weights(
-    model: MaskedDiffusionLM, files: dict[str, Path], dtype: torch.dtype, device: Any, four_bit: torch.dtype | None
+    model: MaskedDiffusionLM,
+    files: dict[str, Path],
+    dtype: torch.dtype,
+    device: torch.device | str,
+    four_bit: torch.dtype | None,
 ) -> None:
     """Replace a model's meta parameters and buffers by a checkpoint's values, one tensor at a time. files: as
     `tensor_files` returns them. The other arguments are those of `load_model`."""
@@ -263,7 +267,9 @@ def read_weights(model: MaskedDiffusionLM, source: Path) -> None:
             _fill(local(own[name]), own_rows(own[name]), parts, read)
 
 
-def _value(like: torch.Tensor, parts: list[Piece], read: Read, dtype: torch.dtype, device: Any) -> torch.Tensor:
+def _value(
+    like: torch.Tensor, parts: list[Piece], read: Read, dtype: torch.dtype, device: torch.device | str
+) -> torch.Tensor:
     """What a checkpoint holds for a tensor that is shaped and split as `like`: mapped from its file where it is one
     piece in bfloat16 and stays so, else in new memory."""
     (first, *others), held = parts, own_rows(like)

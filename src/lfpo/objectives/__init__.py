@@ -2,7 +2,6 @@
 (lfpo.config.objectives), or a dotted path."""
 
 import dataclasses
-from typing import Any
 
 from lfpo.config.build import build
 from lfpo.config.errors import UserError
@@ -15,7 +14,7 @@ from lfpo.core.objective import Objective
 def make_objective(settings: Json) -> Objective:
     """An objective from `{name: ..., knob: value, ...}`; knobs are the fields of its dataclass."""
     name, knobs = knobs_of(settings)
-    cls: Any = resolve(name, OBJECTIVES, kind="objective")
+    cls: object = resolve(name, OBJECTIVES, kind="objective")
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
         raise UserError(f"objective {name!r}: {cls!r} is not a dataclass; its fields are its knobs")
     if not issubclass(cls, Objective):  # one of your own gets what it leaves out

@@ -288,7 +288,7 @@ def longest_prompt(args: LFPOConfig) -> int | None:
     return max(len(encode_prompt(tokenizer, record["prompt"], record.where)) for record in read_rows(args, "train"))
 
 
-def _tokenizer(args: LFPOConfig) -> Any:
+def _tokenizer(args: LFPOConfig) -> object:
     """The tokenizer of the model's folder; None without one: a folder with config.json only is enough for a plan."""
     folder = SHIPPED.get(args.model, Path(args.model).expanduser())
     if not any(folder.glob("*.json")):

@@ -212,7 +212,7 @@ class _LiveBytes(TorchDispatchMode):
         self.now = self.peak = 0
         self.seen = weakref.WeakSet(p.untyped_storage() for p in excluded)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         if func is torch.ops.prim.device.default:  # two thirds of all calls
             return torch.device("cpu")
         out = func(*args, **(kwargs or {}))

@@ -1,7 +1,7 @@
 """Rows of one's own data set: from files, the hub or Python, with columns renamed and rows mapped."""
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from lfpo.config.errors import UserError, last_line
@@ -64,7 +64,7 @@ def _from_python(rows: object, name: str, most: int | None) -> list[Record]:
     return records
 
 
-def _prepared(record: Record, columns: Mapping[str, str], prepare: Any) -> Row:
+def _prepared(record: Record, columns: Mapping[str, str], prepare: Callable[[Row], Row] | None) -> Row:
     """A record's row with its columns renamed, as `prepare` returns it."""
     row = dict(record.values)
     for old, new in columns.items():

@@ -134,7 +134,7 @@ def _first_line(text: str) -> str:
     return text.strip().partition("\n")[0].strip()
 
 
-def _parsed(line: str) -> Any:
+def _parsed(line: str) -> object:
     """The JSON object or list of a line; None where it holds something else."""
     try:
         value = json.loads(line)
@@ -183,7 +183,7 @@ def _convert(name: str, rows: list[Json]) -> None:
     """Make a column's cells numbers or truth values where all are; a number with leading zeros is text."""
     cells = {row[name] for row in rows if row.get(name) is not None}
     integer, number = r"[+-]?(0|[1-9]\d*)", r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"
-    kinds: list[tuple[Callable[[str], bool], Callable[[str], Any]]] = [
+    kinds: list[tuple[Callable[[str], bool], Callable[[str], object]]] = [
         (lambda cell: re.fullmatch(integer, cell) is not None and len(cell) < 19, int),
         (lambda cell: re.fullmatch(number, cell) is not None and not re.match(r"[+-]?0\d", cell), float),
         (lambda cell: cell.lower() in ("true", "false"), lambda cell: cell.lower() == "true"),

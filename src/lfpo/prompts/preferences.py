@@ -1,9 +1,7 @@
 """Preference pairs: TRL's `prompt, chosen, rejected` rows of a file, or right and flawed demonstrations of a task."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lfpo.config.errors import UserError
 from lfpo.config.json import Json
@@ -31,7 +29,7 @@ def load_preferences(path: str | Path) -> list[Preference]:
     return [preference(row, where) for row, where in load_rows(path)]
 
 
-def preference(row: Mapping[str, Any], where: str) -> Preference:
+def preference(row: Json, where: str) -> Preference:
     """The pair of a row in TRL's preference format.
 
     All columns are text; or conversational: `prompt` is a list of messages, and `chosen` and `rejected` each hold the
@@ -48,7 +46,7 @@ def preference(row: Mapping[str, Any], where: str) -> Preference:
     return Preference(text["prompt"], text["chosen"], text["rejected"], where)
 
 
-def _from_messages(row: Mapping[str, Any], where: str) -> Json:
+def _from_messages(row: Json, where: str) -> Json:
     """The columns of a conversational row, with the completions as text."""
     for column in COLUMNS[1:]:
         if not isinstance(row.get(column), list):

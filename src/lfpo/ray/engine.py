@@ -52,7 +52,7 @@ class Job:
     """
 
     version: Version
-    weights: Any
+    weights: object
     units: Sequence[Request]
     ranks: Sequence[int] = ()
     done: dict[int, Trajectory] = dataclasses.field(default_factory=dict)
@@ -198,7 +198,7 @@ class Dispatcher:
             raise UserError(f"engine ray: no worker is left; the last one was lost because: {why}")
         return False
 
-    def _ended(self, task: Any) -> bool:
+    def _ended(self, task: object) -> bool:
         """Wait for a task, for POLL seconds at most. Raises ProcessLost where the head of the cluster is lost."""
         ready, _ = import_ray().wait([task], num_returns=1, timeout=POLL)
         if not ready and time.monotonic() > self.looked + LOOK:
@@ -218,7 +218,7 @@ class RayEngine:
         self.args, self.settings = args, args.engine
         self.version: Version = 0
         self.pad_id, self.device = 0, devices.device()
-        self.weights: Any = None  # a reference to the newest weights in the object store
+        self.weights: object = None  # a reference to the newest weights in the object store
         self.measured: dict[str, float] = {}
         self.actors: list[Any] = []
         self.began_ray = False

@@ -34,7 +34,7 @@ def by_tasks(
     """
     first = collectives.rank() == 0
 
-    def join(*cluster: str | None) -> Any:
+    def join(*cluster: str | None) -> tuple[str, str | None]:
         """Join Ray; returns the cluster for the other ranks, which join the same."""
         if connect(settings, *cluster):
             closing.callback(import_ray().shutdown)
@@ -50,7 +50,7 @@ def by_tasks(
     return [_by_tasks(function, pickled, tasks) for function, pickled in zip(functions, stored, strict=True)]
 
 
-def _by_tasks(function: RewardFunction, pickled: Any, tasks: int) -> RewardFunction:
+def _by_tasks(function: RewardFunction, pickled: object, tasks: int) -> RewardFunction:
     """The function, called by so many tasks. pickled: Ray's reference to it."""
     ray = import_ray()
     call = ray.remote(num_cpus=1, max_retries=RETRIES)(_call)
@@ -71,7 +71,7 @@ def _by_tasks(function: RewardFunction, pickled: Any, tasks: int) -> RewardFunct
     return reward
 
 
-def whole_prompts(prompts: Sequence[Any], parts: int) -> list[slice]:
+def whole_prompts(prompts: Sequence[object], parts: int) -> list[slice]:
     """Cuts a batch between prompts, into as many parts of about equal length as there are prompts for, at most `parts`.
 
     prompts: of each completion; those of a prompt follow each other.

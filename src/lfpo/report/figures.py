@@ -126,7 +126,7 @@ def _reveal(reveal: Json) -> Any:
     figure, axes = pyplot().subplots(
         1, len(panels), figsize=(3.4 * len(panels) + 0.6, 3), sharey=True, squeeze=False, layout="constrained"
     )
-    image: Any = None
+    image: object = None
     for axis, panel in zip(axes[0], panels, strict=True):
         grid = np.zeros((panel["height"], panel["width"]))
         for x, y, share in panel["cells"]:

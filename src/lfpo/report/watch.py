@@ -56,7 +56,7 @@ class Server(ThreadingHTTPServer):
         query = f"?token={self.token}" if self.token else ""
         self.address = f"http://{config.host}:{self.server_address[1]}/{query}"
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request: Any, client_address: object) -> None:
         """Print nothing for a browser that has closed its connection."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)

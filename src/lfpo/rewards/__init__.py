@@ -11,10 +11,10 @@ from lfpo.rewards.names import reward_name, reward_names
 def score(
     functions: Sequence[RewardFunction],
     weights: Sequence[float],
-    prompts: list[Any],
-    completions: list[Any],
+    prompts: Sequence[object],
+    completions: Sequence[object],
     completion_ids: list[list[int]],
-    columns: dict[str, list[Any]],
+    columns: dict[str, Any],
     timeout: float = 0.0,
 ) -> Rewards:
     """lfpo.core.scoring.Scorer.score_columns of functions that are named here."""

@@ -60,11 +60,11 @@ class ChildProcess:
         self.lock = threading.Lock()
         atexit.register(self.stop)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         """Pickled, it is a child of the process that unpickles it."""
         return ChildProcess, (self.function, self.seconds, self.memory, self.is_users)
 
-    def call(self, **arguments: Any) -> Any:
+    def call(self, **arguments: object) -> Any:
         """What the function returns, which JSON must be able to hold.
 
         Raises ChildFailed, also where the function raises, unless it raises a UserError: then UserError.
@@ -175,7 +175,7 @@ def main(path: str, descriptor: str, ends_with_thread: str = "") -> None:
             pipe.send_bytes(text.encode())
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any) -> object:
     """Arrays and what else gives items as lists, numbers of any kind as floats. Anything else as its repr, which the
     parent rejects as not a number."""
     with contextlib.suppress(NotANumber):

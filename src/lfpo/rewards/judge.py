@@ -99,7 +99,9 @@ class Judge:
     def _wrong(self, reason: str) -> UserError:
         return UserError(f"judge {self.name!r}: {reason}")
 
-    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+    def __call__(
+        self, prompts: Sequence[str | list[Json]], completions: Sequence[str | list[Json]], **columns: Sequence[object]
+    ) -> list[float | None]:
         requests = [
             self._request(prompt, completion, {name: values[i] for name, values in columns.items()})
             for i, (prompt, completion) in enumerate(zip(prompts, completions, strict=True))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 
-def reward_name(function: Callable[..., Any]) -> str:
+def reward_name(function: Callable[..., object]) -> str:
     """A function's short name: its own, that of the function in a partial, or of a callable object's class."""
     if isinstance(function, functools.partial):
         return reward_name(function.func)
@@ -50,7 +50,7 @@ def tracked_name(name: str) -> str:
     return re.sub(r"[^\w.-]", "_", name)
 
 
-def long_name(function: Any, others: Sequence[Any]) -> str:
+def long_name(function: Callable[..., object], others: Sequence[Callable[..., object]]) -> str:
     """The short name with what tells a function from others of its short name."""
     name = reward_name(function)
     if isinstance(function, functools.partial):
@@ -67,7 +67,7 @@ def long_name(function: Any, others: Sequence[Any]) -> str:
     return f"{module}.{name}" if module else name
 
 
-def _fields(owner: Any, same: Sequence[Any]) -> str:
+def _fields(owner: object, same: Sequence[object]) -> str:
     """The simple public fields of an object in which it differs from others of its class, as `(key=value)`."""
     texts = {key: _text(value) for key, value in getattr(owner, "__dict__", {}).items() if not key.startswith("_")}
     other_fields = [getattr(other, "__dict__", {}) for other in same]

@@ -34,7 +34,9 @@ def tokens(prompts: object, completions: object, completion_ids: list[list[int]]
     return [float(len(ids)) for ids in completion_ids]
 
 
-def relative_length(prompts: Any, completions: Any, completion_ids: list[list[int]], **columns: Any) -> list[float]:
+def relative_length(
+    prompts: Any, completions: object, completion_ids: list[list[int]], **columns: object
+) -> list[float]:
     """0.5 for the shortest completion of a prompt, -0.5 for the longest, linear between; 0 where all are equally long.
 
     Kimi k1.5's length reward (arXiv 2501.12599, Section 2.3.3) without its exception: there, a wrong completion gets at
@@ -66,7 +68,7 @@ def target_length(column: str = "target_length", alpha: float = 0.0003) -> Rewar
 def weighted(function: RewardFunction, column: str) -> RewardFunction:
     """The same reward function, whose rewards are multiplied by the number in their row's `column`; None stays None."""
 
-    def reward(prompts: Any, completions: Any, **columns: Any) -> list[float | None]:
+    def reward(prompts: object, completions: Any, **columns: object) -> list[float | None]:
         weights = _column(columns, column, "weighted")
         returned = function(prompts=prompts, completions=completions, **accepted(function, columns))
         values = checked(returned, reward_name(function), len(completions))

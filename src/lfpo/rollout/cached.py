@@ -105,7 +105,7 @@ class CachedForward(Forward):
 class ApproximateCache(CachedForward):
     """SamplerConfig.cache: keys and values are computed from whole rows when a block starts, and read until it ends."""
 
-    def __init__(self, *arguments: Any, **options: Any):
+    def __init__(self, *arguments: object, **options: Any):
         super().__init__(*arguments, **options)
         self.held: dict[int, tuple[int, int]] = {}  # row -> block of its last renewal, forwards since then
 
@@ -157,7 +157,7 @@ class StoredBlocks(CachedForward):
 
     stores = True
 
-    def __init__(self, *arguments: Any, **options: Any):
+    def __init__(self, *arguments: object, **options: Any):
         super().__init__(*arguments, **options)
         self.to_start = Counter(self.prompts)  # rollouts of each prompt that have not entered yet
         self.starts: dict[tuple[int, ...], Start] = {}  # of prompts that have such rollouts

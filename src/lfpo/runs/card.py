@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import ModelCardData
 
@@ -112,7 +111,7 @@ def published(config: Json) -> Json:
     base = config.get("model")
     base = Path(base).name if base and Path(base).expanduser().exists() else base
 
-    def shortened(value: object) -> Any:
+    def shortened(value: object) -> object:
         """Absolute paths cut, also in lists and in the files of a task (NAME@train=PATH,test=PATH)."""
         if isinstance(value, list):
             return [shortened(item) for item in value]

@@ -117,7 +117,7 @@ def start(
     """
     scratch = tempfile.mkdtemp(prefix="lfpo-sandbox-") if rung == LIMITS else ""
     alive, held = os.pipe()  # at its end once this process has ended, which alone holds the other side
-    settings: dict[str, Any] = {
+    settings: dict[str, object] = {
         "rung": rung,
         "role": role,
         **kernel_features(),

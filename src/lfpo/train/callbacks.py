@@ -63,7 +63,7 @@ class Callbacks:
         if self.in_use and not hasattr(self, "args"):
             self._prepare()
 
-    def add(self, callback: Any) -> None:
+    def add(self, callback: object) -> None:
         """Call this one too, after the others. Raises UserError for a callback that cannot work."""
         callback = _made(callback)
         if not hasattr(self, "args"):
@@ -103,7 +103,7 @@ class Callbacks:
             **loaders(trainer),
         }
 
-    def call(self, event: str, step: int, **kwargs: Any) -> None:
+    def call(self, event: str, step: int, **kwargs: object) -> None:
         """Call the event's methods after `step` iterations. A collective. Raises CannotGoOn where one raises, or has
         raised in `within`."""
         self.step = step
@@ -123,7 +123,7 @@ class Callbacks:
             self.failed = True  # what was learned is saved without them
             raise CannotGoOn(str(error)) from error
 
-    def within(self, event: str, **kwargs: Any) -> None:
+    def within(self, event: str, **kwargs: object) -> None:
         """Call the event's methods on this rank, in the middle of an iteration or an evaluation. An error waits for the
         next `call`, so that the iteration is finished and saved first."""
         for callback in self.callbacks if self.error is None else []:
@@ -193,7 +193,7 @@ class Callbacks:
             self.state.log_history.append({**logs})
             self.call("on_log", step, logs=logs)
 
-    def evaluated(self, step: int, metrics: Mapping[str, object]) -> None:
+    def evaluated(self, step: int, metrics: Json) -> None:
         """on_log and on_evaluate after an evaluation; then the best metric, as transformers does: not of the evaluation
         before training. Raises UserError where the metric of `metric_for_best_model` was not measured."""
         if not self.in_use:
@@ -245,7 +245,7 @@ class Callbacks:
         best = {name: getattr(self.state, name) for name in ("best_metric", "best_global_step")}
         return best | {"states": [[type(c).__name__, _state(c)] for c in self.callbacks if _state(c) is not None]}
 
-    def restore(self, step: int, history: Sequence[Json], saved_state: Mapping[str, Any] | None = None) -> None:
+    def restore(self, step: int, history: Sequence[Json], saved_state: Json | None = None) -> None:
         """Begin after `step` iterations. history: the metrics that were logged. saved_state: of the
         checkpoint."""
         if not self.in_use:
@@ -276,7 +276,7 @@ class Callbacks:
         self.state.global_step, self.state.epoch = step, float(self._passed(step))
 
 
-def _made(callback: object) -> Any:
+def _made(callback: object) -> object:
     """A callback, or the object of a callback's class. Raises UserError for what cannot work as one."""
     name = callback.__name__ if isinstance(callback, type) else type(callback).__name__
     for base in (callback if isinstance(callback, type) else type(callback)).__mro__:
@@ -309,12 +309,12 @@ def _check_early_stopping(callback: object, args: Arguments) -> None:
         raise UserError("callbacks: EarlyStoppingCallback needs evaluations: set eval_steps, and give held-out rows")
 
 
-def _held_out(metrics: Mapping[str, object]) -> Json:
+def _held_out(metrics: Json) -> Json:
     """The metrics of an evaluation among those of an iteration."""
     return {name: value for name, value in metrics.items() if name.startswith("eval/") or name == "time/eval"}
 
 
-def _with_transformers_names(trainer: Trainer, metrics: Mapping[str, object]) -> Json:
+def _with_transformers_names(trainer: Trainer, metrics: Mapping[str, Any]) -> Json:
     """Metrics with held-out ones also as eval_SAMPLER/NAME, and those of the first eval sampler as eval_NAME."""
     named = {f"eval_{name.removeprefix('eval/')}": value for name, value in metrics.items() if name.startswith("eval/")}
     first = next(iter(getattr(trainer, "eval_samplers", {})), None)

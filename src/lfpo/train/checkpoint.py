@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -139,7 +139,7 @@ def export_model(run_dir: Path, model: MaskedDiffusionLM, tokenizer: object, *, 
     return final
 
 
-def latest_checkpoint(run_dir: Path, report: Any = None) -> Path | None:
+def latest_checkpoint(run_dir: Path, report: Callable[[str], None] | None = None) -> Path | None:
     """The newest checkpoint whose files match its manifest, or None. report: called with a sentence for each damaged
     checkpoint that is skipped."""
     for path in reversed(_numbered(run_dir / "checkpoints")):

@@ -1,7 +1,6 @@
 """Rollouts as JSON data, one object a completion: rollouts/step-N.jsonl and the completions of an evaluation."""
 
 import math
-from typing import Any
 
 import torch
 
@@ -51,14 +50,14 @@ def completion_record(t: Trajectory, b: int, prompt: object, text: str, tokenize
     return {**record, "edits": _edited(t, b, tokenizer)} if isinstance(t, EditedTrajectory) else record
 
 
-def _edited(t: EditedTrajectory, b: int, tokenizer: object) -> dict[str, list[list[Any]]]:
+def _edited(t: EditedTrajectory, b: int, tokenizer: object) -> dict[str, list[list[object]]]:
     """The tokens that each edited position of row b held, as `completion_record` gives them."""
     one = t.rows(torch.tensor([b], device=t.tokens.device)).to("cpu")
     assert isinstance(one, EditedTrajectory)
     place = one.at_writes(torch.arange(one.tokens.shape[1])[None])
     token = torch.cat([one.revealed, one.edit_token], dim=1)
     columns = (place, one.with_edits("reveal_step"), token, one.with_edits("confidence"))
-    held: dict[str, list[list[Any]]] = {}
+    held: dict[str, list[list[object]]] = {}
     for position, step, token_id, sure in zip(*(column[0].tolist() for column in columns), strict=True):
         if step >= 0:
             text = token_texts(tokenizer, [token_id])[0]

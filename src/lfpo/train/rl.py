@@ -80,9 +80,9 @@ class LFPOTrainer(Algorithm, Trainer):
         train_dataset: str | Sequence[Json] | None = None,
         eval_dataset: Sequence[Json] | None = None,
         tokenizer: Any = None,
-        peft_config: Any = None,
-        callbacks: Any = (),
-        **others: Any,
+        peft_config: object = None,
+        callbacks: object = (),
+        **others: object,
     ):
         for name, value in others.items():
             arguments = list(inspect.signature(LFPOTrainer).parameters)[:-1]
@@ -206,7 +206,7 @@ class LFPOTrainer(Algorithm, Trainer):
 
     if not TYPE_CHECKING:  # a type checker would believe that every attribute exists
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name: str) -> object:
             hint = f" {METHODS[name]}" if name in METHODS else ""
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 

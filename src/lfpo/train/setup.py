@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -90,7 +89,7 @@ def make_source(
     return replace(source, weights=weights, timeout=args.reward_timeout)
 
 
-def rows_of_stream(args: LFPOConfig, dataset: Any) -> int | None:
+def rows_of_stream(args: LFPOConfig, dataset: object) -> int | None:
     """How many rows a run takes of a data set without a length, which may be endless; None of one with a length, and
     where epochs of it would count, which `read_rows` refuses."""
     if not is_stream(dataset) or (args.max_steps == UNSET and args.num_train_epochs):

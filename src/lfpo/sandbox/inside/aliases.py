@@ -36,10 +36,10 @@ class Held:
     encode: gives the bytes of a value. A number stands for a result in both processes.
     """
 
-    def __init__(self, encode: Callable[[Any], bytes]) -> None:
+    def __init__(self, encode: Callable[[object], bytes]) -> None:
         self._encode = encode
         # By number: a list of the result, and what was sent, None until `settle`.
-        self._results: dict[int, tuple[list[Any], bytes | None]] = {}
+        self._results: dict[int, tuple[list[object], bytes | None]] = {}
         self._next = 0
         self._usual = 0
         self._usual = _surplus([[]])
@@ -52,7 +52,7 @@ class Held:
             elif data is None:
                 self._encode_again(number, box)
 
-    def changed(self) -> list[tuple[int, Any]]:
+    def changed(self) -> list[tuple[int, object]]:
         """Numbers and new content of those that changed since `settle`."""
         changes = []
         for number, (box, data) in list(self._results.items()):
@@ -70,7 +70,7 @@ class Held:
         self._results[number] = box, data
         return data
 
-    def number(self, result: Any) -> int:
+    def number(self, result: object) -> int:
         """The number of a result that may change later, else -1."""
         if not (_may_change(type(result)) or type(result).__name__ in _PARTS):
             return -1

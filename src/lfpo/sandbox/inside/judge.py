@@ -16,8 +16,10 @@ from . import values
 
 TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
+
+    Marshalled = dict[str, Any]  # a job, or settings
 
 TOGETHER = "__test__"
 """Name of the module that holds program and tests, as in BigCodeBench's own runner."""
@@ -26,7 +28,7 @@ _RUNS = {"pickle.find_class", "subprocess.Popen", "os.system", "os.exec", "os.po
 _ARRAYS = {"numpy", "pandas", "_pytest", "scipy"}
 
 
-def serve(inbox: int, outbox: int, settings: dict[str, Any]) -> None:
+def serve(inbox: int, outbox: int, settings: Marshalled) -> None:
     """Judge one job, marshalled by the host (run_job.encode_job), and report each test as it ends, so that a later hang
     does not lose earlier passes.
 
@@ -72,7 +74,7 @@ def _error_of(code: types.CodeType, module: types.ModuleType) -> BaseException |
     return None
 
 
-def _judge_together(job: dict[str, Any], report: Callable[..., None]) -> None:
+def _judge_together(job: Marshalled, report: Callable[..., None]) -> None:
     sys.modules[TOGETHER] = module = types.ModuleType(TOGETHER)
     vars(module).update(sys=sys, os=os, environ=os.environ)  # as in BigCodeBench's own runner
     problem = _execute(job["setup"], module)
@@ -104,11 +106,11 @@ def _run_cases(module: types.ModuleType, report: Callable[..., None]) -> None:
         def stopTest(self, test: unittest.TestCase) -> None:
             report("-" if self.problem else "+", self.problem)
 
-        def addSubTest(self, test: object, subtest: object, err: object) -> None:
+        def addSubTest(self, test: unittest.TestCase, subtest: object, err: object) -> None:
             if err is not None:
                 self.addFailure(test, err)
 
-        def addFailure(self, test: Any, err: Any) -> None:
+        def addFailure(self, test: unittest.TestCase, err: Any) -> None:
             self.problem = self.problem or f"{test.id()}: {err[0].__name__}: {err[1]}"
 
         addError = addFailure
@@ -116,13 +118,13 @@ def _run_cases(module: types.ModuleType, report: Callable[..., None]) -> None:
         def addSkip(self, test: object, reason: str) -> None:
             self.problem = self.problem or "skipped"
 
-        def addUnexpectedSuccess(self, test: Any) -> None:
+        def addUnexpectedSuccess(self, test: unittest.TestCase) -> None:
             self.problem = f"{test.id()}: passed against expectation"
 
     unittest.defaultTestLoader.loadTestsFromModule(module).run(Result())
 
 
-def _judge(job: dict[str, Any], report: Callable[..., None], pipes: list[int]) -> None:
+def _judge(job: Marshalled, report: Callable[..., None], pipes: list[int]) -> None:
     from .link import Link
 
     link = Link(pipes, judges=True)
@@ -160,7 +162,7 @@ def _mentions(code: types.CodeType, name: str) -> bool:
     return name in code.co_names or any(_mentions(c, name) for c in code.co_consts if isinstance(c, types.CodeType))
 
 
-def _is_harmless(frame: Any) -> bool:
+def _is_harmless(frame: types.FrameType | None) -> bool:
     """Whether a module is being imported, or `ast.literal_eval` parses."""
     while frame:
         path, name = frame.f_code.co_filename, frame.f_code.co_name
@@ -172,7 +174,7 @@ def _is_harmless(frame: Any) -> bool:
     return False
 
 
-def _refuse_text(link: Any, event: str, arguments: Any) -> None:
+def _refuse_text(link: Any, event: str, arguments: Sequence[object]) -> None:
     """Leave a test without a verdict before it runs a text, unpickles, or starts a process, once the program has
     answered:
     the text may be the program's. Imports of modules, and `ast.literal_eval`, which runs nothing, are allowed."""
@@ -190,7 +192,7 @@ def _refuse_text(link: Any, event: str, arguments: Any) -> None:
         raise link.leave(f"the test may run a text that the program returned ({event})")
 
 
-def _operate(fail: Callable[[str], BaseException], name: str, left: object, right: object) -> Any:
+def _operate(fail: Callable[[str], BaseException], name: str, left: object, right: object) -> object:
     """An operator's result, unless an empty array meets something of another shape. fail: fails the test, and gives
     what to raise."""
     plain = type(left) in _PLAIN and type(right) in _PLAIN
@@ -201,7 +203,7 @@ def _operate(fail: Callable[[str], BaseException], name: str, left: object, righ
     return getattr(operator, name)(left, right)
 
 
-def _type_of(link: Any, value: Any) -> Any:
+def _type_of(link: Any, value: object) -> object:
     """`type(value)`, which only the program knows of its own objects."""
     own = type(value).__module__.rpartition(".")[0] == __name__.rpartition(".")[0]
     if own or any(value is part for part in link.reduced):
@@ -209,13 +211,13 @@ def _type_of(link: Any, value: Any) -> Any:
     return type(value)
 
 
-def _comparison(fail: Callable[[str], BaseException], compare: Any, side: str) -> Any:
+def _comparison(fail: Callable[[str], BaseException], compare: Callable[..., object], side: str) -> object:
     """A function of numpy that refuses operands of which the program's does not have all elements of the other.
 
     side: which one the program's is, "first", "second" or "" if it is not known.
     """
 
-    def checked(*args: Any, **kwargs: Any) -> Any:
+    def checked(*args: object, **kwargs: object) -> object:
         operands = [*args, *kwargs.values()][:2]
         if len(operands) == 2 and "numpy" in sys.modules:
             a, b = map(_shape, reversed(operands) if side == "second" else operands)

@@ -38,16 +38,16 @@ class Remote:
     def __init__(self, link: Link, number: int) -> None:
         self._link, self._number = link, number
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         return self._link.ask("call", self, args, kwargs)
 
     def __iter__(self) -> Any:
         return self._link.ask("iterate", self)
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         return self._step("__next__")
 
-    def _step(self, name: str, *args: object) -> Any:
+    def _step(self, name: str, *args: object) -> object:
         """The next item of an iterator. Its end is a StopIteration of this process, which ends loops as it should."""
         ended, item = self._link.ask("step", self, name, args)
         if ended:
@@ -72,27 +72,27 @@ class Handle(Remote):
     def __hash__(self) -> int:
         raise self._link.cannot("has as hash")
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name not in PROTOCOLS:
             raise self._link.cannot(f"has as {name}")
         value = self._link.ask("attribute", self, name)
         return (lambda *args: self._step(name, *args)) if name in STEPS else value
 
     @property
-    def __doc__(self) -> Any:  # type: ignore[override]
+    def __doc__(self) -> object:  # type: ignore[override]
         return self.__getattr__("__doc__")
 
     @property  # type: ignore[misc]
-    def __class__(self) -> Any:  # `isinstance` looks here, after the real type
+    def __class__(self) -> type:  # `isinstance` looks here, after the real type
         raise self._link.cannot("is an instance of")
 
     def __len__(self) -> int:  # `list` asks for it, and goes on without
         raise Undecided("only the program could say how long its object is")
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> object:
         return self._link.ask("attribute", self, "__enter__")()
 
-    def __exit__(self, kind: object, error: object, trace: object) -> Any:
+    def __exit__(self, kind: object, error: object, trace: object) -> bool:
         """The program may end an exception, but no assertion of the test, whose text it does not see either."""
         judged = isinstance(error, AssertionError | Abandoned)
         ends = self._link.ask("exit", self, AssertionError() if judged else error)
@@ -118,7 +118,7 @@ class Link:
 
     def __init__(self, pipes: Sequence[int], judges: bool) -> None:
         (self.inbox, self.outbox), self._judges = pipes, judges
-        self.operations: dict[str, Callable[..., Any]] = {
+        self.operations: dict[str, Callable[..., object]] = {
             "call": lambda target, args, kwargs: target(*args, **kwargs),
             "iterate": iter,
             "step": _step,
@@ -130,13 +130,13 @@ class Link:
         self.gone = ""
         self.forged = False
         self.begin()
-        self._objects: list[Any] = []  # what the other process knows by number
+        self._objects: list[object] = []  # what the other process knows by number
         self._numbers: dict[int, int] = {}
         self._remotes: dict[int, Remote] = {}
-        self._generators: dict[int, tuple[bytes, Any]] = {}
+        self._generators: dict[int, tuple[bytes, object]] = {}
         self._objects_travel = True
         self._held = aliases.Held(self._encoded)
-        self._copies: dict[int, list[Any]] = {}
+        self._copies: dict[int, list[object]] = {}
         self._lock = _thread.RLock()  # both sides may have threads
 
     def begin(self, mentions: Callable[[str], bool] = lambda name: False) -> None:
@@ -145,7 +145,7 @@ class Link:
         self.failed = self.unjudged = ""
         self.answers, self.changed = 0, False
         self.stand_ins: tuple[type[BaseException], ...] = ()
-        self.reduced: list[Any] = []
+        self.reduced: list[object] = []
         self.raised: list[BaseException] = []
 
     def cannot(self, what: str) -> Abandoned:
@@ -225,7 +225,7 @@ class Link:
         self.forged = True
         return self._lost(f"sent an invalid answer{why}")
 
-    def answer(self, kind: str, operands: Any) -> None:
+    def answer(self, kind: str, operands: Sequence[object]) -> None:
         """Do what the other process asks for."""
         try:
             if not self._judges:
@@ -238,7 +238,7 @@ class Link:
         except BaseException as error:  # whatever was raised is the answer
             self._send("raised", error, *self._news(None))
 
-    def _news(self, result: object) -> tuple[Any, ...]:
+    def _news(self, result: object) -> tuple[object, ...]:
         """In the program's process: the number of a result that may change, and the results that have changed."""
         return () if self._judges else (self._held.number(result), self._held.changed())
 
@@ -279,7 +279,7 @@ class Link:
             raise self._invalid("")
         return message
 
-    def _refer(self, value: object) -> tuple[str, Any]:
+    def _refer(self, value: object) -> tuple[str, object]:
         """Kind and content of what is not plain data."""
         if type(value) is objects.Instance or isinstance(value, Remote):
             return "yours", value._number
@@ -310,14 +310,14 @@ class Link:
             self._objects.append(value)
         return self._numbers[id(value)]
 
-    def _generator(self, number: int, kind: str, state: object) -> Any:
+    def _generator(self, number: int, kind: str, state: object) -> object:
         """A random generator of the other process: the same as before if nothing was drawn from it there."""
         data = values.encode(state)
         if number not in self._generators or self._generators[number][0] != data:
             self._generators[number] = data, objects.generator(kind, state)
         return self._generators[number][1]
 
-    def _resolve(self, kind: str, content: Any) -> Any:
+    def _resolve(self, kind: str, content: Any) -> object:
         """The object of a kind and content."""
         if kind in ("base", "changed base"):
             self._lessen(kind, sends=False)
@@ -340,7 +340,7 @@ class Link:
         return self._remotes.setdefault(content, (Handle if self._judges else Remote)(self, content))
 
 
-def _step(iterator: Any, name: str, args: Any) -> tuple[bool, Any]:
+def _step(iterator: object, name: str, args: Sequence[object]) -> tuple[bool, object]:
     """Whether an iterator has ended, and its next item, or what it returned."""
     if name != "__next__" and name not in STEPS:
         raise AttributeError(name)
@@ -350,7 +350,7 @@ def _step(iterator: Any, name: str, args: Any) -> tuple[bool, Any]:
         return True, end.value
 
 
-def _attribute(value: object, name: str) -> Any:
+def _attribute(value: object, name: str) -> object:
     if name not in PROTOCOLS and name != "__enter__":
         raise AttributeError(name)
     return getattr(value, name)
@@ -359,7 +359,7 @@ def _attribute(value: object, name: str) -> Any:
 def taken_apart(error: BaseException) -> tuple[str, Any, bool]:
     """Name of the exception's first built-in class, its arguments, or its text if they are not plain data or its class
     has its own text, and whether that class is its own."""
-    kind: Any = type(error)
+    kind = type(error)
     name = next(base.__name__ for base in kind.__mro__ if base.__module__ == "builtins")
     text = ""
     try:
@@ -373,7 +373,7 @@ def taken_apart(error: BaseException) -> tuple[str, Any, bool]:
     return name, arguments, name == kind.__name__ and kind.__module__ == "builtins"
 
 
-def rebuilt(name: str, arguments: Any) -> BaseException:
+def rebuilt(name: str, arguments: Sequence[object]) -> BaseException:
     """The exception of a built-in class, which ends or skips no test. Raises ValueError for any other."""
     kind = getattr(builtins, name)
     if not isinstance(kind, type) or not issubclass(kind, BaseException):
@@ -393,7 +393,7 @@ def serve(inbox: int, outbox: int, settings: dict[str, object]) -> None:
         sys.modules[module.__name__] = module
         exec(compile(source, "<program>", "exec", dont_inherit=True), module.__dict__)
 
-    def define(name: str) -> Any:
+    def define(name: str) -> Callable[..., object]:
         """The function that the program defines by this name."""
         if not hasattr(module, name):
             raise NameError(f"name {name!r} is not defined")

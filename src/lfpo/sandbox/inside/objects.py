@@ -14,7 +14,7 @@ from .values import named
 
 TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any
 
     Cannot = Callable[[str], BaseException]  # leaves the test without a verdict, and gives what to raise
@@ -33,7 +33,7 @@ _LISTED = {"object", "str", "string"}  # dtypes of pandas that travel as lists
 _INDEXES = {"Index", "DatetimeIndex", "TimedeltaIndex"}
 
 
-def taken_apart(value: Any, number: Callable[[Any], int]) -> tuple[str, Any] | None:
+def taken_apart(value: Any, number: Callable[[object], int]) -> tuple[str, object] | None:
     """Kind and content of the object, whose parts are values too; None for any other object. number: of an instance,
     by which the other process can pass it back."""
     kind = type(value)
@@ -62,7 +62,7 @@ def taken_apart(value: Any, number: Callable[[Any], int]) -> tuple[str, Any] | N
     return None
 
 
-def state_of(value: Any) -> tuple[str, Any] | None:
+def state_of(value: Any) -> tuple[str, object] | None:
     """Kind and state of a random generator."""
     kind = type(value)
     name = f"{kind.__module__}.{kind.__qualname__}"
@@ -75,7 +75,7 @@ def state_of(value: Any) -> tuple[str, Any] | None:
     return None
 
 
-def generator(kind: str, state: Any) -> Any:
+def generator(kind: str, state: Any) -> object:
     """A random generator in this state."""
     if kind == "random":
         new = named("random.Random")(0)
@@ -92,7 +92,7 @@ def generator(kind: str, state: Any) -> Any:
     return named("numpy.random.Generator")(bits)
 
 
-def made(kind: str, content: Any, cannot: Cannot, reduced: list[Any]) -> Any:
+def made(kind: str, content: Any, cannot: Cannot, reduced: list[object]) -> object:
     """The object of a kind and content. reduced: gets those that lack attributes of their class. Raises any exception
     for content that taken_apart does not give."""
     if kind == "match":
@@ -136,11 +136,11 @@ def _is_field(name: object) -> bool:
     return type(name) is str and name.isidentifier() and name[0] != "_" and not hasattr(tuple, name)
 
 
-def _named_tuple(name: str, names: tuple[str, ...], values: tuple[object, ...]) -> Any:
+def _named_tuple(name: str, names: tuple[str, ...], values: tuple[object, ...]) -> object:
     """A tuple with names. collections.namedtuple would compile a text."""
     if len(names) != len(values) or not all(map(_is_field, names)):
         raise ValueError("not the fields of a named tuple")
-    members: dict[str, Any] = {field: property(operator.itemgetter(i)) for i, field in enumerate(names)}
+    members: dict[str, object] = {field: property(operator.itemgetter(i)) for i, field in enumerate(names)}
     members |= {"__slots__": (), "_fields": names, "_asdict": lambda own: dict(zip(names, own, strict=True))}
     members["_replace"] = lambda own, **new: type(own)([new.get(f, v) for f, v in zip(names, own, strict=True)])
     members["__repr__"] = lambda own: f"{name}({', '.join(f'{f}={v!r}' for f, v in zip(names, own, strict=True))})"
@@ -152,10 +152,10 @@ class Instance:
 
     __slots__ = ("_cannot", "_fields", "_name", "_number")
 
-    def __init__(self, name: str, fields: dict[str, Any], cannot: Cannot, number: int) -> None:
+    def __init__(self, name: str, fields: dict[str, object], cannot: Cannot, number: int) -> None:
         self._name, self._fields, self._cannot, self._number = _word(name), fields, cannot, operator.index(number)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         value = object.__getattribute__(self, "_fields").get(name, self)
         if value is self or _is_handle(value):
             raise self._cannot(f"has as {name}")
@@ -170,11 +170,11 @@ class Instance:
         raise self._cannot("has as hash")
 
     @property  # type: ignore[misc]
-    def __class__(self) -> Any:
+    def __class__(self) -> type:
         raise self._cannot("is an instance of")
 
     @property
-    def __dict__(self) -> Any:  # type: ignore[override]
+    def __dict__(self) -> dict[str, object]:  # type: ignore[override]
         raise self._cannot("has as attributes")
 
     __dataclass_fields__ = __dict__
@@ -182,10 +182,10 @@ class Instance:
     def __len__(self) -> int:
         raise self._cannot("has as length")
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[object]:
         raise self._cannot("iterates over")
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         raise self._cannot("returns")
 
 
@@ -194,11 +194,11 @@ def _is_handle(value: object) -> bool:
     return type(value).__module__ == __name__.replace("objects", "link")
 
 
-def refuse(kind: Any, cannot_of: Callable[[Any], Cannot]) -> None:
+def refuse(kind: type, cannot_of: Callable[[Any], Cannot]) -> None:
     """Gives the class methods for all OPERATIONS that leave a test without a verdict."""
 
-    def refused(name: str) -> Any:
-        def method(self: object, *operands: object) -> Any:
+    def refused(name: str) -> Callable[..., object]:
+        def method(self: object, *operands: object) -> object:
             raise cannot_of(self)(f"answers to {name}")
 
         return method
@@ -221,10 +221,10 @@ class Match:
             raise ValueError("not a match")
 
     @property  # type: ignore[misc]
-    def __class__(self) -> Any:
+    def __class__(self) -> type:
         return named("re.Match")
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         raise self._cannot(f"has as {name}")
 
     def span(self, group: Any = 0) -> tuple[int, int]:
@@ -233,28 +233,28 @@ class Match:
             raise IndexError("no such group")
         return self.regs[number]
 
-    def start(self, group: Any = 0) -> int:
+    def start(self, group: object = 0) -> int:
         return self.span(group)[0]
 
-    def end(self, group: Any = 0) -> int:
+    def end(self, group: object = 0) -> int:
         return self.span(group)[1]
 
-    def __getitem__(self, group: Any) -> Any:
+    def __getitem__(self, group: object) -> object:
         begin, end = self.span(group)
         return None if begin < 0 else self.string[begin:end]
 
-    def group(self, *groups: object) -> Any:
+    def group(self, *groups: object) -> object:
         texts = tuple(self[group] for group in groups or (0,))
         return texts if len(groups) > 1 else texts[0]
 
-    def groups(self, default: Any = None) -> tuple[Any, ...]:
+    def groups(self, default: object = None) -> tuple[object, ...]:
         return tuple(default if self.regs[n][0] < 0 else self[n] for n in range(1, len(self.regs)))
 
-    def groupdict(self, default: Any = None) -> dict[str, Any]:
+    def groupdict(self, default: object = None) -> dict[str, object]:
         return {name: default if self.regs[n][0] < 0 else self[n] for name, n in self._names.items()}
 
     @property
-    def lastgroup(self) -> Any:
+    def lastgroup(self) -> str | None:
         return next((name for name, number in self._names.items() if number == self.lastindex), None)
 
     def __repr__(self) -> str:
@@ -265,7 +265,7 @@ def _is_span(span: object) -> bool:
     return type(span) is tuple and len(span) == 2
 
 
-def _of_pandas(value: Any) -> tuple[str, Any] | None:
+def _of_pandas(value: Any) -> tuple[str, object] | None:
     """Frames, series, indexes and times without a time zone; None for what has other types of columns."""
     pandas, kind = sys.modules["pandas"], type(value)
     if kind is pandas.Timestamp and value.tz is None:
@@ -284,7 +284,7 @@ def _of_pandas(value: Any) -> tuple[str, Any] | None:
     return None
 
 
-def _column(values: Any) -> tuple[str, Any] | None:
+def _column(values: Any) -> tuple[str, object] | None:
     """Name of the dtype, and an array or a list; None for dtypes that are neither numpy's nor in _LISTED."""
     dtype = values.dtype
     if getattr(dtype, "kind", "O") in "biufcmM" and type(dtype).__module__.startswith("numpy"):
@@ -295,7 +295,7 @@ def _column(values: Any) -> tuple[str, Any] | None:
 def _to_pandas(kind: str, content: Any) -> Any:
     import pandas
 
-    def column(dtype: str, values: Any, make: Any, **rest: Any) -> Any:
+    def column(dtype: str, values: object, make: Callable[..., object], **rest: object) -> object:
         if dtype and dtype not in _LISTED:
             raise ValueError("not a dtype that travels")
         return make(values, dtype=dtype or None, **rest)

@@ -17,6 +17,8 @@ TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:
     from typing import Any
 
+    Settings = dict[str, Any]  # of launch.start
+
 NOBODY = 65534
 LINUX, ROOT = sys.platform == "linux", os.geteuid() == 0
 # One thread: linear algebra libraries start one per core, and threads count towards the process limit.
@@ -81,7 +83,7 @@ _X32_BIT = 0x40000000
 
 def main(argument: str) -> None:
     """argument: the settings of launch.start, encoded as hexadecimal. They hold limits and paths, nothing secret."""
-    settings: dict[str, Any] = marshal.loads(bytes.fromhex(argument))
+    settings: Settings = marshal.loads(bytes.fromhex(argument))
     if settings["role"] == "program":  # a role imports what it needs while this process may still read its own files
         from .link import serve
     else:
@@ -120,7 +122,7 @@ def main(argument: str) -> None:
     os._exit(0)
 
 
-def _enter_namespaces(settings: dict[str, object]) -> None:
+def _enter_namespaces(settings: Settings) -> None:
     """New mounts, network and process ids. Returns in a child, process 1 of the namespaces; this process waits for it.
     Root enters a user namespace later, as the user nobody, in `_drop_privileges`."""
     os.umask(0o022)
@@ -149,7 +151,7 @@ def _write(path: str, text: str) -> None:
         file.write(text)
 
 
-def _private_root(settings: dict[str, Any]) -> None:
+def _private_root(settings: Settings) -> None:
     """Replace the root by one that holds the readable paths, read-only, and an empty /tmp of limited size."""
     hidden = MS_NOSUID | MS_NODEV
     _mount("none", "/", None, MS_REC | MS_PRIVATE)
@@ -184,7 +186,7 @@ def _bind(path: str) -> None:
     _mount(source, path, None, MS_BIND | MS_REC)
 
 
-def _drop_privileges(settings: dict[str, Any]) -> None:
+def _drop_privileges(settings: Settings) -> None:
     """Drop root and all capabilities, limit resources, and restrict files and system calls. Cannot be undone."""
     if ROOT and settings["rung"] != "limits":
         os.setgroups([])

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    Refer = Callable[[Any], tuple[str, Any]]  # kind and content of an object that is not a value
-    Resolve = Callable[[str, Any], Any]  # the object of a kind and content
+    Refer = Callable[[object], tuple[str, object] | None]  # kind and content of an object that is not a value
+    Resolve = Callable[[str, Any], object]  # the object of a kind and content
 
 MAX_FRAME = 2**28
 _ATOMS = {int, float, str, bytes, bytearray, bool, type(None)}
-_BASES: tuple[Any, ...] = (int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset)
+_BASES: tuple[type, ...] = (int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset)
 _REDUCED = {
     *("builtins.range", "builtins.slice", "builtins.complex", "fractions.Fraction", "decimal.Decimal"),
     *("datetime.date", "datetime.datetime", "datetime.time", "datetime.timedelta", "datetime.timezone"),
@@ -42,7 +42,7 @@ _REDUCED = {
     *("pathlib.PosixPath", "pathlib.PurePosixPath"),
 }
 """Types that are made from the arguments, items and pairs of their own pickling."""
-_CONSTANTS: dict[str, Any] = {"Ellipsis": ..., "NotImplemented": NotImplemented}
+_CONSTANTS: dict[str, object] = {"Ellipsis": ..., "NotImplemented": NotImplemented}
 _ORDINARY = {"__new__", "__init__", "__doc__", "__module__", "__dict__", "__weakref__", "__slots__", "__annotations__"}
 _ORDINARY |= {"__match_args__", "__orig_bases__", "__parameters__", "__firstlineno__", "__static_attributes__"}
 _ORDINARY |= {"__annotate__", "__annotate_func__", "__annotations_cache__", "__qualname__"}
@@ -73,7 +73,7 @@ class Record:
 
     __slots__ = ("content", "kind")
 
-    def __init__(self, kind: str, content: Any) -> None:
+    def __init__(self, kind: str, content: object) -> None:
         self.kind, self.content = kind, content
 
     def __setstate__(self, state: object) -> None:
@@ -81,7 +81,7 @@ class Record:
 
 
 class _Pickler(_pickle.Pickler):
-    def __init__(self, file: Any, refer: Refer | None) -> None:
+    def __init__(self, file: io.BytesIO, refer: Refer | None) -> None:
         super().__init__(file, 5)
         self._refer = refer
 
@@ -97,14 +97,14 @@ class _Pickler(_pickle.Pickler):
 class _Unpickler(_pickle.Unpickler):
     records = False
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         if name != "Record":
             raise BadBytes(f"{module}.{name} is not a value")
         self.records = True
         return Record
 
 
-def encode(value: Any, refer: Refer | None = None) -> bytes:
+def encode(value: object, refer: Refer | None = None) -> bytes:
     """The value as bytes. refer: kind and content of an object that is not a value. Raises NotAValue."""
     file = io.BytesIO()
     try:
@@ -129,7 +129,7 @@ def decode(data: bytes, resolve: Resolve | None = None) -> Any:
         raise BadBytes(f"{type(error).__name__}: {error}") from error
 
 
-def _built(value: Any, resolve: Resolve | None, done: dict[int, tuple[Any, Any]]) -> Any:
+def _built(value: Any, resolve: Resolve | None, done: dict[int, tuple[object, object]]) -> object:
     """The value with what its records stand for. done: by id, objects, kept alive, and what replaces them."""
     kind = type(value)
     if kind in _ATOMS:
@@ -153,7 +153,7 @@ def _built(value: Any, resolve: Resolve | None, done: dict[int, tuple[Any, Any]]
     return new
 
 
-def _made(kind: str, content: Any, resolve: Resolve | None) -> Any:
+def _made(kind: str, content: Any, resolve: Resolve | None) -> object:
     """What a record stands for."""
     if kind in ("base", "changed base"):
         return content if resolve is None else resolve(kind, content)
@@ -178,7 +178,7 @@ def _made(kind: str, content: Any, resolve: Resolve | None) -> Any:
     return resolve(kind, content)
 
 
-def _to_plain(value: Any) -> tuple[str, Any] | None:
+def _to_plain(value: Any) -> tuple[str, object] | None:
     """Kind and built-in content of an instance of one of the types, None for anything else.
 
     Arrays of objects, and subclasses of arrays such as matrix, are not plain data.
@@ -203,7 +203,7 @@ def _to_plain(value: Any) -> tuple[str, Any] | None:
     return None
 
 
-def base_of(value: object) -> tuple[str, Any] | None:
+def base_of(value: object) -> tuple[str, object] | None:
     """The built-in content of an instance of a subclass, which loses what its class defines; "changed base" where the
     class does something in another way."""
     base = next((b for b in _BASES if isinstance(value, b)), None)
