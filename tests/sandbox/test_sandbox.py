@@ -221,27 +221,37 @@ def _judge_an_endless_program(rung: str, tag: int) -> None:
     Sandbox(rung, Limits(seconds=100, disk=tag), unsafe="root").judge(Job(program, tests=["assert f()"]))
 
 
+def _killed_while_judging(rung: str, *, processes: int, every: float, later: float = 0) -> int:
+    """The tag of a sandbox whose training process was killed once so many processes ran, `later` seconds after that.
+    every: seconds between two looks."""
+    tag = next(TAGS)
+    host = multiprocessing.get_context("fork").Process(target=_judge_an_endless_program, args=(rung, tag))
+    host.start()
+    until = time.monotonic() + 30
+    while len(remains(tag)) < processes and time.monotonic() < until:
+        time.sleep(every)
+    assert len(remains(tag)) >= processes
+    time.sleep(later)
+    host.kill()
+    host.join()
+    return tag
+
+
+def _assert_all_end(tag: int) -> None:
+    until = time.monotonic() + 30
+    while remains(tag) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not remains(tag)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 @pytest.mark.parametrize("starting", [True, False])
 @pytest.mark.parametrize("rung", [rung.name for rung in available_rungs() if rung.available])
 def test_confined_processes_end_when_the_training_process_is_killed(rung, starting, tmp_path, monkeypatch):
     """Also one that is killed while they start, before they have asked the kernel to end with it."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    tag = next(TAGS)
-    host = multiprocessing.get_context("fork").Process(target=_judge_an_endless_program, args=(rung, tag))
-    host.start()
-    until = time.monotonic() + 30
-    while len(remains(tag)) < 2 and time.monotonic() < until:
-        time.sleep(0 if starting else 0.1)
-    assert len(remains(tag)) >= 2
-    if not starting:
-        time.sleep(0.5)
-    host.kill()
-    host.join()
-    until = time.monotonic() + 30
-    while remains(tag) and time.monotonic() < until:
-        time.sleep(0.1)
-    assert not remains(tag)
+    tag = _killed_while_judging(rung, processes=2, every=0 if starting else 0.1, later=0 if starting else 0.5)
+    _assert_all_end(tag)
 
 
 @pytest.mark.skipif("bubblewrap" not in {rung.name for rung in available_rungs() if rung.available}, reason="needs it")
@@ -253,20 +263,9 @@ def test_bubblewrap_ends_with_a_training_process_that_is_killed_before_it_starts
     slow.chmod(0o755)
     monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    tag = next(TAGS)
-    host = multiprocessing.get_context("fork").Process(target=_judge_an_endless_program, args=("bubblewrap", tag))
-    host.start()
-    until = time.monotonic() + 30
-    while not remains(tag) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert remains(tag)
-    host.kill()
-    host.join()
-    time.sleep(1)
-    until = time.monotonic() + 30
-    while remains(tag) and time.monotonic() < until:
-        time.sleep(0.1)
-    assert not remains(tag)
+    tag = _killed_while_judging("bubblewrap", processes=1, every=0.01)
+    time.sleep(1)  # bwrap has started by then
+    _assert_all_end(tag)
 
 
 SPIN = """
