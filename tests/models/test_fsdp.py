@@ -121,15 +121,12 @@ def trains_as_one(folder: Path, shards: int, lora: LoraSettings | None, checkpoi
 
 
 Case = tuple[int, int, LoraSettings | None, bool, bool]
-CASES: list[Case] = [(2, 0, LORA, True, False)]
-LONG_CASES: list[Case] = [(1, 0, None, False, False), (4, 2, None, False, True), (3, 0, None, True, False)]
-LONG_CASES += [(4, 2, LORA, False, False)]
+CASES: list[Case] = [(2, 0, LORA, True, False), (1, 0, None, False, False), (4, 2, None, False, True)]
+CASES += [(3, 0, None, True, False), (4, 2, LORA, False, False)]
 
 
-@pytest.mark.parametrize(
-    ("ranks", "shards", "lora", "checkpointing", "tied"),
-    [*CASES, *(pytest.param(*case, marks=pytest.mark.long) for case in LONG_CASES)],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("ranks", "shards", "lora", "checkpointing", "tied"), CASES)
 def test_split_weights_train_as_whole_ones(
     ranks: int, shards: int, lora: LoraSettings | None, checkpointing: bool, tied: bool, llada: Path, tmp_path: Path
 ):

@@ -164,6 +164,7 @@ def test_bench_on_a_layout_with_random_weights(tmp_path: Path, monkeypatch: pyte
         assert all(row["accuracy"] is None for row in modes.values())
 
 
+@pytest.mark.long
 def test_bench_of_blocks_counts_the_tokens_through_the_model(tmp_path: Path):
     small = ("--n", "2", "--generations", "2", "--tasks", "[words]", "--gen_length", "8", "--block_length", "4")
     blocks = ("--causal_blocks", "true", "--tokens_per_step", "[2]")

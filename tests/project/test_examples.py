@@ -143,7 +143,7 @@ def real(folder: Path, *arguments: str, **variables: str) -> subprocess.Complete
 
 @pytest.mark.long
 @needs_bash
-@pytest.mark.parametrize(("right", "passed", "goes_on"), [(0.45, 0.95, True), (0.1, 0.95, False), (0.45, 0.7, False)])
+@pytest.mark.parametrize(("right", "passed", "goes_on"), [(0.45, 0.95, True), (0.1, 0.95, False), (0.45, 0.8, False)])
 def test_rewards_begin_from_a_competent_base(tmp_path: Path, right: float, passed: float, goes_on: bool) -> None:
     result = f'{{"accuracy": {right}, "pass_at_k": {{"2": 0.5, "32": {passed}}}}}'
     told = f"mkdir -p real/competence\necho '{result}' > real/competence/stories-validation.json"

@@ -96,7 +96,7 @@ def test_three_ranks_train_as_one(model: Path, alone: Path, tmp_path: Path):
     assert_same_run(alone, tmp_path / "run")
 
 
-@pytest.mark.parametrize(("ranks", "fsdp"), [(1, "false"), (3, "true")])
+@pytest.mark.parametrize(("ranks", "fsdp"), [(1, "false"), pytest.param(3, "true", marks=pytest.mark.long)])
 def test_a_checkpoint_of_two_ranks_resumes_on_one_and_on_three(
     ranks: int, fsdp: str, model: Path, alone: Path, sharded: Path, tmp_path: Path
 ):
