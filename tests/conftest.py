@@ -21,6 +21,14 @@ settings.load_profile("untimed")
 # torch and tiny, which needs torch, are imported below: the process that starts the workers runs no test.
 
 
+LONGEST = "test_a_real_model_end_to_end_and_again"  # minutes; started last, it would run alone at the end
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest test first; all others keep their order."""
+    items.sort(key=lambda item: getattr(item, "originalname", item.name) != LONGEST)
+
+
 def pytest_collection_finish() -> None:
     """Keep the modules imported by now out of later garbage collections, which would look through them each time."""
     import torch
