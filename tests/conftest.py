@@ -21,12 +21,9 @@ settings.load_profile("untimed")
 # torch and tiny, which needs torch, are imported below: the process that starts the workers runs no test.
 
 
-LONGEST = "test_a_real_model_end_to_end_and_again"  # minutes; started last, it would run alone at the end
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest test first; all others keep their order."""
-    items.sort(key=lambda item: getattr(item, "originalname", item.name) != LONGEST)
+    """Tests marked `first` come first; all others keep their order."""
+    items.sort(key=lambda item: item.get_closest_marker("first") is None)
 
 
 def pytest_collection_finish() -> None:

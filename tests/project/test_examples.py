@@ -159,6 +159,7 @@ def test_rewards_begin_from_a_competent_base(tmp_path: Path, right: float, passe
 
 
 @needs_bash
+@pytest.mark.first
 @pytest.mark.long
 @pytest.mark.parametrize("source", ["tiny", "smollm2"])
 def test_a_real_model_end_to_end_and_again(tmp_path: Path, source: str) -> None:

@@ -81,6 +81,8 @@ def test_rules_by_hand(history: list[dict[str, Any]], expected: list[tuple[int, 
         ([0.4] * 5 + [1.0] * 5, "stop, or take harder ones"),
         ([0.5] * 10, "another difficulty"),
         ([0.7, 0.2, 0.2] + [0.0] * 7, "the reward was 0.700: lower learning_rate"),
+        ([-1.0] * 5 + [-0.95] * 5, "another difficulty"),
+        ([-1.0] * 5 + [-2.0] * 5, "the reward was -1.000: lower learning_rate"),
     ],
 )
 def test_groups_that_agree_are_solved_too_hard_or_broken(rewards: list[float], advice: str) -> None:

@@ -67,7 +67,7 @@ def groups_agree(history: Sequence[Metrics]) -> str:
     advice += "the completions"
     if reward > statistics.fmean(rewards[:RECENT]) + FALL:
         advice = "these prompts are solved: stop, or take harder ones"
-    elif reward < 0.5 * (highest := max(rewards[:RECENT])):
+    elif (highest := max(rewards[:RECENT])) - reward > 0.5 * abs(highest):
         advice = f"the reward was {highest:.3f}: lower learning_rate, and go on from an earlier checkpoint or the base"
     return (
         f"in the last {RECENT} iterations {statistics.fmean(alike):.0%} of the prompts got the same reward for all of "
