@@ -24,6 +24,8 @@ from lfpo.train.rl import LFPOTrainer
 # LFPO as published: states that the sampler visited, one pass, the whole mean subtracted, equal weights.
 AS_PUBLISHED: dict[str, Any] = {"name": "lfpo", "states": "stratified", "timesteps": 4, "num_iterations": 1}
 AS_PUBLISHED |= {"baseline": 1.0, "deviation": "batch", "clip": 1.0, "target_weight": "equal"}
+# The default in its fewest steps, for tests of what surrounds the update.
+ONE_PASS: dict[str, Any] = {"name": "lfpo", "num_iterations": 1}
 KNOBS: dict[str, dict[str, Any]] = {
     "lfpo": {"timesteps": 3},
     "diffu_grpo": {"p_mask_prompt": 0.5},
@@ -83,6 +85,7 @@ def trained_on_rows(checkpoint: Path, task: str, output: Path, **sizes: int) -> 
         task=task,
         prompts_per_iteration=2,
         optimizer_steps_per_iteration=1,
+        objective=ONE_PASS,
         sampler=SamplerConfig(gen_length=8, temperature=1.0),
         eval_samplers={"greedy": SamplerConfig(gen_length=8)},
         **sizes,
@@ -97,6 +100,7 @@ def choice_config(folder: Path, model: Path | str, **settings: Any) -> LFPOConfi
     values: dict[str, Any] = {"output_dir": str(folder), "model": str(model), "task": "choice"}
     values |= {"prompts_per_iteration": 2, "num_generations": 4, "optimizer_steps_per_iteration": 2, "eval_size": 2}
     values |= {"save_steps": 1, "learning_rate": 1e-2, "reward_funcs": ["reward_samples.even_tokens"]}
+    values |= {"objective": ONE_PASS}
     return build(LFPOConfig, values | settings)
 
 

@@ -11,6 +11,7 @@ from lfpo.config.sampler import SamplerConfig
 from lfpo.core.trajectory import Trajectory
 from lfpo.models import load_model
 from lfpo.rollout.sampling import rollout
+from soon import soon
 
 # Runs that are not to be reproduced, by the beginning of their `case`, and why.
 INELIGIBLE = {
@@ -42,7 +43,12 @@ def sampler_of(settings: dict[str, Any]) -> SamplerConfig:
     return SamplerConfig(**lengths, steps=per_block * blocks, **dynamic)
 
 
-@pytest.mark.parametrize(("name", "store_blocks"), [*((name, True) for name in BLOCK_FAMILIES), ("sdar", False)])
+CASES = [*((name, True) for name in BLOCK_FAMILIES), ("sdar", False)]
+
+
+@pytest.mark.parametrize(
+    ("name", "store_blocks"), soon(CASES, CASES.index(("sdar", True)), CASES.index(("llada2_1", True)))
+)
 def test_block_samplers_give_the_published_tokens_at_the_published_steps(name: str, store_blocks: bool, tmp_path: Path):
     model, runs = load_model(golden(name, tmp_path / name)), eligible(name)
     assert len(runs) == BLOCK_FAMILIES[name]

@@ -28,6 +28,7 @@ from lfpo.rollout.sampling import rollout
 from lfpo.train.rl import LFPOTrainer
 from lfpo.train.sft import train_sft
 from small_runs import choice_config
+from soon import soon
 
 # The losses of all objectives are compared by the check `losses-agree` (tests/gpu/agreement.py).
 OTHERS: list[dict[str, Any]] = [
@@ -131,7 +132,9 @@ def test_how_often_a_forward_waits_for_the_device(settings: dict[str, Any], wait
 DYNAMIC: dict[str, Any] = {"remasking": "low_confidence_dynamic", "threshold": 0.9}
 
 
-@pytest.mark.parametrize("settings", [{}, {"threshold": 1.0}, DYNAMIC, {**DYNAMIC, "editing_threshold": 0.3}])
+@pytest.mark.parametrize(
+    "settings", soon([{}, {"threshold": 1.0}, DYNAMIC, {**DYNAMIC, "editing_threshold": 0.3}], 0, 1)
+)
 def test_stored_blocks_wait_for_the_device_only_to_look_for_finished_rows_and_edits(
     settings: dict[str, Any], llada: Path
 ):
@@ -155,7 +158,9 @@ def test_stored_blocks_wait_for_the_device_only_to_look_for_finished_rows_and_ed
     assert waits == math.ceil(LOOKS * forwards) + recording
 
 
-@pytest.mark.parametrize("settings", [{}, {"first_token": "masked"}, {"threshold": 0.5, "early_stop": "eos"}], ids=str)
+@pytest.mark.parametrize(
+    "settings", soon([{}, {"first_token": "masked"}, {"threshold": 0.5, "early_stop": "eos"}], 2), ids=str
+)
 def test_blocks_over_a_causal_context(settings: dict[str, Any], tmp_path: Path):
     """Rollouts, which wait only to look for finished rows, and the views and losses of a training step."""
     checkpoint = nemotron(tmp_path / "m")

@@ -146,13 +146,8 @@ def test_a_model_object_of_another_library_is_one_sentence(tmp_path: Path, make:
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        pytest.param(("pytorch_model.bin",), marks=pytest.mark.long),
-        ("pytorch_model-1-of-2.bin", "pytorch_model-2-of-2.bin"),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("names", [("pytorch_model.bin",), ("pytorch_model-1-of-2.bin", "pytorch_model-2-of-2.bin")])
 def test_the_line_for_pickled_weights_works(tmp_path: Path, names: tuple[str, ...]) -> None:
     folder = pickled(tmp_path / "p", names)
     with pytest.raises(UserError) as caught:

@@ -153,6 +153,7 @@ def test_training_resumes_exactly_and_exports_a_plain_model(objective: str, expe
         plain.train(resume=True)
 
 
+@pytest.mark.long
 def test_training_with_merged_rollouts_is_the_same(llada: Path, tmp_path: Path):
     rows = []
     for merge in (False, True):

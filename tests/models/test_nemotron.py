@@ -148,15 +148,9 @@ def test_a_4_bit_base_trains_an_adapter(checkpoint: Path, tmp_path: Path):
 def trained(checkpoint: Path, tmp_path: Path, *more: str) -> list[dict[str, Any]]:
     """Metrics of two iterations by the command."""
     given = ["--model", str(checkpoint), "--output_dir", str(tmp_path / "run"), "--task", "choice", "--max_steps", "2"]
-    given += [
-        "--reward_funcs",
-        "[reward_samples.even_tokens]",
-        "--prompts_per_iteration",
-        "2",
-        "--num_generations",
-        "4",
-    ]
-    given += ["--optimizer_steps_per_iteration", "1", "--eval_size", "1", "--eval_steps", "0", "--save_steps", "1"]
+    given += ["--reward_funcs", "[reward_samples.even_tokens]", "--prompts_per_iteration", "2"]
+    given += ["--num_generations", "4", "--objective.num_iterations", "1", "--optimizer_steps_per_iteration", "1"]
+    given += ["--eval_size", "1", "--eval_steps", "0", "--save_steps", "1"]
     given += ["--sampler.gen_length", "16", "--sampler.temperature", "1.0", "--learning_rate", "1e-3", "--threads", "1"]
     assert main(["train", *given, *more]) == 0
     return metrics(tmp_path / "run")

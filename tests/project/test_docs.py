@@ -189,7 +189,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-QUICK_PAGES = {"README", "own-reward-and-data"}  # the others are typed in `make test-long`
+QUICK_PAGES = {"README"}  # the others are typed in `make test-long`
 
 
 @pytest.mark.parametrize(

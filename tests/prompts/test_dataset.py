@@ -8,6 +8,7 @@ import pytest
 from lfpo import LFPOConfig, LFPOTrainer, SamplerConfig
 from lfpo.config.errors import UserError
 from lfpo.prompts.dataset import read_rows
+from small_runs import ONE_PASS
 from written_runs import write_rows
 
 QUESTIONS = [{"question": f"{i} 1 1 = 2\n", "answer": f"#### {i}"} for i in range(2, 6)]
@@ -35,6 +36,7 @@ def config(**changes: Any) -> LFPOConfig:
     values |= {"map_row": "test_dataset.shortened"}
     values |= {"sampler": SamplerConfig(gen_length=8, temperature=1.0, threshold=0.9), "prompts_per_iteration": 2}
     values |= {"num_generations": 2, "eval_size": 3, "optimizer_steps_per_iteration": 1, "threads": 1}
+    values |= {"objective": ONE_PASS}
     return LFPOConfig(**(values | changes))
 
 

@@ -35,6 +35,7 @@ from lfpo.prompts.files import load_rows
 from lfpo.prompts.preferences import load_preferences
 from lfpo.rollout.episodes import Environment, Episode
 from lfpo.train.sft import SFTTrainer
+from small_runs import ONE_PASS
 
 ROWS = [{"prompt": "one, two\n", "answer": 3}, {"prompt": 'a "quoted" ü\u2028\n', "answer": 4}]
 LLAMA = (  # the template of LLaDA-8B-Instruct: it trims content, and has a generation prompt
@@ -77,7 +78,7 @@ def arrow(rows: list[dict[str, Any]], kind: str) -> bytes:
 def config(**changes: Any) -> LFPOConfig:
     values: dict[str, Any] = {"output_dir": "run", "sampler": SamplerConfig(gen_length=8, temperature=1.0, steps=4)}
     values |= {"prompts_per_iteration": 2, "num_generations": 2, "optimizer_steps_per_iteration": 1, "threads": 1}
-    return LFPOConfig(**(values | {"max_steps": 1, "eval_steps": 0} | changes))
+    return LFPOConfig(**(values | {"max_steps": 1, "eval_steps": 0, "objective": ONE_PASS} | changes))
 
 
 CONTENT = {

@@ -24,6 +24,7 @@ from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.queue import part
 from lfpo.train.rl import LFPOTrainer
 from small_runs import AS_PUBLISHED, same
+from soon import soon
 from test_distributed import assert_same_run, run
 from test_train import ROWS, config, even_letters, metrics, without_times
 
@@ -156,11 +157,18 @@ def test_a_checkpoint_without_a_queue_resumes_with_one(llada: Path, tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("kept", "changes", "said"),
-    [
-        (2, {"old_policy": "sampler"}, r"rollouts of the policy after 1 iterations, and not its weights; resume with"),
-        (1, {"prompts_per_iteration": 3}, r"rollouts for iteration 2 of other prompts.* resume with the data"),
-        (1, {"num_generations": 64}, r"rollouts for iteration \d of other prompts"),
-    ],
+    soon(
+        [
+            (
+                2,
+                {"old_policy": "sampler"},
+                r"rollouts of the policy after 1 iterations, and not its weights; resume with",
+            ),
+            (1, {"prompts_per_iteration": 3}, r"rollouts for iteration 2 of other prompts.* resume with the data"),
+            (1, {"num_generations": 64}, r"rollouts for iteration \d of other prompts"),
+        ],
+        1,
+    ),
 )
 def test_a_checkpoint_whose_rollouts_cannot_be_used_is_one_sentence(
     kept: int, changes: dict[str, Any], said: str, llada: Path, tmp_path: Path

@@ -136,12 +136,13 @@ def test_training_goes_through_its_phases(tmp_path: Path, monkeypatch: pytest.Mo
         begin(self, phase, total, unit)
 
     monkeypatch.setattr(Observer, "begin", record)
-    assert main(train_arguments(tmp_path, optimizer_steps_per_iteration="2", update_tokens="64")) == 0
+    passes = {"objective.num_iterations": "2"}
+    assert main(train_arguments(tmp_path, optimizer_steps_per_iteration="2", update_tokens="64", **passes)) == 0
     evaluations = [("evaluation, greedy", 4, 4), ("evaluation, threshold", 4, 4)]
     names = [name for name, _, _ in ended]
     assert ended[:2] == evaluations and ended[2:4] == [("sampling", 4, 4), ("verdicts", 4, 4)]
-    assert names[4:12] == [f"update {i} of 8" for i in range(1, 9)]
-    assert ended[12:14] == evaluations and names[14] == "checkpoint"
+    assert names[4:8] == [f"update {i} of 4" for i in range(1, 5)]
+    assert ended[8:10] == evaluations and names[10] == "checkpoint"
     assert all(done == total for _, done, total in ended) and ended[4][2] > 0
 
 

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from lfpo.sandbox import Job, Limits, Sandbox, available_rungs
 from lfpo.sandbox.inside import link, values
 from lfpo.sandbox.inside.values import BadBytes, NotAValue, decode, encode
+from soon import soon
 
 ATOMS: st.SearchStrategy[Any] = st.one_of(
     *(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(), st.binary(), st.dates()),
@@ -236,7 +237,7 @@ def f(x):
 """
 
 
-@pytest.mark.parametrize("rung", [rung.name for rung in available_rungs() if rung.available])
+@pytest.mark.parametrize("rung", soon([rung.name for rung in available_rungs() if rung.available], 0))
 def test_a_forged_answer_fails_its_test_and_no_other_job(rung: str) -> None:
     """Also answers that would be right: the process has ended, so that nothing more is asked of it."""
     numpy_free = {name: data for name, data in FORGED.items() if b"numpy" not in data}

@@ -28,6 +28,7 @@ from lfpo.runs.directory import Run
 from lfpo.train.callbacks import EVENTS, REFUSED
 from lfpo.train.rl import LFPOTrainer
 from processes import run_ranks
+from soon import soon
 from test_train import metrics
 
 ROWS = [{"prompt": f"{i}+1="} for i in range(5)]
@@ -115,14 +116,17 @@ def test_numpy_numbers_are_numbers():
 
 @pytest.mark.parametrize(
     "keys",
-    [
-        {"num_train_epochs": 2},
-        {"num_train_epochs": 1.1},
-        {"num_train_epochs": 2, "max_steps": 1},
-        {"max_steps": 3},
-        {},
-        {"num_train_epochs": 2, "filter_overlong_prompts": True},
-    ],
+    soon(
+        [
+            {"num_train_epochs": 2},
+            {"num_train_epochs": 1.1},
+            {"num_train_epochs": 2, "max_steps": 1},
+            {"max_steps": 3},
+            {},
+            {"num_train_epochs": 2, "filter_overlong_prompts": True},
+        ],
+        *(1, 2, 3, 4),
+    ),
 )
 def test_plan_and_run_count_the_same(model: Path, tmp_path: Path, keys: dict[str, Any]):
     rows = [*ROWS, *([{"prompt": "x" * 600}] if keys.get("filter_overlong_prompts") else [])]

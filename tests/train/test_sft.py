@@ -19,6 +19,7 @@ from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.dpo import as_trajectory
 from lfpo.train.sft import MIN_T, Example, accumulate_sft_gradients, sampled_length, train_sft
 from processes import run_lfpo
+from soon import soon
 from test_fused import Products, chunks_of, widest
 from test_train import metrics
 from tiny import LLADA_CONFIG, write_dream, write_llada
@@ -87,7 +88,7 @@ def test_sizes_of_passes_and_chunks_decide_nothing_but_memory(tmp_path: Path, wr
 
 @pytest.mark.parametrize(
     ("save_steps", "logging_steps", "changes"),
-    [(4, 2, {}), (3, 2, {"block_length": 8, "loss_weight": "equal", "mask_ratios": [0.3, 0.8]}), (5, 4, {})],
+    soon([(4, 2, {}), (3, 2, {"block_length": 8, "loss_weight": "equal", "mask_ratios": [0.3, 0.8]}), (5, 4, {})], 1),
 )
 def test_a_resumed_run_equals_an_unbroken_one(
     save_steps: int, logging_steps: int, changes: dict[str, Any], tmp_path: Path
@@ -141,16 +142,17 @@ def test_rows_that_do_not_fit_are_named(tmp_path: Path, llada: Path, row: dict, 
 LORA = {"r": 2, "lora_alpha": 4}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("ranks", "split", "settings"),
     [
-        pytest.param(2, {}, {}, marks=pytest.mark.long),
+        (2, {}, {}),
         # Five examples, a pass each: ranks run three and two. One example: a rank has none.
         (2, {"fsdp": True}, {"batch_size": 5, "update_tokens": 1, "export_dtype": "bfloat16"}),
-        pytest.param(2, {"fsdp": True}, {"batch_size": 1, "gradient_checkpointing": True}, marks=pytest.mark.long),
-        pytest.param(2, {"fsdp": True}, {"lora": LORA, "batch_size": 3}, marks=pytest.mark.long),
-        pytest.param(2, {}, {"lora": LORA, "batch_size": 3}, marks=pytest.mark.long),
-        pytest.param(4, {"fsdp": True, "fsdp_size": 2}, {"batch_size": 5}, marks=pytest.mark.long),
+        (2, {"fsdp": True}, {"batch_size": 1, "gradient_checkpointing": True}),
+        (2, {"fsdp": True}, {"lora": LORA, "batch_size": 3}),
+        (2, {}, {"lora": LORA, "batch_size": 3}),
+        (4, {"fsdp": True, "fsdp_size": 2}, {"batch_size": 5}),
     ],
     ids=str,
 )

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
+import tiny
 from lfpo.config.engine import EngineSettings
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
@@ -19,7 +20,7 @@ from lfpo.models.weights import saved_weights
 from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.copies import AverageFiles, in_place
 from lfpo.train.rl import LFPOTrainer
-from small_runs import AS_PUBLISHED, choice_config
+from small_runs import AS_PUBLISHED, ONE_PASS, choice_config
 
 ROWS = [{"prompt": text, "want": text[0]} for text in ("abc", "b", "cd", "dada")]
 
@@ -38,7 +39,7 @@ def config(tmp_path: Path, **changes) -> LFPOConfig:
     settings: dict[str, Any] = {"output_dir": str(tmp_path / "run"), "max_steps": 3, "prompts_per_iteration": 2}
     settings |= {"num_generations": 4, "sampler": SamplerConfig(gen_length=4, temperature=1.0)}
     settings |= {"eval_samplers": {"greedy": SamplerConfig(gen_length=4)}, "optimizer_steps_per_iteration": 2}
-    settings |= {"learning_rate": 1e-2, "eval_steps": 2, "save_steps": 1}
+    settings |= {"learning_rate": 1e-2, "eval_steps": 2, "save_steps": 1, "objective": ONE_PASS}
     return LFPOConfig(**{**settings, **changes})
 
 
@@ -194,7 +195,9 @@ def test_only_what_is_evaluated_and_exported_is_averaged(llada: Path, tmp_path: 
 
 def with_callbacks(folder: Path, *callbacks: Any, **changes: Any) -> LFPOTrainer:
     given = {"reward_funcs": [], "eval_samplers": {"greedy": {"threshold": 0.9}}, "max_steps": 4} | changes
-    args = choice_config(folder, "embedded", **{"eval_steps": 2, "save_steps": 2} | given)
+    model = folder.parent / "llada"
+    model = model if model.exists() else tiny.write_llada(model)
+    args = choice_config(folder, model, **{"eval_steps": 2, "save_steps": 2} | given)
     return LFPOTrainer(args=args, callbacks=callbacks)
 
 
