@@ -19,6 +19,7 @@ from lfpo.core.lfpo import LFPO
 from lfpo.core.rectified import rectified_loss
 from lfpo.models import load_model
 from small_runs import AS_PUBLISHED, rolled
+from soon import soon
 
 GOLDENS = json.loads((Path(__file__).parents[1] / "goldens" / "lfpo.json").read_text())
 
@@ -45,7 +46,9 @@ def fused_loss(z: torch.Tensor, z_old: torch.Tensor, y: torch.Tensor, r: torch.T
     )
 
 
-each_loss = pytest.mark.parametrize("loss_of", [rectified_loss, fused_loss], ids=["plain", "fused"])
+LOSSES = {"plain": rectified_loss, "fused": fused_loss}
+each_loss = pytest.mark.parametrize("loss_of", LOSSES.values(), ids=LOSSES)
+plain_soon = pytest.mark.parametrize("loss_of", soon(LOSSES.values(), 0), ids=LOSSES)  # hundreds of steps
 
 
 @each_loss
@@ -71,7 +74,7 @@ def test_gradient_is_r_pi_plus_minus_rest(loss_of: Any, seed: int, beta: float):
     torch.testing.assert_close(gradient, expected.detach(), rtol=1e-9, atol=1e-9)
 
 
-@each_loss
+@plain_soon
 def test_negatives_saturate(loss_of: Any):
     """Descending a pure negative (r = 0) slows down by itself."""
     z_ref, y, r = torch.zeros(1, 5, dtype=torch.float64), torch.tensor([2]), double([0.0])
@@ -86,7 +89,7 @@ def test_negatives_saturate(loss_of: Any):
     assert -20 < float(z.detach().log_softmax(-1)[0, 2]) < -4
 
 
-@each_loss
+@plain_soon
 def test_optimum_is_kl_regularised_rl_at_half_beta(loss_of: Any):
     """With mean reward rbar(v) per token under pi_ref, log pi/pi_ref ~ (rbar - its mean) * 2 / beta, to first order."""
     beta, rbar = 0.5, double([0.52, 0.5, 0.48])

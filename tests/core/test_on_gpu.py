@@ -37,9 +37,8 @@ OTHERS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    "changes", [{"bf16": True}, *(pytest.param(changes, marks=pytest.mark.long) for changes in ({}, *OTHERS))], ids=str
-)
+@pytest.mark.long
+@pytest.mark.parametrize("changes", [{"bf16": True}, {}, *OTHERS], ids=str)
 def test_training(changes: dict[str, Any], llada: Path, tmp_path: Path):
     """Each device also resumes from the other's checkpoint."""
     sizes = {"num_generations": 2, "optimizer_steps_per_iteration": 1, "update_tokens": 256, "rollout_tokens": 256}

@@ -69,6 +69,7 @@ def test_eight_bits_take_nearly_the_same_steps(llada: Path):
 
 
 @needs_it
+@pytest.mark.long
 def test_training_in_eight_bits_resumes_exactly(llada: Path, tmp_path: Path):
     small: dict[str, Any] = {"optim": "adamw_8bit"}
     whole, resumed = whole_and_resumed(tmp_path, llada, 2, **small)

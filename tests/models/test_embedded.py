@@ -63,6 +63,7 @@ def test_the_fourth_is_the_one_that_its_recipes_make():
     assert sum(f.stat().st_size for f in folder.iterdir()) < 4e6
 
 
+@pytest.mark.long
 def test_an_iteration_of_its_recipe_learns_from_shares_of_right_cells(tmp_path: Path):
     small = {"output_dir": str(tmp_path), "prompts_per_iteration": 1, "num_generations": 4, "eval_steps": 0}
     trainer = LFPOTrainer(args=build(LFPOConfig, {**load_yaml("sudoku6"), **small}))

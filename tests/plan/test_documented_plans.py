@@ -86,6 +86,7 @@ def test_the_needs_of_a_recipe_are_the_plans(name: str):
     assert ("all weights, FSDP", gpus // 2) not in found
 
 
+@pytest.mark.long
 def test_models_of_one_kind_need_the_same():
     for name in recipe_names():
         if kind_of(name) == "gpu" and "gsm8k" not in name:

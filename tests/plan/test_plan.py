@@ -35,6 +35,7 @@ from lfpo.plan.work import count, sampling_work
 from lfpo.rollout.sampling import rollout
 from lfpo.train.preflight import plan_line
 from small_runs import AS_PUBLISHED
+from soon import soon
 
 CPU = torch.device("cpu")
 PROMPT, COMPLETION = 24, 40
@@ -65,17 +66,16 @@ def simple_activations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lfpo.plan.estimate.activations", activations)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "changes",
     [
-        pytest.param({}, marks=pytest.mark.long),
-        pytest.param({"gradient_checkpointing": True, "update_tokens": 1024}, marks=pytest.mark.long),
+        {},
+        {"gradient_checkpointing": True, "update_tokens": 1024},
         {"prompts_per_iteration": 1, "num_generations": 2, "gradient_checkpointing": True},
-        pytest.param(
-            {"lora": {"r": 8}, "dtype": "bfloat16", "objective": {"name": "diffu_grpo"}}, marks=pytest.mark.long
-        ),
-        pytest.param({"optim": "adamw_8bit", "offload_reference": True}, marks=pytest.mark.long),
-        pytest.param({"lora": {"r": 8}, "load_in_4bit": True}, marks=pytest.mark.long),
+        {"lora": {"r": 8}, "dtype": "bfloat16", "objective": {"name": "diffu_grpo"}},
+        {"optim": "adamw_8bit", "offload_reference": True},
+        {"lora": {"r": 8}, "load_in_4bit": True},
     ],
     ids=["full", "checkpointed", "one pass", "lora", "light", "4-bit"],
 )
@@ -409,7 +409,7 @@ def test_rollouts_by_workers_beside_the_update():
 
 
 @pytest.mark.usefixtures("simple_activations")
-@pytest.mark.parametrize("experts", [False, True])
+@pytest.mark.parametrize("experts", soon([False, True], 0))
 def test_an_export_merges_one_adapted_matrix_at_a_time(experts: bool):
     """LLaDA-MoE-7B has 64 experts in a layer. Without adapters their stacked matrices are written as they are."""
     lora = {"r": 2, "experts": experts}

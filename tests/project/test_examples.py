@@ -86,7 +86,7 @@ def free_port() -> str:
 @pytest.mark.long
 def test_the_slurm_job_trains_on_two_machines_and_goes_on_after_a_stop(tmp_path: Path):
     keys = ["--max_steps", "2", "--save_steps", "1", "--prompts_per_iteration", "2", "--num_generations", "2"]
-    keys += ["--eval_steps", "0", "--optimizer_steps_per_iteration", "1"]
+    keys += ["--eval_steps", "0", "--optimizer_steps_per_iteration", "1", "--objective.num_iterations", "1"]
     sizes = {"CONFIG": "choice", "GPUS": "1"}
     ended = slurm(tmp_path, *keys, **sizes, PORT=free_port())
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -182,6 +182,7 @@ def test_math_accepts_every_gold_answer_in_every_form(monkeypatch: pytest.Monkey
             assert accepts(form, gold), (form, gold)
 
 
+@pytest.mark.long
 def test_math_rejects_near_misses() -> None:
     pytest.importorskip("math_verify")
     rng = random.Random(0)

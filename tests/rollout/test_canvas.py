@@ -103,7 +103,7 @@ def generated(
             ("calm", {**COLD, "t_max": 0.2}),
             ("calm", {**COLD, "t_max": 0.2, "stability_threshold": 2}),
         ],
-        *(1, 2),
+        2,
     ),
 )
 def test_canvases_are_those_of_generate(

@@ -22,6 +22,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.write_llada(tmp_path_factory.mktemp("block-training") / "llada", block_length=BLOCK)
 
 
+@pytest.mark.long
 def test_learns_and_leaves_a_run_that_all_commands_read(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -73,14 +73,10 @@ SOME = ["--lora", "{r: 2, lora_alpha: 4}"]
 SPLIT = ["--fsdp", "true"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("lora", "parallel"),
-    [
-        ([], []),
-        pytest.param([], SPLIT, marks=pytest.mark.long),
-        pytest.param(SOME, [], marks=pytest.mark.long),
-        pytest.param(SOME, SPLIT, marks=pytest.mark.long),
-    ],
+    [([], []), ([], SPLIT), (SOME, []), (SOME, SPLIT)],
     ids=["full", "full, split", "lora", "lora, split"],
 )
 def test_two_ranks_start_a_run_that_one_ends_as_if_it_had_run_alone(

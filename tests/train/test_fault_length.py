@@ -265,7 +265,7 @@ def falling(prompts, completions, **columns):
     return [held_out_reward[0] if len(completions) == 1 else float(i) for i in range(len(completions))]
 
 
-@pytest.mark.parametrize("metric", ["reward", "eval_greedy/reward"])
+@pytest.mark.parametrize("metric", soon(["reward", "eval_greedy/reward"], 1))
 def test_early_stopping_stops_and_a_resume_knows_its_patience(model: Path, tmp_path: Path, metric: str):
     def run(total: int) -> LFPOTrainer:
         callbacks = [Worse(3, 5, 4, 4, 9, 9), EarlyStoppingCallback(early_stopping_patience=2)]
