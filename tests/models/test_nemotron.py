@@ -137,6 +137,7 @@ def test_adapters_cover_every_linear_layer_and_have_the_family_s_names(checkpoin
     assert all("proj" not in name for name in kept) and len(changed) - len(kept) == 3 * 7
 
 
+@pytest.mark.long
 def test_a_4_bit_base_trains_an_adapter(checkpoint: Path, tmp_path: Path):
     pytest.importorskip("bitsandbytes")
     config = {**json.loads((checkpoint / "config.json").read_text()), "intermediate_size": 128, "init_std": 0.2}

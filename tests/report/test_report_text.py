@@ -108,6 +108,7 @@ def test_figures_of_a_run_are_svg_and_pdf_and_the_same_each_time(tmp_path: Path,
     assert {p: p.read_bytes() for p in again} == {p: first[p] for p in again}
 
 
+@pytest.mark.long
 def test_the_figure_of_a_comparison_shows_all_objectives(tmp_path: Path):
     write_comparison(tmp_path)
     assert {p.name for p in write_figures(Run(tmp_path))} == {"comparison.svg", "comparison.pdf"}

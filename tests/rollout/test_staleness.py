@@ -149,6 +149,7 @@ def test_a_stop_while_a_batch_is_scored_keeps_the_batch(llada: Path, tmp_path: P
     assert [{k: v for k, v in row.items() if "stopping" not in k} for row in found] == expected
 
 
+@pytest.mark.long
 def test_a_checkpoint_without_a_queue_resumes_with_one(llada: Path, tmp_path: Path):
     trainer_of(llada, tmp_path, "run", 0, max_steps=2).train()
     trainer_of(llada, tmp_path, "run", 2, max_steps=5).train(resume=True)

@@ -119,13 +119,12 @@ def test_the_recipe_of_a_small_model_trains_one_from_scratch(tmp_path: Path):
 CANVASES: dict[str, Any] = {"rule": "canvas", "temperature": 0.0, "max_denoising_steps": 4, "entropy_bound": 8.0}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "changes",
     [
         {"objective": {"name": "lfpo", "states": "stratified", "num_iterations": 1}, "engine": {"max_staleness": 1}},
-        pytest.param(
-            {"objective": {"name": "agrpo", "mc_samples": 2}, "lora": {"r": 2, "lora_alpha": 4}}, marks=pytest.mark.long
-        ),
+        {"objective": {"name": "agrpo", "mc_samples": 2}, "lora": {"r": 2, "lora_alpha": 4}},
     ],
     ids=["lfpo, sampled ahead", "agrpo, an adapter"],
 )
