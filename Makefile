@@ -32,8 +32,8 @@ real: $(INSTALLED) ## Make SmolLM2-135M a diffusion model and train it: under tw
 
 # One thread a worker: more only contend for the same cores on models this small. A third worker for two cores, since
 # many tests wait for processes and time limits. worksteal gives each worker whole files, as far as the balance allows,
-# so that a fixture of a file is made once. Bytecode is kept, whatever the environment says: without it each worker rewrites
-# the assertions of all test files again, nine seconds on two slow cores.
+# so that a fixture of a file is made once. Bytecode is kept, also where PYTHONDONTWRITEBYTECODE
+# is set: without it each worker spends nine seconds on rewriting the assertions of all test files.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist worksteal
 
 test: $(INSTALLED) ## Run the tests
