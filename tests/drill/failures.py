@@ -23,12 +23,13 @@ from lfpo.core.failures import MAX_FAILED, MAX_SKIPPED
 from lfpo.models.loading import EMBEDDED
 from lfpo.runs.directory import Run
 from lfpo.sandbox import Job, Limits, Sandbox
+from lfpo.train.preflight import STAND_IN
 from processes import environment
 
 STEPS, ROLLOUTS = 2, 8  # of an iteration, as in train_arguments
 STAND_INS = 4  # completions that functions score before the first iteration (lfpo.train.preflight)
 TIMEOUT = 2.0
-MEMORY, SLOW = 1.0, 30.0  # GiB for a reward function in a child process; seconds, which hold the start of one
+MEMORY, SLOW = 1.0, 8.0  # GiB for a reward function in a child process; seconds, which hold the start of one
 AGAIN = "same end once fixed"
 
 
@@ -113,7 +114,8 @@ def _contained(drill: Drill, do: str) -> tuple[Path, Child, Path]:
     folder = drill.folder("rewards")
     mark = folder.with_name(f"{folder.name}.mark")
     arguments = train_arguments(folder, reward_memory=MEMORY, reward_timeout=SLOW)
-    return folder, Child(arguments, variables={"LFPO_DRILL": do, "LFPO_DRILL_MARK": str(mark)}), mark
+    variables = {"LFPO_DRILL": do, "LFPO_DRILL_MARK": str(mark), "LFPO_DRILL_STAND_IN": STAND_IN}
+    return folder, Child(arguments, variables=variables), mark
 
 
 def _leaks(drill: Drill) -> Row:

@@ -3,6 +3,9 @@
 No private function of the package is patched. Files are seen by Python's audit events, rewards and verdicts come from
 this module's own reward functions and task, and the gradient is reached through `optim.clip_gradients`. The faults
 are real: the process kills itself, the disk is filled, the gradient becomes NaN.
+
+torch is imported where a gradient is needed: child processes of reward functions import this module, too, and start
+50 times as fast without it.
 """
 
 import ctypes
@@ -21,12 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from lfpo.core import optim
 from lfpo.prompts.tasks import Row
 from lfpo.prompts.tasks.choice import TASK as CHOICE
-from lfpo.train.preflight import STAND_IN
 
 CLONE_NEWNET = 0x40000000  # linux/sched.h
 # Places that are files of a run, visited whenever Python opens, renames or removes one.
@@ -60,6 +59,8 @@ _kept: list[bytes] = []
 
 def arm(fault: Fault | None) -> None:
     """Count the visits of every place in this process, and let the fault happen at its own."""
+    from lfpo.core import optim
+
     global _fault
     _fault = fault
     sys.addaudithook(_file_event)
@@ -120,12 +121,12 @@ def reward(prompts: Any, completions: list[str], answer: list[str], **columns: A
 
 def _unbounded(do: str, mark: Path, completions: list[str]) -> None:
     """What only a child process (`reward_memory`) bounds: `leak` in every call; `grab` all memory, or keep the GIL in C
-    without end (`endless`), only while the file `mark` does not exist."""
+    without end (`endless`), only while the file `mark` does not exist, and not for the check before training."""
     if do == "leak":
         _kept.append(b"x" * LEAK)
         with mark.open("a") as file:
             file.write(f"{os.getpid()}\n")
-    elif not mark.exists() and completions[0] != STAND_IN:
+    elif not mark.exists() and completions[0] != os.environ["LFPO_DRILL_STAND_IN"]:
         mark.touch()
         while do == "grab":
             _kept.append(b"x" * (16 << 20))
@@ -153,6 +154,7 @@ def _fill(folder: Path) -> None:
 
 def _poisoning(real: Callable[..., float]) -> Callable[..., float]:
     """`optim.clip_gradients`, which each optimiser step calls once, with a fault in what it is given."""
+    import torch
 
     def clipped(parameters: Iterable[torch.nn.Parameter], max_norm: float) -> float:
         do, parameters = visit("gradient"), list(parameters)
