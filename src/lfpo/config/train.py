@@ -23,6 +23,7 @@ StopRule = Literal[
     "kl_runs_away",
     "entropy_runs_away",
     "threshold_slides",
+    "accuracy_falls",
 ]
 
 

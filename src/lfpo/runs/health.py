@@ -160,14 +160,30 @@ def threshold_slides(history: Sequence[Metrics]) -> str:
     return ""
 
 
-def _slid(history: Sequence[Metrics], sampler: str, beside: str) -> tuple[tuple[float, float], ...]:
-    """An eval sampler's accuracy and the metric `beside` it, at its best and at last, where it has fallen; else ()."""
+def accuracy_falls(history: Sequence[Metrics]) -> str:
+    """The last accuracy of every eval sampler is below its best by more than its whole interval.
+
+    Training rewards can hide it: a policy that rests on fewer, surer completions gets as many rewards as before.
+    """
+    samplers = {key.split("/")[1] for m in history for key in m if key.startswith("eval/") and key.endswith("/low")}
+    fallen = {name: _slid(history, name, f"eval/{name}/accuracy", 1.0) for name in sorted(samplers)}
+    if not fallen or not all(fallen.values()) or threshold_slides(history):  # which says more
+        return ""
+    found = ", ".join(f"{name} from {best:.1%} to {last:.1%}" for name, ((best, _), (last, _)) in fallen.items())
+    return f"accuracy fell with every eval sampler: {found}; lower learning_rate, and go on from an earlier checkpoint"
+
+
+def _slid(
+    history: Sequence[Metrics], sampler: str, beside: str, intervals: float = 0.5
+) -> tuple[tuple[float, float], ...]:
+    """An eval sampler's accuracy and the metric `beside` it, at its best and at last, where it has fallen by more than
+    this share of the best one's interval; else ()."""
     accuracy, low, high = (f"eval/{sampler}/{name}" for name in ("accuracy", "low", "high"))
     evaluations = [m for m in history if all(_finite(m.get(name)) for name in (accuracy, low, high, beside))]
     if not evaluations:
         return ()
     best, last = max(evaluations, key=lambda m: m[accuracy]), evaluations[-1]
-    if best[accuracy] - last[accuracy] <= max(SLIDE, (best[high] - best[low]) / 2):
+    if best[accuracy] - last[accuracy] <= max(SLIDE, intervals * (best[high] - best[low])):
         return ()
     return (best[accuracy], best[beside]), (last[accuracy], last[beside])
 
@@ -202,6 +218,7 @@ _ALL = (
     kl_runs_away,
     entropy_runs_away,
     threshold_slides,
+    accuracy_falls,
 )
 RULES: dict[str, Rule] = {rule.__name__: rule for rule in _ALL}  # by name, as in stop_on
 

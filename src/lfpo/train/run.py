@@ -149,12 +149,8 @@ class TrainingRun:
             self.callbacks.log(self.done, metrics)
         if evaluate:
             metrics = {"step": self.done, **metrics, **self.evaluated()}
-        self.log(metrics)
+        said = self.log(metrics)
         self.unlogged = None
-        said = self.health.update(metrics) if metrics else {}
-        for rule, text in said.items():
-            collectives.together(partial(self.folder.add_note, self.done, rule, text))
-            self.note(f"note: {text}")
         ends = [rule for rule in said if rule in self.trainer.stop_on]
         if save:
             self.save()
@@ -186,17 +182,24 @@ class TrainingRun:
             self.callbacks.evaluated(self.done, metrics)
         return metrics
 
-    def log(self, metrics: Json) -> None:
-        """Write one line of metrics and show it; after an evaluation the report is written too."""
-        if metrics:
-            collectives.together(lambda: self.folder.log(metrics))  # rank 0 writes; all stop where it cannot
-            self.unlogged = None  # also where showing it fails: a resume must not write the line again
-            self.display.update(metrics)
-            if "time/eval" in metrics and collectives.rank() == 0:
-                try:
-                    write_report(self.folder)
-                except UserError as error:
-                    self.note(f"no report this time: {error}")  # training goes on without one
+    def log(self, metrics: Json) -> dict[str, str]:
+        """Write one line of metrics and show it, and what rules of health say of it, which is returned; after an
+        evaluation the report is written too."""
+        if not metrics:
+            return {}
+        collectives.together(lambda: self.folder.log(metrics))  # rank 0 writes; all stop where it cannot
+        self.unlogged = None  # also where showing it fails: a resume must not write the line again
+        self.display.update(metrics)
+        said = self.health.update(metrics)
+        for rule, text in said.items():
+            collectives.together(partial(self.folder.add_note, self.done, rule, text))
+            self.note(f"note: {text}")
+        if "time/eval" in metrics and collectives.rank() == 0:
+            try:
+                write_report(self.folder)
+            except UserError as error:
+                self.note(f"no report this time: {error}")  # training goes on without one
+        return said
 
     def save(self) -> None:
         """Write a checkpoint of the iterations done."""
