@@ -29,7 +29,7 @@ from lfpo.config.train import LFPOConfig
 from lfpo.core.observer import Observer
 from lfpo.core.rng import key as hash_key
 from lfpo.core.scoring import columns_of
-from lfpo.prompts.tasks import Task, get_task
+from lfpo.prompts.tasks import Row, Task, get_task
 from lfpo.runs.context import StopRequests
 
 # Two of three solutions of a test split are for evaluation, the rest for tuning. The base has seen no demonstration of
@@ -127,25 +127,44 @@ def run_cell(folder: Path) -> None:
         replace_file(folder / "fingerprint", fingerprint(**read_json(folder / "study.json")))
     train_and_measure(folder)
     config = build(LFPOConfig, load_yaml(folder / "config.yaml"))
+    cell, samples, more = read_json(folder / "cell.json"), read_json(folder / "study.json")["study"].get("samples"), {}
     if config.reward_funcs:
-        result = {**read_json(folder / "result.json"), "reward": graded(read_json(folder / "cell.json"), config)}
-        replace_file(folder / "result.json", json.dumps(result) + "\n")
+        more["reward"] = graded(cell, config)
+    if samples:
+        more["pass_at_k"] = passed(cell, config, **samples)
+    if more:
+        replace_file(folder / "result.json", json.dumps({**read_json(folder / "result.json"), **more}) + "\n")
 
 
 def graded(cell: dict[str, Any], config: LFPOConfig) -> float:
     """The mean graded reward of a cell's problems, decoded greedily by the eval sampler of its curve; accuracy says
     only how many are right as a whole."""
+    rows, found = decoded(cell, config, cell["problems"], 0.0)
+    function = resolve(config.reward_funcs[0], {}, kind="reward")
+    return round(sum(function([row["prompt"] for row in rows], found.completions, **columns_of(rows))) / len(rows), 5)
+
+
+def passed(cell: dict[str, Any], config: LFPOConfig, problems: int, each: int) -> float:
+    """The share of the first `problems` of a cell that one of `each` samples solves, drawn at temperature 1 by the eval
+    sampler of its curve."""
+    from lfpo.eval.estimates import scores
+
+    indices = [i for i in cell["problems"][:problems] for _ in range(each)]
+    return float(scores(indices, decoded(cell, config, indices, 1.0)[1].correct)["pass_at_k"][each])
+
+
+def decoded(cell: dict[str, Any], config: LFPOConfig, indices: list[int], temperature: float) -> tuple[list[Row], Any]:
+    """These test problems, decoded by the trained model; an index may come several times."""
     from lfpo.eval.evaluate import evaluate
     from lfpo.models import load_model, load_tokenizer
     from lfpo.rollout.sampling import as_it_is
 
     model = load_model(Path(config.output_dir) / "model" if cell["train"] else config.model)
     task, tokenizer = get_task(config.task or ""), load_tokenizer(config.model)
-    rows = [task.row("test", i) for i in cell["problems"]]
+    rows = [task.row("test", i) for i in indices]
     sampler = config.eval_samplers[cell["sampler"]].for_length(task.gen_length, model.block_length)
-    texts = evaluate(as_it_is(model), model, tokenizer, rows, task.correct_all, sampler).completions
-    function = resolve(config.reward_funcs[0], {}, kind="reward")
-    return round(sum(function([row["prompt"] for row in rows], texts, **columns_of(rows))) / len(rows), 5)
+    sampler = dataclasses.replace(sampler, temperature=temperature)
+    return rows, evaluate(as_it_is(model), model, tokenizer, rows, task.correct_all, sampler)
 
 
 def fingerprint(cell: dict[str, Any], study: dict[str, Any]) -> str:
@@ -211,7 +230,7 @@ def run(study: dict[str, Any], path: Path, stages: list[str], workers: int, chec
 
     def finish(label: str, folder: Path) -> str:
         result, key = read_json(folder / "result.json"), labels[label]
-        names = ("forwards", "frontier", "reward", "same_ending", "entropy", "flops", "seconds")
+        names = ("forwards", "frontier", "reward", "pass_at_k", "same_ending", "entropy", "flops", "seconds")
         kept = {name: result[name] for name in names if name in result}
         kept["curve"] = [{k: p[k] for k in ("step", "flops", "accuracy", "nfe")} for p in result["curve"] if p["step"]]
         store.add({"key": key, **cells[key], "fingerprint": (folder / "fingerprint").read_text(), **kept})
