@@ -6,7 +6,7 @@ python -m research.tables research/best-lfpo.yaml --only factorial,dtm
 import argparse
 import itertools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -180,12 +180,47 @@ def few_forwards_table(
         cells = []
         for task in tasks:
             scores, reference = bought.get((task, setting), {}), bought.get((task, first), {})
-            seeds = sorted(set(scores) & set(reference))
-            cell = f"{mean(list(scores.values())):.1f}" if scores else ""
-            if seeds and setting != first:
-                difference = paired([[reference[s] for s in seeds]], [[scores[s] for s in seeds]])
-                cell += f" ({difference.mean:+.1f}, {difference.low:.1f} to {difference.high:.1f})"
-            cells.append(cell)
+            cells.append(beside(scores, reference if setting != first else {}))
+        lines.append(f"| {setting} | {' | '.join(cells)} |")
+    return lines
+
+
+def beside(scores: dict[int, float], reference: dict[int, float]) -> str:
+    """The mean of a setting's values by seed, and the reference minus it in pairs of a seed."""
+    cell = f"{mean(list(scores.values())):.1f}" if scores else ""
+    if seeds := sorted(set(scores) & set(reference)):
+        difference = paired([[reference[s] for s in seeds]], [[scores[s] for s in seeds]])
+        cell += f" ({difference.mean:+.1f}, {difference.low:.1f} to {difference.high:.1f})"
+    return cell
+
+
+def worst_dip(row: Row) -> float:
+    """The best accuracy of a cell's curve minus the lowest after it, in points."""
+    accuracies = [100 * point["accuracy"] for point in row["curve"]]
+    best = max(accuracies)
+    return best - min(accuracies[accuracies.index(best) :])
+
+
+def course_table(rows: dict[tuple[str, str], dict[int, Row]], first: str, task: str) -> list[str]:
+    """Where long training ends: accuracy at threshold 0.9, its worst dip on the way, pass@k, and the entropy of the last
+    rollouts in hundredths of a nat a token.
+
+    Means over seeds, and `first` minus each other setting in pairs of a seed.
+    """
+    columns: dict[str, Callable[[Row], float]] = {
+        "accuracy": lambda row: next(100 * p["accuracy"] for p in row["frontier"] if p["threshold"] == 0.9),
+        "worst dip": worst_dip,
+        "pass@k": lambda row: 100 * row["pass_at_k"],
+        "entropy": lambda row: 100 * row["entropy"],
+    }
+    lines = [f"| {task} | {' | '.join(columns)} |", "| --- |" + " ---: |" * len(columns)]
+    mine = {setting: by_seed for (of, setting), by_seed in rows.items() if of == task}
+    for setting, by_seed in mine.items():
+        cells = []
+        for value in columns.values():
+            reference = mine.get(first, {}) if setting != first else {}
+            of = [{s: value(row) for s, row in c.items() if "pass_at_k" in row} for c in (by_seed, reference)]
+            cells.append(beside(*of))
         lines.append(f"| {setting} | {' | '.join(cells)} |")
     return lines
 
@@ -226,6 +261,8 @@ def main() -> None:
                 print("\n".join([f"### {task}", "", *settings_table(study, rows, task), "", *effects, ""]))
         if args.first:
             print("\n".join([*iqm_table(rows, tasks), "", *against_table(rows, args.first, tasks), ""]))
+            if any("pass_at_k" in row for by_seed in rows.values() for row in by_seed.values()):
+                print("\n".join(line for task in tasks for line in [*course_table(rows, args.first, task), ""]))
         for forwards in args.forwards:
             print("\n".join([*few_forwards_table(rows, args.first, tasks, forwards), ""]))
         if args.level:

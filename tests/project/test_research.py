@@ -10,7 +10,7 @@ import yaml
 from lfpo.prompts.tasks import Task, get_task
 from processes import ForkedModule
 from research.study import Store, cell_key, cells_of, measured, problems, run, solution_of, training_config
-from research.tables import effects_table, finished, settings_table
+from research.tables import course_table, effects_table, finished, settings_table
 
 ROOT = Path(__file__).parents[2]
 STUDY = yaml.safe_load((ROOT / "research" / "best-lfpo.yaml").read_text())
@@ -61,6 +61,7 @@ def test_cells_run_once_and_fill_the_tables(
 ):
     monkeypatch.setattr("lfpo.compare.processes.start", ForkedModule)
     study, path = tiny({"lfpo": {"objective": {"name": "lfpo", "timesteps": 1}}}), tmp_path / "study.jsonl"
+    study["samples"] = {"problems": 2, "each": 2}
     store = path.with_suffix(".tuning.jsonl")
     assert run(study, path, ["one"], workers=1, check=False) == 0
     assert "8 cells to run" in capsys.readouterr().out
@@ -69,10 +70,29 @@ def test_cells_run_once_and_fill_the_tables(
     assert "0 cells to run" in capsys.readouterr().out and store.read_text() == lines
     assert not list(path.with_suffix("").iterdir())  # finished cells leave nothing but their lines
     rows = finished(study, path, "one")
+    assert {row["pass_at_k"] for by_seed in rows.values() for row in by_seed.values()} <= {0.0, 0.5, 1.0}
     table = settings_table(study, rows, "choice")
     assert len(table) == 2 + 4 and "lfpo, states noised, learning_rate 0.0001" in "".join(table)
     effects = effects_table(study, rows, "one", "choice")
     assert [line.split("|")[1].strip() for line in effects[2:]] == ["states", "rate", "states x rate"]
+
+
+def test_a_course_by_hand():
+    """The best accuracy of the first curve is 0.6, and 0.3 the lowest after it; the second only rises."""
+
+    def row(curve: list[float], passed: float) -> dict[str, Any]:
+        at = {"frontier": [{"threshold": 0.9, "accuracy": curve[-1]}], "entropy": 0.05, "pass_at_k": passed}
+        return {"curve": [{"accuracy": value} for value in curve], **at}
+
+    rows: Any = {
+        ("choice", "lfpo"): {1: row([0.2, 0.6, 0.3, 0.5], 0.75), 2: row([0.2, 0.6, 0.4, 0.5], 0.75)},
+        ("choice", "imitation"): {1: row([0.1, 0.5], 0.7), 2: row([0.1, 0.5], 0.7)},
+    }
+    same = "(+0.0, 0.0 to 0.0)"
+    assert course_table(rows, "lfpo", "choice")[2:] == [
+        "| lfpo | 50.0 | 25.0 | 75.0 | 5.0 |",
+        f"| imitation | 50.0 {same} | 0.0 (+25.0, -38.5 to 88.5) | 70.0 (+5.0, 5.0 to 5.0) | 5.0 {same} |",
+    ]
 
 
 def test_effects_by_hand():
