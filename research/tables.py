@@ -202,7 +202,7 @@ def worst_dip(row: Row) -> float:
 
 
 def course_table(rows: dict[tuple[str, str], dict[int, Row]], first: str, task: str) -> list[str]:
-    """Where long training ends: accuracy at threshold 0.9, its worst dip on the way, pass@k, and the entropy of the last
+    """Where long training ends: accuracy at threshold 0.9, its worst dip on the way, pass@k, and entropy of the last
     rollouts in hundredths of a nat a token.
 
     Means over seeds, and `first` minus each other setting in pairs of a seed.
