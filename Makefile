@@ -14,10 +14,12 @@ INSTALLED := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-# The pinned versions are the ones the tests and the demo were run with.
+# The pinned versions are the ones the tests and the demo were run with. pip would compile bytecode on one core; compileall
+# takes all, and cannot compile a few templates that some packages hold.
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c $(CONSTRAINTS) -e '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile -c $(CONSTRAINTS) -e '.[$(EXTRAS)]'
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	touch $@
 
 install: $(INSTALLED) ## Make the environment
