@@ -7,6 +7,7 @@ import pytest
 
 from lfpo.cli import main
 from lfpo.core.batch_metrics import endings, share_of_commonest
+from lfpo.eval.estimates import wilson_interval
 from lfpo.runs import health
 from lfpo.runs.directory import Run
 from lfpo.runs.health import Health
@@ -135,12 +136,12 @@ def test_canvases_that_rest_too_early(accuracy: list[float], forwards: list[floa
     assert said(lines) == [(i, "threshold_slides") for i in expected]
 
 
-def evaluated(**accuracies: float) -> dict[str, Any]:
-    """An evaluation of these samplers on 200 problems, with intervals as wide as four standard errors."""
+def evaluated(**right: int) -> dict[str, Any]:
+    """An evaluation in which these samplers solve so many of 200 problems."""
     line: dict[str, Any] = {}
-    for name, right in accuracies.items():
-        half = 2 * (right * (1 - right) / 200) ** 0.5
-        line |= {f"eval/{name}/accuracy": right, f"eval/{name}/low": right - half, f"eval/{name}/high": right + half}
+    for name, solved in right.items():
+        low, high = wilson_interval(solved, 200)
+        line |= {f"eval/{name}/accuracy": solved / 200, f"eval/{name}/low": low, f"eval/{name}/high": high}
     return line
 
 
@@ -148,14 +149,12 @@ def evaluated(**accuracies: float) -> dict[str, Any]:
     ("lines", "expected"),
     [
         # Imitation of right rollouts on 4x4 Sudoku at three times its learning rate. Rewards of training fell by 0.02.
-        ([evaluated(greedy=0.9, threshold=0.9), {"reward": 0.67}, evaluated(greedy=0.68, threshold=0.52)], True),
-        ([evaluated(greedy=0.9, threshold=0.9), evaluated(greedy=0.9, threshold=0.82)], False),  # of one sampler alone
-        ([evaluated(greedy=0.9, threshold=0.9), evaluated(greedy=0.82, threshold=0.82)], False),  # 8.5 are in the noise
-        (
-            [evaluated(greedy=0.5), evaluated(greedy=0.9), evaluated(greedy=0.8)],
-            True,
-        ),  # below its best, above its start
-        ([evaluated(greedy=0.03), evaluated(greedy=0.0)], False),
+        ([evaluated(greedy=180, threshold=180), {"reward": 0.67}, evaluated(greedy=136, threshold=104)], True),
+        ([evaluated(greedy=180, threshold=180), evaluated(greedy=180, threshold=156)], False),  # of one sampler alone
+        ([evaluated(greedy=180, threshold=180), evaluated(greedy=164, threshold=164)], False),  # intervals overlap
+        ([evaluated(greedy=100), evaluated(greedy=180), evaluated(greedy=156)], True),  # its best, not its start
+        ([evaluated(greedy=6), evaluated(greedy=0)], False),
+        ([evaluated(greedy=180), {f"eval/greedy/{name}": float("nan") for name in ("accuracy", "low", "high")}], False),
     ],
 )
 def test_accuracy_that_falls_with_every_sampler(lines: list[dict[str, Any]], expected: bool) -> None:

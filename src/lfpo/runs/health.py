@@ -161,31 +161,38 @@ def threshold_slides(history: Sequence[Metrics]) -> str:
 
 
 def accuracy_falls(history: Sequence[Metrics]) -> str:
-    """The last accuracy of every eval sampler is below its best by more than its whole interval.
+    """The last accuracy of every eval sampler is below its best, and their intervals do not overlap.
 
     Training rewards can hide it: a policy that rests on fewer, surer completions gets as many rewards as before.
     """
     samplers = {key.split("/")[1] for m in history for key in m if key.startswith("eval/") and key.endswith("/low")}
-    fallen = {name: _slid(history, name, f"eval/{name}/accuracy", 1.0) for name in sorted(samplers)}
-    if not fallen or not all(fallen.values()) or threshold_slides(history):  # which says more
+    ends = {name: _best_and_last(history, name) for name in sorted(samplers)}
+    fallen = [end and end[1][f"eval/{name}/high"] < end[0][f"eval/{name}/low"] for name, end in ends.items()]
+    if not fallen or not all(fallen) or threshold_slides(history):  # which says more
         return ""
-    found = ", ".join(f"{name} from {best:.1%} to {last:.1%}" for name, ((best, _), (last, _)) in fallen.items())
-    return f"accuracy fell with every eval sampler: {found}; lower learning_rate, and go on from an earlier checkpoint"
+    found = (f"{n} from {b[f'eval/{n}/accuracy']:.1%} to {e[f'eval/{n}/accuracy']:.1%}" for n, (b, e) in ends.items())
+    return (
+        f"accuracy fell with every eval sampler: {', '.join(found)}; lower learning_rate, and go on from an earlier "
+        "checkpoint"
+    )
 
 
-def _slid(
-    history: Sequence[Metrics], sampler: str, beside: str, intervals: float = 0.5
-) -> tuple[tuple[float, float], ...]:
-    """An eval sampler's accuracy and the metric `beside` it, at its best and at last, where it has fallen by more than
-    this share of the best one's interval; else ()."""
+def _slid(history: Sequence[Metrics], sampler: str, beside: str) -> tuple[tuple[float, float], ...]:
+    """An eval sampler's accuracy and the metric `beside` it, at its best and at last, where it has fallen; else ()."""
     accuracy, low, high = (f"eval/{sampler}/{name}" for name in ("accuracy", "low", "high"))
-    evaluations = [m for m in history if all(_finite(m.get(name)) for name in (accuracy, low, high, beside))]
-    if not evaluations:
+    if not (found := _best_and_last([m for m in history if _finite(m.get(beside))], sampler)):
         return ()
-    best, last = max(evaluations, key=lambda m: m[accuracy]), evaluations[-1]
-    if best[accuracy] - last[accuracy] <= max(SLIDE, intervals * (best[high] - best[low])):
+    best, last = found
+    if best[accuracy] - last[accuracy] <= max(SLIDE, (best[high] - best[low]) / 2):
         return ()
     return (best[accuracy], best[beside]), (last[accuracy], last[beside])
+
+
+def _best_and_last(history: Sequence[Metrics], sampler: str) -> tuple[Metrics, ...]:
+    """The most accurate and the last evaluation of a sampler; () without any."""
+    accuracy, *bounds = (f"eval/{sampler}/{name}" for name in ("accuracy", "low", "high"))
+    evaluations = [m for m in history if all(_finite(m.get(name)) for name in (accuracy, *bounds))]
+    return (max(evaluations, key=lambda m: m[accuracy]), evaluations[-1]) if evaluations else ()
 
 
 def answers_alike(history: Sequence[Metrics]) -> str:
