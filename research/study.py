@@ -70,7 +70,7 @@ def training_config(cell: dict[str, Any], study: dict[str, Any], folder: str) ->
     """The settings of a cell's training run."""
     of_task = study["tasks"][cell["task"]]
     values = merge(load_yaml(of_task["recipe"]), study["common"])
-    values = merge(values, {k: v for k, v in of_task.items() if k != "recipe"})
+    values = merge(values, {k: v for k, v in of_task.items() if k not in ("recipe", "samples")})
     own = dict(cell["config"])
     values["objective"] = own.pop("objective")
     values = merge(values, own)
@@ -127,7 +127,8 @@ def run_cell(folder: Path) -> None:
         replace_file(folder / "fingerprint", fingerprint(**read_json(folder / "study.json")))
     train_and_measure(folder)
     config = build(LFPOConfig, load_yaml(folder / "config.yaml"))
-    cell, samples, more = read_json(folder / "cell.json"), read_json(folder / "study.json")["study"].get("samples"), {}
+    asked, cell, more = read_json(folder / "study.json"), read_json(folder / "cell.json"), {}
+    samples = asked["study"]["tasks"][asked["cell"]["task"]].get("samples")
     if config.reward_funcs:
         more["reward"] = graded(cell, config)
     if samples:
@@ -145,12 +146,11 @@ def graded(cell: dict[str, Any], config: LFPOConfig) -> float:
 
 
 def passed(cell: dict[str, Any], config: LFPOConfig, problems: int, each: int) -> float:
-    """The share of the first `problems` of a cell that one of `each` samples solves, drawn at temperature 1 by the eval
-    sampler of its curve."""
-    from lfpo.eval.estimates import scores
-
+    """pass@`each` of the first `problems` of a cell: the share that one of so many samples solves, drawn at temperature
+    1 by the eval sampler of its curve."""
     indices = [i for i in cell["problems"][:problems] for _ in range(each)]
-    return float(scores(indices, decoded(cell, config, indices, 1.0)[1].correct)["pass_at_k"][each])
+    correct = decoded(cell, config, indices, 1.0)[1].correct
+    return sum(any(correct[i : i + each]) for i in range(0, len(correct), each)) / problems
 
 
 def decoded(cell: dict[str, Any], config: LFPOConfig, indices: list[int], temperature: float) -> tuple[list[Row], Any]:

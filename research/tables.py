@@ -202,8 +202,8 @@ def worst_dip(row: Row) -> float:
 
 
 def course_table(rows: dict[tuple[str, str], dict[int, Row]], first: str, task: str) -> list[str]:
-    """Where long training ends: accuracy at threshold 0.9, its worst dip on the way, pass@k, and entropy of the last
-    rollouts in hundredths of a nat a token.
+    """Where long training ends: accuracy at threshold 0.9, its worst dip on the way, pass@k where it was measured, and
+    the entropy of the last rollouts in hundredths of a nat a token.
 
     Means over seeds, and `first` minus each other setting in pairs of a seed.
     """
@@ -213,14 +213,16 @@ def course_table(rows: dict[tuple[str, str], dict[int, Row]], first: str, task: 
         "pass@k": lambda row: 100 * row["pass_at_k"],
         "entropy": lambda row: 100 * row["entropy"],
     }
-    lines = [f"| {task} | {' | '.join(columns)} |", "| --- |" + " ---: |" * len(columns)]
-    mine = {setting: by_seed for (of, setting), by_seed in rows.items() if of == task}
+    lines = [f"| {task} | seeds | {' | '.join(columns)} |", "| --- | ---: |" + " ---: |" * len(columns)]
+    mine = {setting: by_seed for (of, setting), by_seed in rows.items() if of == task and setting != "base"}
     for setting, by_seed in mine.items():
-        cells = []
-        for value in columns.values():
+        cells = [str(len(by_seed))]
+        for name, value in columns.items():
             reference = mine.get(first, {}) if setting != first else {}
-            of = [{s: value(row) for s, row in c.items() if "pass_at_k" in row} for c in (by_seed, reference)]
-            cells.append(beside(*of))
+            measured = (
+                {s: row for s, row in c.items() if name != "pass@k" or "pass_at_k" in row} for c in (by_seed, reference)
+            )
+            cells.append(beside(*({s: value(row) for s, row in c.items()} for c in measured)))
         lines.append(f"| {setting} | {' | '.join(cells)} |")
     return lines
 

@@ -4,8 +4,8 @@ No private function of the package is patched. Files are seen by Python's audit 
 this module's own reward functions and task, and the gradient is reached through `optim.clip_gradients`. The faults
 are real: the process kills itself, the disk is filled, the gradient becomes NaN.
 
-torch is imported where a gradient is needed: child processes of reward functions import this module, too, and start
-50 times as fast without it.
+torch is imported where a gradient is needed: child processes of reward functions import this module, too, and start in
+0.2 s in place of 2.6 s without it.
 """
 
 import ctypes
@@ -121,7 +121,8 @@ def reward(prompts: Any, completions: list[str], answer: list[str], **columns: A
 
 def _unbounded(do: str, mark: Path, completions: list[str]) -> None:
     """What only a child process (`reward_memory`) bounds: `leak` in every call; `grab` all memory, or keep the GIL in C
-    without end (`endless`), only while the file `mark` does not exist, and not for the check before training."""
+    without end (`endless`), only while the file `mark` does not exist, and not for the completion LFPO_DRILL_STAND_IN,
+    which the check before training scores."""
     if do == "leak":
         _kept.append(b"x" * LEAK)
         with mark.open("a") as file:

@@ -61,7 +61,7 @@ def test_cells_run_once_and_fill_the_tables(
 ):
     monkeypatch.setattr("lfpo.compare.processes.start", ForkedModule)
     study, path = tiny({"lfpo": {"objective": {"name": "lfpo", "timesteps": 1}}}), tmp_path / "study.jsonl"
-    study["samples"] = {"problems": 2, "each": 2}
+    study["tasks"]["choice"]["samples"] = {"problems": 2, "each": 2}
     store = path.with_suffix(".tuning.jsonl")
     assert run(study, path, ["one"], workers=1, check=False) == 0
     assert "8 cells to run" in capsys.readouterr().out
@@ -90,8 +90,8 @@ def test_a_course_by_hand():
     }
     same = "(+0.0, 0.0 to 0.0)"
     assert course_table(rows, "lfpo", "choice")[2:] == [
-        "| lfpo | 50.0 | 25.0 | 75.0 | 5.0 |",
-        f"| imitation | 50.0 {same} | 0.0 (+25.0, -38.5 to 88.5) | 70.0 (+5.0, 5.0 to 5.0) | 5.0 {same} |",
+        "| lfpo | 2 | 50.0 | 25.0 | 75.0 | 5.0 |",
+        f"| imitation | 2 | 50.0 {same} | 0.0 (+25.0, -38.5 to 88.5) | 70.0 (+5.0, 5.0 to 5.0) | 5.0 {same} |",
     ]
 
 

@@ -24,6 +24,7 @@ from lfpo.config.sft import SFTConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.plan.command import _planner
 from lfpo.report.data import run_data
+from lfpo.runs import health
 from lfpo.runs.directory import Run
 from lfpo.train.callbacks import EVENTS, REFUSED
 from lfpo.train.rl import LFPOTrainer
@@ -375,6 +376,25 @@ def test_epochs_begin_and_end_and_may_be_ended(model: Path, tmp_path: Path, stop
     expected = [pair for begin, end in epochs for pair in (("epoch_begin", begin), ("epoch_end", end))]
     assert recorder.of("epoch_begin", "epoch_end") == expected
     assert steps(tmp_path / "run") == list(range(1, epochs[-1][1] + 1))
+
+
+class AsksAtEpochEnd(TrainerCallback):
+    def on_epoch_end(self, args, state, control, **kwargs):
+        control.should_evaluate = True
+
+
+def test_stop_on_looks_at_an_evaluation_at_an_epoch_s_end(model: Path, tmp_path: Path, monkeypatch):
+    def only_evaluated(history):
+        return "an evaluation; stop" if history and "reward" not in history[-1] else ""
+
+    monkeypatch.setattr(health, "RULES", {"no_signal": only_evaluated})
+    keys = {"num_train_epochs": 2, "eval_steps": 100, "stop_on": ["no_signal"]}
+    run = trainer(model, tmp_path / "run", AsksAtEpochEnd(), held_out=ROWS[:1], **keys)
+    monkeypatch.setattr(run, "evaluates_after", lambda step: False)  # only the callback asks
+    with pytest.raises(UserError, match="stopped after iteration 3 by no_signal: an evaluation; stop"):
+        run.train()
+    assert (tmp_path / "run/checkpoints/step-3/manifest.json").exists()
+    assert Run(tmp_path / "run").read_notes() == [{"step": 3, "rule": "no_signal", "text": "an evaluation; stop"}]
 
 
 def test_the_next_epoch_has_all_rows_also_after_a_resume(model: Path, tmp_path: Path):

@@ -6,12 +6,13 @@ begins to hold, and again only after it has ceased to.
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from lfpo.config.json import Json
 
 Metrics = Json  # one line of metrics.jsonl
 Rule = Callable[[Sequence[Metrics]], str]
+Accuracy = tuple[float, float, float]  # of an evaluation, with the ends of its 95 % interval
 
 RECENT = 5  # iterations whose mean is judged; one iteration alone is too noisy
 WINDOW = 10  # iterations of a mean reward, where the run has twice as many
@@ -22,16 +23,17 @@ FALL, ERRORS = 0.1, 5.0
 KL_OLD, KL_BASE = 0.5, 2.0  # nats a token. Healthy runs of the recipes stay below 0.3 and 0.2
 LOW, HIGH = 0.1, 2.0  # entropy relative to its start
 SLIDE = 0.05  # accuracy
+Z = 1.96  # standard errors of half a 95 % interval
 SAME, GROWN = 0.5, 1.5  # share of completions with the most frequent ending, and relative to the start
 
 
 class Health:
-    """The rules that hold. history: the metrics of a resumed run. A rule that held there already is not reported again,
-    except no_reward, which ended that run."""
+    """The rules that hold. history: the metrics of a resumed run. told: the rules that have a note there. One of these
+    that still holds is not reported again, except no_reward, which ended that run."""
 
-    def __init__(self, history: Sequence[Metrics] = ()):
+    def __init__(self, history: Sequence[Metrics] = (), told: Collection[str] = ()):
         self.history = list(history)
-        self.holding = set(self._rules_met()) - {"no_reward"}
+        self.holding = set(self._rules_met()) & set(told) - {"no_reward"}
 
     def update(self, metrics: Metrics) -> dict[str, str]:
         """Take one more line of metrics; returns the rules that begin to hold, with what to say."""
@@ -161,38 +163,42 @@ def threshold_slides(history: Sequence[Metrics]) -> str:
 
 
 def accuracy_falls(history: Sequence[Metrics]) -> str:
-    """The last accuracy of every eval sampler is below its best, and their intervals do not overlap.
+    """The accuracy of every eval sampler is below its best by more than 5 points and 5 standard errors.
 
-    Training rewards can hide it: a policy that rests on fewer, surer completions gets as many rewards as before.
+    Rewards of training can hide it: in a run whose accuracy fell from 90 to 52 % they fell by 0.02.
     """
-    samplers = {key.split("/")[1] for m in history for key in m if key.startswith("eval/") and key.endswith("/low")}
-    ends = {name: _best_and_last(history, name) for name in sorted(samplers)}
-    fallen = [end and end[1][f"eval/{name}/high"] < end[0][f"eval/{name}/low"] for name, end in ends.items()]
-    if not fallen or not all(fallen) or threshold_slides(history):  # which says more
+    evaluations = [[k.split("/")[1] for k in m if k.startswith("eval/") and k.endswith("/accuracy")] for m in history]
+    ends = {name: _best_and_last(history, name) for name in next(filter(None, reversed(evaluations)), [])}
+    if not ends or not all(end is not None and _fell(*end) for end in ends.values()):
         return ""
-    found = (f"{n} from {b[f'eval/{n}/accuracy']:.1%} to {e[f'eval/{n}/accuracy']:.1%}" for n, (b, e) in ends.items())
-    return (
-        f"accuracy fell with every eval sampler: {', '.join(found)}; lower learning_rate, and go on from an earlier "
-        "checkpoint"
-    )
+    found = ", ".join(f"{name} from {end[0][0]:.1%} to {end[1][0]:.1%}" for name, end in ends.items() if end)
+    return f"accuracy fell with every eval sampler: {found}; lower learning_rate, and go on from an earlier checkpoint"
+
+
+def _fell(best: Accuracy, last: Accuracy) -> bool:
+    """Whether two accuracies differ by more than noise. A constant accuracy does in at most 2 % of the runs with 26
+    evaluations of 16 problems, and in 0.1 % with 200 problems."""
+    error = math.hypot(*((high - low) / (2 * Z) for _, low, high in (best, last)))
+    return best[0] - last[0] > max(SLIDE, ERRORS * error)
 
 
 def _slid(history: Sequence[Metrics], sampler: str, beside: str) -> tuple[tuple[float, float], ...]:
     """An eval sampler's accuracy and the metric `beside` it, at its best and at last, where it has fallen; else ()."""
     accuracy, low, high = (f"eval/{sampler}/{name}" for name in ("accuracy", "low", "high"))
-    if not (found := _best_and_last([m for m in history if _finite(m.get(beside))], sampler)):
+    evaluations = [m for m in history if all(_finite(m.get(name)) for name in (accuracy, low, high, beside))]
+    if not evaluations:
         return ()
-    best, last = found
+    best, last = max(evaluations, key=lambda m: m[accuracy]), evaluations[-1]
     if best[accuracy] - last[accuracy] <= max(SLIDE, (best[high] - best[low]) / 2):
         return ()
     return (best[accuracy], best[beside]), (last[accuracy], last[beside])
 
 
-def _best_and_last(history: Sequence[Metrics], sampler: str) -> tuple[Metrics, ...]:
-    """The most accurate and the last evaluation of a sampler; () without any."""
-    accuracy, *bounds = (f"eval/{sampler}/{name}" for name in ("accuracy", "low", "high"))
-    evaluations = [m for m in history if all(_finite(m.get(name)) for name in (accuracy, *bounds))]
-    return (max(evaluations, key=lambda m: m[accuracy]), evaluations[-1]) if evaluations else ()
+def _best_and_last(history: Sequence[Metrics], sampler: str) -> tuple[Accuracy, Accuracy] | None:
+    """The highest and the last accuracy of a sampler, with their intervals."""
+    names = [f"eval/{sampler}/{name}" for name in ("accuracy", "low", "high")]
+    found = [(m[names[0]], m[names[1]], m[names[2]]) for m in history if all(_finite(m.get(name)) for name in names)]
+    return (max(found), found[-1]) if found else None
 
 
 def answers_alike(history: Sequence[Metrics]) -> str:

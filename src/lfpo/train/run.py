@@ -80,7 +80,7 @@ class TrainingRun:
         observer.note = self.note
         if self.callbacks.callbacks:
             observer.event = self.callbacks.within
-        self.health = Health()
+        self.health, self.ended_by = Health(), ""  # the rule of stop_on that began to hold, with what it says
         self.done = self.saved = 0  # iterations in the weights, and in the newest checkpoint
         self.saving = False  # whether a checkpoint is being written, or could not be
         # Metrics of a finished iteration that were not logged yet, because its evaluation was stopped.
@@ -149,13 +149,11 @@ class TrainingRun:
             self.callbacks.log(self.done, metrics)
         if evaluate:
             metrics = {"step": self.done, **metrics, **self.evaluated()}
-        said = self.log(metrics)
+        self.log(metrics)
         self.unlogged = None
-        ends = [rule for rule in said if rule in self.trainer.stop_on]
         if save:
             self.save()
-        if ends:
-            raise CannotGoOn(f"stopped after iteration {self.done} by {ends[0]}: {said[ends[0]]}")
+        self.stop_on_a_rule()
 
     def over(self) -> bool:
         """Whether all iterations are done, or the rows of all epochs, of which a callback may have left out some."""
@@ -173,6 +171,12 @@ class TrainingRun:
             self.trainer.skip_epoch(self.done)
         if save or (ends == "early" and self.saved == self.done):  # a resume must know which rows were left out
             self.save()
+        self.stop_on_a_rule()
+
+    def stop_on_a_rule(self) -> None:
+        """Raise CannotGoOn if a rule of `stop_on` began to hold in a line that was logged."""
+        if self.ended_by:
+            raise CannotGoOn(f"stopped after iteration {self.done} by {self.ended_by}")
 
     def evaluated(self) -> dict[str, float]:
         """The metrics of an evaluation, which a request to stop ends at once."""
@@ -182,24 +186,24 @@ class TrainingRun:
             self.callbacks.evaluated(self.done, metrics)
         return metrics
 
-    def log(self, metrics: Json) -> dict[str, str]:
-        """Write one line of metrics and show it, and what rules of health say of it, which is returned; after an
-        evaluation the report is written too."""
+    def log(self, metrics: Json) -> None:
+        """Write one line of metrics, show it, and note each rule that begins to hold. After an evaluation the report
+        is written too."""
         if not metrics:
-            return {}
+            return
         collectives.together(lambda: self.folder.log(metrics))  # rank 0 writes; all stop where it cannot
         self.unlogged = None  # also where showing it fails: a resume must not write the line again
         self.display.update(metrics)
-        said = self.health.update(metrics)
-        for rule, text in said.items():
+        for rule, text in self.health.update(metrics).items():
             collectives.together(partial(self.folder.add_note, self.done, rule, text))
             self.note(f"note: {text}")
+            if rule in self.trainer.stop_on and not self.ended_by:
+                self.ended_by = f"{rule}: {text}"
         if "time/eval" in metrics and collectives.rank() == 0:
             try:
                 write_report(self.folder)
             except UserError as error:
                 self.note(f"no report this time: {error}")  # training goes on without one
-        return said
 
     def save(self) -> None:
         """Write a checkpoint of the iterations done."""
@@ -268,8 +272,10 @@ class TrainingRun:
             self.unlogged, callback_state = state.get("unlogged"), state.get("callbacks")
             self.note(f"resumed from {checkpoint}")
         self.folder.truncate_metrics(self.done if checkpoint is not None else -1)
-        before = collectives.gather(self.folder.read_metrics() if first else [])[0]
-        self.health = Health(before)
+        before, notes = collectives.gather(
+            (self.folder.read_metrics(), self.folder.read_notes()) if first else ([], [])
+        )[0]
+        self.health = Health(before, {note["rule"] for note in notes})
         self.callbacks.restore(self.done, before, callback_state)
 
 
