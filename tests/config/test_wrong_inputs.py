@@ -183,7 +183,7 @@ NEED_TORCH = {
 CODE = {
     "LFPOConfig(output_dir='out', max_steps='5')": "LFPOConfig: max_steps: expected a whole number, found '5'",
     "LFPOConfig(output_dir='out', sampler={'stps': 3})": "LFPOConfig: sampler: unknown key 'stps'",
-    "LFPOConfig(output_dir='out', stop_on='never')": "stop_on[0]: 'never' is not valid; valid: accuracy_falls, answers_alike",
+    "LFPOConfig(output_dir='out', stop_on='never')": "stop_on[0]: 'never' is not valid; valid: accuracy_falls",
     "LFPOTrainer(args={'output_dir': 'out'})": "args: expected an LFPOConfig, found dict",
     "LFPOTrainer(args=LFPOConfig(output_dir='out', task='choice'), reward_funcs=5)": "reward_funcs: expected functions",
     "LFPOTrainer(args=LFPOConfig(output_dir='out'), reward_funcs=ok, train_dataset='rows')": "could not load the train",
