@@ -202,7 +202,7 @@ def worst_dip(row: Row) -> float:
 
 
 def course_table(rows: dict[tuple[str, str], dict[int, Row]], first: str, task: str) -> list[str]:
-    """Where long training ends: accuracy at threshold 0.9, its worst dip on the way, pass@k where it was measured, and
+    """Where long training ends, of cells with pass@k: accuracy at threshold 0.9, its worst dip on the way, pass@k, and
     the entropy of the last rollouts in hundredths of a nat a token.
 
     Means over seeds, and `first` minus each other setting in pairs of a seed.
@@ -214,16 +214,15 @@ def course_table(rows: dict[tuple[str, str], dict[int, Row]], first: str, task: 
         "entropy": lambda row: 100 * row["entropy"],
     }
     lines = [f"| {task} | seeds | {' | '.join(columns)} |", "| --- | ---: |" + " ---: |" * len(columns)]
-    mine = {setting: by_seed for (of, setting), by_seed in rows.items() if of == task and setting != "base"}
+    mine = {
+        setting: {seed: row for seed, row in by_seed.items() if "pass_at_k" in row}
+        for (of, setting), by_seed in rows.items()
+        if of == task and setting != "base"
+    }
     for setting, by_seed in mine.items():
-        cells = [str(len(by_seed))]
-        for name, value in columns.items():
-            reference = mine.get(first, {}) if setting != first else {}
-            measured = (
-                {s: row for s, row in c.items() if name != "pass@k" or "pass_at_k" in row} for c in (by_seed, reference)
-            )
-            cells.append(beside(*({s: value(row) for s, row in c.items()} for c in measured)))
-        lines.append(f"| {setting} | {' | '.join(cells)} |")
+        both = by_seed, mine.get(first, {}) if setting != first else {}
+        cells = [beside(*({s: value(row) for s, row in c.items()} for c in both)) for value in columns.values()]
+        lines.append(f"| {setting} | {len(by_seed)} | {' | '.join(cells)} |")
     return lines
 
 

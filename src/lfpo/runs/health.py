@@ -12,7 +12,6 @@ from lfpo.config.json import Json
 
 Metrics = Json  # one line of metrics.jsonl
 Rule = Callable[[Sequence[Metrics]], str]
-Accuracy = tuple[float, float, float]  # of an evaluation, with the ends of its 95 % interval
 
 RECENT = 5  # iterations whose mean is judged; one iteration alone is too noisy
 WINDOW = 10  # iterations of a mean reward, where the run has twice as many
@@ -23,7 +22,7 @@ FALL, ERRORS = 0.1, 5.0
 KL_OLD, KL_BASE = 0.5, 2.0  # nats a token. Healthy runs of the recipes stay below 0.3 and 0.2
 LOW, HIGH = 0.1, 2.0  # entropy relative to its start
 SLIDE = 0.05  # accuracy
-Z = 1.96  # standard errors of half a 95 % interval
+Z = 1.96  # standard errors of half a 95 % interval, as in lfpo.eval.estimates, which this layer cannot import
 SAME, GROWN = 0.5, 1.5  # share of completions with the most frequent ending, and relative to the start
 
 
@@ -175,30 +174,27 @@ def accuracy_falls(history: Sequence[Metrics]) -> str:
     return f"accuracy fell with every eval sampler: {found}; lower learning_rate, and go on from an earlier checkpoint"
 
 
-def _fell(best: Accuracy, last: Accuracy) -> bool:
-    """Whether two accuracies differ by more than noise. A constant accuracy does in at most 2 % of the runs with 26
-    evaluations of 16 problems, and in 0.1 % with 200 problems."""
+def _fell(best: Sequence[float], last: Sequence[float]) -> bool:
+    """Whether two accuracies with their intervals differ by more than noise. A constant accuracy does in at most 2 % of
+    the runs with 26 evaluations of 16 problems, and in 0.1 % with 200 problems."""
     error = math.hypot(*((high - low) / (2 * Z) for _, low, high in (best, last)))
     return best[0] - last[0] > max(SLIDE, ERRORS * error)
 
 
 def _slid(history: Sequence[Metrics], sampler: str, beside: str) -> tuple[tuple[float, float], ...]:
     """An eval sampler's accuracy and the metric `beside` it, at its best and at last, where it has fallen; else ()."""
-    accuracy, low, high = (f"eval/{sampler}/{name}" for name in ("accuracy", "low", "high"))
-    evaluations = [m for m in history if all(_finite(m.get(name)) for name in (accuracy, low, high, beside))]
-    if not evaluations:
+    if (found := _best_and_last(history, sampler, beside)) is None:
         return ()
-    best, last = max(evaluations, key=lambda m: m[accuracy]), evaluations[-1]
-    if best[accuracy] - last[accuracy] <= max(SLIDE, (best[high] - best[low]) / 2):
-        return ()
-    return (best[accuracy], best[beside]), (last[accuracy], last[beside])
+    (best, low, high, before), (last, _, _, now) = found
+    return () if best - last <= max(SLIDE, (high - low) / 2) else ((best, before), (last, now))
 
 
-def _best_and_last(history: Sequence[Metrics], sampler: str) -> tuple[Accuracy, Accuracy] | None:
-    """The highest and the last accuracy of a sampler, with their intervals."""
-    names = [f"eval/{sampler}/{name}" for name in ("accuracy", "low", "high")]
-    found = [(m[names[0]], m[names[1]], m[names[2]]) for m in history if all(_finite(m.get(name)) for name in names)]
-    return (max(found), found[-1]) if found else None
+def _best_and_last(history: Sequence[Metrics], sampler: str, *beside: str) -> tuple[list[float], list[float]] | None:
+    """Accuracy of an eval sampler, both ends of its interval and the metrics `beside` it: of its most accurate and its
+    last evaluation. None without any."""
+    names = [*(f"eval/{sampler}/{name}" for name in ("accuracy", "low", "high")), *beside]
+    found = [[m[name] for name in names] for m in history if all(_finite(m.get(name)) for name in names)]
+    return (max(found, key=lambda values: values[0]), found[-1]) if found else None
 
 
 def answers_alike(history: Sequence[Metrics]) -> str:
