@@ -1,5 +1,6 @@
 """Rollouts of models that attend block by block: stored blocks change nothing, and what is stored is computed once."""
 
+import dataclasses
 import functools
 import json
 import logging
@@ -100,6 +101,16 @@ def test_a_row_is_the_same_alone_together_refilled_and_without_stored_blocks(
     monkeypatch.setattr("lfpo.core.denoise.LOOK_EVERY", {"cpu": 4})
     monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
     same(rollout(model, PROMPTS, sampler, SEEDS, rollout_tokens=12), every)
+
+
+@pytest.mark.parametrize("rows", [[0, 1, 2, 3, 4], [1, 3], [3]])
+def test_with_the_logit_shift_a_first_block_has_no_token_before_it(model: MaskedDiffusionLM, rows: list[int]):
+    """Prompts of two tokens and one, shorter than a block: no row of theirs has a column before the block."""
+    model.family = dataclasses.replace(model.family, shift=True)
+    sampler = SamplerConfig(gen_length=12, temperature=1.0)
+    together = rollout(model, PROMPTS, sampler, SEEDS, store_blocks=False)
+    found = rollout(model, [PROMPTS[row] for row in rows], sampler, [SEEDS[row] for row in rows])
+    assert_same_rows(found, together, rows, but=("queries",))
 
 
 def test_rows_end_with_the_whole_block_that_holds_gen_length(model: MaskedDiffusionLM):

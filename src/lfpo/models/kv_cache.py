@@ -160,21 +160,24 @@ def window_hidden(
 ) -> torch.Tensor:
     """Final hidden states [B, width, D] that predict columns start_B .. start_B + width - 1.
 
-    Keys and values of all other tokens are read from `cache`; those of the window are written to it. Columns past L
-    give meaningless states and change only the cache's scratch column. start_B, int64, must be at least 1: with the
-    logit shift the token before the window is run too, because it holds the first prediction. With blocks the window is
-    one, which that token does not see.
+    Keys and values of all other tokens are read from `cache`; those of the window are written to it. Columns outside
+    the row give meaningless states and change only the cache's scratch column. start_B: int64. With the logit shift the
+    token before the window is run too, because it holds the first prediction. With blocks the window is one, which that
+    token does not see.
 
     causal_B: rows, bool, in which no token of the window attends to later ones (None: none).
     """
     shift = int(model.family.shift)
     columns = (start_B - shift)[:, None] + torch.arange(width + shift, device=start_B.device)
-    cache.columns = columns = columns.clamp(max=input_ids_BL.shape[1])  # the scratch column
+    scratch = input_ids_BL.shape[1]
+    # A row's first block has no token before it: column -1, where no row has a longer prompt.
+    cache.columns = columns = columns.where(columns >= 0, scratch).clamp(max=scratch)
     seen = torch.nn.functional.pad(attention_mask_BL.bool(), (0, 1))
     seen_by = seen[:, None]  # [B, 1 or queries, L + 1]
     if shift and model.block_length:
+        before = seen & (torch.arange(seen.shape[1], device=seen.device) < start_B[:, None])
         seen_by = seen_by.repeat(1, columns.shape[1], 1)
-        seen_by[:, 0] &= torch.arange(seen.shape[1], device=seen.device) < start_B[:, None]
+        seen_by[:, 0] = torch.where(before.any(-1, keepdim=True), before, seen)  # so that no softmax is empty
     if causal_B is not None:
         later = torch.arange(seen.shape[1], device=seen.device) > columns[:, :, None]
         seen_by = seen_by & ~(later & causal_B[:, None, None])
