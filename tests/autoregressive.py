@@ -1,11 +1,14 @@
 """Tiny random autoregressive models, written by transformers' own `save_pretrained`, as `lfpo convert` takes them."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
+from lfpo.models.convert import GGUF_NAMES
+from lfpo.models.family import replace_prefix
 from tiny import CHATML, write_tokenizer
 
 SPECIAL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>")
@@ -50,6 +53,60 @@ def write_source(folder: Path, name: str = "llama", *, special: tuple[str, ...] 
     write_tokenizer(folder, special, bos_token="<s>", eos_token="</s>")
     (folder / "chat_template.jinja").write_text(CHATML)
     return folder
+
+
+def write_gguf(path: Path, source: Path, *, without: str = "no tensor", **extra: Any) -> Path:
+    """A Llama of `write_source` as llama.cpp's converter writes it, with float32 tensors.
+
+    without: a part of the names of tensors that are left out. extra: tensors (arrays) and fields (numbers) to add, with
+    "__" for "." in their names."""
+    import gguf
+    import numpy as np
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(source)
+    config, writer = model.config, gguf.GGUFWriter(str(path), "llama")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    read = json.loads((source / "tokenizer.json").read_text())
+    special = {token["content"]: token["id"] for token in read["added_tokens"]}
+    words = sorted({**read["model"]["vocab"], **special}.items(), key=lambda pair: pair[1])
+    texts = [text for text, _ in words]
+    texts[1:3] = ["ab", "cd"]  # transformers' reader wants merges
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(texts)
+    writer.add_token_types([3 if text in special else 1 for text in texts])
+    writer.add_token_merges(["a b", "c d"])
+    writer.add_bos_token_id(special["<s>"])
+    writer.add_eos_token_id(special["</s>"])
+    names = {new: old for old, new in GGUF_NAMES}
+    for name, weight in model.state_dict().items():
+        array = weight.numpy()
+        for part, heads in (("q_proj", config.num_attention_heads), ("k_proj", config.num_key_value_heads)):
+            if part in name:  # llama.cpp has the two halves of a head's rotary pairs beside each other
+                halves = array.reshape(heads, 2, len(array) // heads // 2, *array.shape[1:])
+                array = halves.swapaxes(1, 2).reshape(array.shape)
+        own = replace_prefix(name, names.items())
+        if without not in own:
+            writer.add_tensor(own, np.ascontiguousarray(array))
+    for name, value in extra.items():
+        own = name.replace("__", ".")
+        if isinstance(value, np.ndarray):
+            writer.add_tensor(own, value)
+        else:
+            writer.add_float32(own, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
 
 
 def causal_logits(model: Any, ids_BL: torch.Tensor) -> torch.Tensor:

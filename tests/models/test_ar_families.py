@@ -54,12 +54,26 @@ def test_logits_are_those_of_transformers_with_padding_on_either_side(name: str,
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_published_names_tell_which_checkpoints_attend_in_blocks(name: str, tmp_path: Path):
+def test_published_names_tell_which_checkpoints_attend_in_blocks(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     plain = a2d(tmp_path / "Qwen2.5-Coder-0.5B-Instruct-diffusion-mdlm-v0.1", name)
     blocks = a2d(tmp_path / "Qwen2.5-Coder-0.5B-Instruct-diffusion-bd3lm-v0.1", name)
     assert trained_block_length(plain) is None
     assert trained_block_length(blocks) == 32
     assert trained_block_length(a2d(tmp_path / "own-diffusion-bd3lm", name, block_size=8)) == 8
+    # The folder's own name, wherever it is and however it is written; in the hub's cache the repository's.
+    assert trained_block_length(a2d(tmp_path / "a-diffusion-bd3lm-study" / "mdlm", name)) is None
+    cached = tmp_path / "models--org--m-diffusion-bd3lm-v0.1" / "snapshots" / "0123abc"
+    assert trained_block_length(a2d(cached, name)) == 32
+    monkeypatch.chdir(blocks)
+    assert trained_block_length(".") == 32
+
+
+def test_rotary_frequencies_that_depend_on_a_batch_are_refused(tmp_path: Path):
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    with pytest.raises(UserError, match=r"config.json: rotary embeddings of type 'longrope' are not supported"):
+        load_model(a2d(tmp_path / "m", NAMES[0], rope_parameters=rope))
 
 
 @pytest.mark.parametrize("shift", [2, "yes", -1])

@@ -4,12 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
-from autoregressive import MODELS, SPECIAL, VOCAB, causal_logits, write_source
+from autoregressive import MODELS, SPECIAL, VOCAB, causal_logits, write_gguf, write_source
 from lfpo.cli.command_line import main
 from lfpo.core.doubled import training_structure
 from lfpo.models import load_model, load_tokenizer, save_model
@@ -194,8 +195,6 @@ def test_shards_are_read_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_old_checkpoints_hold_inv_freq_which_is_dropped(tmp_path: Path):
-    from safetensors.torch import save_file
-
     source = write_source(tmp_path / "source")
     weights = load_file(source / "model.safetensors")
     weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
@@ -218,6 +217,8 @@ def test_old_checkpoints_hold_inv_freq_which_is_dropped(tmp_path: Path):
         ({"model_type": "a2d-llama"}, "already"),
         ({"is_causal": False, "logit_shift": 0}, "already"),
         ({"use_sliding_window": True}, "sliding windows"),
+        ({"rope_parameters": {"rope_type": "su", "rope_theta": 1e4}}, "a field has a wrong value"),
+        ({"hidden_act": "swish2"}, "a field has a wrong value"),
     ],
 )
 def test_each_source_that_is_no_plain_language_model_is_one_sentence(
@@ -250,9 +251,134 @@ def test_missing_files_and_a_taken_folder_are_one_sentence_each(tmp_path: Path, 
     assert [p.name for p in tmp_path.iterdir() if "partial" in p.name] == []
 
 
-def test_a_file_without_all_weights_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    from safetensors.torch import save_file
+def test_a_gguf_file_becomes_the_same_model(tmp_path: Path):
+    source = write_source(tmp_path / "source")
+    model = load_model(convert(write_gguf(tmp_path / "model.gguf", source), tmp_path / "made"))
+    ids = random_ids(2, 20)
+    with torch.no_grad():
+        expected = transformers.AutoModelForCausalLM.from_pretrained(source)(ids).logits
+    torch.testing.assert_close(causal_logits(model, ids)[..., :VOCAB], expected, rtol=0, atol=1e-5)
 
+
+@pytest.mark.parametrize(
+    ("without", "extra", "expected"),
+    [
+        ("blk.1.", {}, "9 tensors are missing, first 'model.layers.1"),
+        ("output_norm", {}, "model.norm.weight"),
+        ("-", {"rope_freqs__weight": numpy.ones(4, "float32")}, "rope_freqs.weight"),
+        ("-", {"blk__0__attn_q__bias": numpy.ones(32, "float32")}, "blk.0.attn_q.bias"),
+        ("ffn_up", {"blk__0__ffn_up_exps__weight": numpy.ones((2, 48, 32), "float32")}, "mlp.up_proj"),
+        ("-", {"llama__rope__scaling__factor": 4.0}, "llama.rope.scaling.factor"),
+        ("-", {"llama__rope__scale_linear": 4.0}, "llama.rope.scale_linear"),
+    ],
+)
+def test_a_gguf_file_that_would_be_read_in_part_is_refused(
+    without: str, extra: dict[str, Any], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    path = write_gguf(tmp_path / "model.gguf", write_source(tmp_path / "source"), without=without, **extra)
+    assert expected in refused(capsys, path, tmp_path / "made")
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_head_that_differs_from_the_embeddings_it_is_tied_to_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    source = change(write_source(tmp_path / "source"), tie_word_embeddings=True)
+    said = refused(capsys, source, tmp_path / "made")
+    assert "lm_head.weight differs from model.embed_tokens.weight; set tie_word_embeddings to false" in said
+    weights = load_file(source / "model.safetensors")
+    same = {**weights, "lm_head.weight": weights["model.embed_tokens.weight"].clone()}
+    save_file(same, source / "model.safetensors", {"format": "pt"})
+    assert "lm_head.weight" not in load_file(convert(source, tmp_path / "made") / "model.safetensors")
+
+
+def test_of_several_sets_of_weights_the_one_that_transformers_reads_is_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    source = write_source(tmp_path / "source")
+    weights = load_file(source / "model.safetensors")
+    old = {name: weight + 1 for name, weight in weights.items()}
+    save_file(old, source / "model-00001-of-00001.safetensors", {"format": "pt"})
+    index = {"weight_map": dict.fromkeys(old, "model-00001-of-00001.safetensors")}
+    (source / "model.safetensors.index.json").write_text(json.dumps(index))
+    made = load_file(convert(source, tmp_path / "made") / "model.safetensors")
+    assert torch.equal(made["model.norm.weight"], weights["model.norm.weight"])
+    (source / "model.safetensors").rename(source / "model_new.safetensors")
+    made = load_file(convert(source, tmp_path / "indexed") / "model.safetensors")
+    assert torch.equal(made["model.norm.weight"], old["model.norm.weight"])
+    (source / "model.safetensors.index.json").unlink()
+    said = refused(capsys, source, tmp_path / "both")
+    assert "both model-00001-of-00001.safetensors and model_new.safetensors have" in said
+    (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": ["model.norm.weight"]}))
+    assert "'weight_map' must name a file for each tensor" in refused(capsys, source, tmp_path / "list")
+
+
+def test_a_folder_that_is_a_link_or_the_current_one_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    source = write_source(tmp_path / "source")
+    for name in ("far", "here"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "far")
+    load_model(convert(source, tmp_path / "link"))
+    assert (tmp_path / "far/config.json").exists() and (tmp_path / "link").is_symlink()
+    with monkeypatch.context() as patch:
+        patch.chdir(tmp_path / "here")
+        load_model(convert(source, Path(".")))
+    assert [p.name for p in tmp_path.iterdir() if "partial" in p.name] == []
+
+
+def test_tokens_that_were_added_without_embeddings_get_some(tmp_path: Path):
+    source = write_source(tmp_path / "source", special=(*SPECIAL, "<|reserved_special_token_0|>", "[PAD]"))
+    weights = load_file(source / "model.safetensors")
+    short = {k: w[: VOCAB + 1].clone() if len(w) == VOCAB + 2 else w for k, w in weights.items()}
+    save_file(short, source / "model.safetensors", {"format": "pt"})
+    change(source, vocab_size=VOCAB + 1)
+    settings = json.loads((source / "tokenizer_config.json").read_text())
+    (source / "tokenizer_config.json").write_text(json.dumps({**settings, "pad_token": "[PAD]"}))
+    model = load_model(convert(source, tmp_path / "made"))
+    assert (model.mask_id, model.pad_id, model.vocab_size) == (VOCAB, VOCAB + 1, VOCAB + 2)
+
+
+@pytest.mark.parametrize(("listed", "said"), [([], "names the EOS token"), (300, "eos_token_id 300 must be a whole")])
+def test_an_end_that_the_model_has_not_is_refused(
+    listed: Any, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    source = change(write_source(tmp_path / "source"), eos_token_id=listed)
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        if (source / name).exists():
+            settings = json.loads((source / name).read_text())
+            settings.pop("eos_token", None)
+            (source / name).write_text(json.dumps(settings))
+    assert said in refused(capsys, source, tmp_path / "made")
+
+
+def test_the_end_of_a_chat_turn_is_kept(tmp_path: Path):
+    source = write_source(tmp_path / "source", "qwen2")
+    (source / "generation_config.json").write_text('{"eos_token_id": [259, 257]}')
+    assert load_model(convert(source, tmp_path / "made")).eos_id == 259
+
+
+def test_transformers_4_knows_the_class_of_the_tokenizer(tmp_path: Path):
+    folder = convert(write_source(tmp_path / "source"), tmp_path / "made")
+    save_model(load_model(folder), tmp_path / "saved", load_tokenizer(folder))
+    for made in (folder, tmp_path / "saved"):
+        settings = json.loads((made / "tokenizer_config.json").read_text())
+        assert settings["tokenizer_class"] == "PreTrainedTokenizerFast"
+
+
+def test_ids_with_gaps_and_a_mask_that_is_the_end_are_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    source = write_source(tmp_path / "source")
+    settings = json.loads((source / "tokenizer_config.json").read_text())
+    (source / "tokenizer_config.json").write_text(json.dumps({**settings, "mask_token": "</s>"}))
+    assert load_model(convert(source, tmp_path / "end")).mask_id == VOCAB
+    words = json.loads((source / "tokenizer.json").read_text())
+    vocabulary = words["model"]["vocab"]
+    vocabulary |= {token["content"]: token["id"] for token in words["added_tokens"]} | {"zzz": VOCAB}
+    del vocabulary["z"]  # the next token gets the number of tokens as its id, which is that of "zzz"
+    (source / "tokenizer.json").write_text(json.dumps(words))
+    assert "ids have gaps" in refused(capsys, source, tmp_path / "gaps")
+
+
+def test_a_file_without_all_weights_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     source = write_source(tmp_path / "source")
     weights = load_file(source / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]

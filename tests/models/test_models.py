@@ -339,6 +339,13 @@ def test_a_wrong_tensor_is_named_as_in_the_file(key: str, value: torch.Tensor | 
         ("llada", {"block_type": "sequential"}, ("sequential",)),
         ("llada", {"mask_token_id": 126336}, ("mask_token_id 126336",)),
         ("llada", {"d_model": None}, ("d_model", "missing")),
+        ("llada", {"alibi": True, "rope": False}, ("alibi True",)),
+        ("llada", {"rope": False}, ("rope False",)),
+        ("llada", {"activation_type": "gelu"}, ("activation_type 'gelu'",)),
+        ("llada", {"layer_norm_type": "default"}, ("layer_norm_type 'default'",)),
+        ("llada", {"clip_qkv": 8.0}, ("clip_qkv 8.0",)),
+        ("llada", {"quantization_config": {"quant_method": "gptq"}}, ("quantization_config", "gptq")),
+        ("sdar", {"quantization_config": {"quant_method": "fp8"}}, ("quantization_config", "fp8")),
     ],
 )
 def test_a_config_that_is_not_supported(
@@ -348,12 +355,48 @@ def test_a_config_that_is_not_supported(
     fails(lambda: load_model(source), str(source), *words)
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rope_scaling": {"type": "yarn", "factor": 4}}, ("rope_scaling", "yarn")),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, ("rope_parameters", "'linear'")),
+        ({"hidden_act": "gelu"}, ("hidden_act 'gelu'",)),
+        ({"use_sliding_window": True}, ("use_sliding_window True",)),
+    ],
+)
+def test_fields_of_dream_that_are_not_supported(
+    changes: dict[str, Any], words: tuple[str, ...], tmp_path: Path
+) -> None:
+    source = write_dream(tmp_path / "m", **changes)
+    fails(lambda: load_model(source), str(source), *words)
+
+
 def test_a_transformers_that_routes_otherwise_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = golden("llada2_0", tmp_path / "m")
     monkeypatch.setattr("lfpo.models.families.VERSION", "5.5.4")
     fails(lambda: load_model(source), "transformers 5.5.4", "5.6 or later")
     monkeypatch.setattr("lfpo.models.families.VERSION", "5.10.0.dev0")
     load_model(source)
+
+
+def test_a_rotary_base_where_transformers_5_writes_it_is_read(tmp_path: Path) -> None:
+    source = write_dream(tmp_path / "m")
+    expected = load_model(source).backbone.config.rope_parameters["rope_theta"]
+    config = json.loads((source / "config.json").read_text())
+    config["rope_parameters"] = {"rope_type": "default", "rope_theta": config.pop("rope_theta")}
+    (source / "config.json").write_text(json.dumps(config))
+    assert load_model(source).backbone.config.rope_parameters["rope_theta"] == expected != 10000.0
+
+
+def test_quantised_matrices_and_a_list_of_end_tokens(tmp_path: Path) -> None:
+    source = golden("llada", tmp_path / "m")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, "eos_token_id": [config["eos_token_id"], 3]}))
+    assert load_model(source).eos_id == config["eos_token_id"]
+    weights = read_weights(source)
+    name = "model.transformer.blocks.0.q_proj.weight"
+    save_weights(source, {**weights, name: weights[name].to(torch.int8)})
+    fails(lambda: load_model(source), name, "I8", "before quantisation")
 
 
 def test_the_end_of_a_chat_turn_is_eos(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.objectives.vrpo import VRPO
 from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.dpo import as_trajectory
-from lfpo.train.sft import MIN_T, Example, accumulate_sft_gradients, sampled_length, train_sft
+from lfpo.train.sft import MIN_T, Example, accumulate_sft_gradients, encode_example, sampled_length, train_sft
 from processes import run_lfpo
 from soon import soon
 from test_fused import Products, chunks_of, widest
@@ -264,3 +264,20 @@ def test_a_pair_ends_as_rollouts_would(model: MaskedDiffusionLM):
     views = VRPO(mc_samples=2).views(t, torch.zeros(2), [1, 2], 0)
     assert views.structure == Structure(BLOCK, doubled=True)
     assert not views.target[:, 3:][~t.until_eos[views.row]].any()
+
+
+def test_tokens_that_no_text_has_are_refused_in_prompts_and_completions(llada: Path):
+    """The mask token, and one that the tokenizer was given without an embedding."""
+    model, tokenizer = load_model(llada), load_tokenizer(llada)
+    tokenizer.add_tokens(["<new>"])
+    token = tokenizer.convert_tokens_to_ids("<new>")
+    model.vocab_size = token  # as of embeddings that were not resized
+    for text, said in (
+        ("<|mdm_mask|>", "stands for a blank"),
+        ("<new>", f"token {token}, and the model has embeddings"),
+    ):
+        with pytest.raises(UserError, match=f"row 1: the prompt cannot be used: .*{said}"):
+            encode_example(tokenizer, model, f"a{text}", "b", 8, "row 1")
+        with pytest.raises(UserError, match=f"row 1: the completion cannot be used: .*{said}"):
+            encode_example(tokenizer, model, "a", f"b{text}", 8, "row 1")
+    assert encode_example(tokenizer, model, "a", "b", 2, "row 1")[1][1:] == [model.eos_id]

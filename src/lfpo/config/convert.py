@@ -1,5 +1,6 @@
 """The configuration of `lfpo convert`."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -71,7 +72,7 @@ def check_kind(config: Json, where: object) -> None:
         raise UserError(
             f"{where}: is a masked diffusion model already (model_type {kind!r}), which lfpo loads as it is"
         )
-    if "vision" in names or "image_token" in names or "_vl" in kind:
+    if re.search(r"\bvision|image_token", names) or "_vl" in kind:
         why = "a model with images"
     elif "moe" in kind or config.get("num_experts") or config.get("num_local_experts"):
         why = "a mixture of experts"

@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import json
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,25 @@ def replace_file(path: Path, text: str) -> None:
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
+
+
+@contextlib.contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A folder to write into, beside `folder` under a hidden name. At the block's end it gets its own name, or its
+    files go to `folder`, if there is one, which is empty. Where the block fails it is removed."""
+    folder = folder.resolve()  # a link's end; "." has no name
+    partial = folder.with_name(f".{folder.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        yield partial
+        if folder.exists():  # it stays: it may be a mount point, or the current folder
+            for path in sorted(partial.iterdir()):
+                shutil.move(path, folder)
+        else:
+            partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def json_lines(rows: Iterable[object]) -> str:

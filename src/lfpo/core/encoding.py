@@ -39,8 +39,8 @@ def misfit(ids: Sequence[int], model: MaskedDiffusionLM, gen_length: int) -> str
     """Why the model cannot take a prompt of these tokens with gen_length tokens of completion; empty if it can."""
     if not ids:
         return "it has no tokens"
-    if model.mask_id in ids:
-        return f"it contains the mask token (id {model.mask_id}), which stands for a blank"
+    if reason := unusable(ids, model):
+        return reason
     end = len(ids) + gen_length
     if model.block_length:
         end += -(model.structure.shared(len(ids)) + gen_length) % model.block_length  # the last block is whole
@@ -48,5 +48,17 @@ def misfit(ids: Sequence[int], model: MaskedDiffusionLM, gen_length: int) -> str
         return (
             f"it has {len(ids)} tokens, and with gen_length {gen_length} that exceeds the model's context of "
             f"{model.max_length}; shorten it or gen_length"
+        )
+    return ""
+
+
+def unusable(ids: Sequence[int], model: MaskedDiffusionLM) -> str:
+    """Why the model cannot read a text of these tokens; empty if it can."""
+    if model.mask_id in ids:
+        return f"it contains the mask token (id {model.mask_id}), which stands for a blank"
+    if (last := max(ids, default=0)) >= model.vocab_size:
+        return (
+            f"the tokenizer gives it token {last}, and the model has embeddings for {model.vocab_size} tokens; take "
+            "the tokenizer that the model was trained with, or resize the embeddings"
         )
     return ""

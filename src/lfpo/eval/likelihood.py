@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from lfpo.config.errors import UserError
 from lfpo.core.doubled import noised_hidden, training_structure
+from lfpo.core.encoding import unusable
 from lfpo.core.fused import in_chunks
 from lfpo.core.noise import uniform
 from lfpo.core.rng import key
@@ -61,8 +62,8 @@ def text_pair(context: str, continuation: str, tokenizer: Any, model: MaskedDiff
             f"{quoted}: {len(prompt)} tokens and {len(answer)} of its continuation exceed the model's context of "
             f"{model.max_length}; use fewer examples"
         )
-    if model.mask_id in prompt + answer:
-        raise UserError(f"{quoted}: the text or its continuation contains the mask token")
+    if reason := unusable(prompt + answer, model):
+        raise UserError(f"{quoted}: the text or its continuation cannot be used: {reason}")
     return Pair(prompt, answer, key(seed, "likelihood", context))
 
 

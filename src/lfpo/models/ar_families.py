@@ -33,6 +33,10 @@ def own_config(class_name: str, config: Json) -> transformers.PretrainedConfig:
     windows = config.get("use_sliding_window") or set(config.get("layer_types") or ()) - {"full_attention"}
     if windows:
         raise UserError("config.json: use_sliding_window and layer_types other than 'full_attention' are not supported")
+    scaling = [config.get(key) or {} for key in ("rope_scaling", "rope_parameters")]
+    if any("longrope" in (rope.get("rope_type"), rope.get("type")) for rope in scaling):
+        # A pass takes one of two sets of frequencies, by its longest row: a row would depend on those beside it.
+        raise UserError("config.json: rotary embeddings of type 'longrope' are not supported")
     for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
         config[name]  # a class has a default for each, of another model: KeyError
     fields = {name: value for name, value in config.items() if name not in OWN}

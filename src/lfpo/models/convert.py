@@ -19,17 +19,33 @@ from safetensors import safe_open
 
 from lfpo.config.convert import ConvertConfig, check_kind
 from lfpo.config.errors import UserError
-from lfpo.config.files import read_json, write_json
+from lfpo.config.files import new_folder, read_json, write_json
 from lfpo.config.json import Json
 from lfpo.models.families import family_of
-from lfpo.models.family import Family, build_backbone
-from lfpo.models.loading import resolve
+from lfpo.models.family import Family, build_backbone, replace_prefix
+from lfpo.models.loading import GENERATION, resolve, save_tokenizer
 from lfpo.models.mask_token import MaskToken, set_mask_token
 from lfpo.models.tensor_files import check_disk, write_shards
-from lfpo.models.weights import reading, tensor_files
+from lfpo.models.weights import ROWS, reading, tensor_files
 
 TABLES = ("model.embed_tokens.weight", "lm_head.weight")  # with a row for each token
-ROWS = 4096  # that are read at a time for the mean of a table
+# Names of tensors in GGUF -> transformers' names; "N" stands for the layer number.
+GGUF_NAMES = (
+    ("token_embd", "model.embed_tokens"),
+    ("output_norm", "model.norm"),
+    ("output", "lm_head"),
+    ("blk.N.attn_norm", "model.layers.N.input_layernorm"),
+    ("blk.N.attn_q", "model.layers.N.self_attn.q_proj"),
+    ("blk.N.attn_k", "model.layers.N.self_attn.k_proj"),
+    ("blk.N.attn_v", "model.layers.N.self_attn.v_proj"),
+    ("blk.N.attn_output", "model.layers.N.self_attn.o_proj"),
+    ("blk.N.attn_q_norm", "model.layers.N.self_attn.q_norm"),
+    ("blk.N.attn_k_norm", "model.layers.N.self_attn.k_norm"),
+    ("blk.N.ffn_norm", "model.layers.N.post_attention_layernorm"),
+    ("blk.N.ffn_gate", "model.layers.N.mlp.gate_proj"),
+    ("blk.N.ffn_up", "model.layers.N.mlp.up_proj"),
+    ("blk.N.ffn_down", "model.layers.N.mlp.down_proj"),
+)
 DROPPED = (
     "auto_map",
     "transformers_version",
@@ -56,20 +72,12 @@ class Source:
 def run_convert(settings: ConvertConfig) -> Path:
     """Write the folder, under a hidden name until it is complete; print and return its path. Raises UserError where
     the source cannot be converted or the folder not written."""
-    folder = Path(settings.folder).expanduser()
-    partial = folder.with_name(f".{folder.name}.partial")
+    folder, source = Path(settings.folder).expanduser(), opened(settings)
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        source = opened(settings)
-        partial.mkdir(parents=True)
-        mask = write_model(source, settings, partial)
-        if folder.exists():
-            folder.rmdir()
-        partial.rename(folder)
+        with new_folder(folder) as partial:
+            mask = write_model(source, settings, partial)
     except OSError as error:
         raise UserError(f"{folder}: could not be written ({error})") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     attends = f"blocks of {settings.block_length} tokens" if settings.block_length else "full"
     print(f"mask token  {mask.text} (id {mask.id}): {mask.about}")
     print(f"attention   {attends}")
@@ -98,10 +106,7 @@ def opened(settings: ConvertConfig) -> Source:
 
     like, state = {}, backbone.state_dict()
     for name in files:
-        dtype = read(name, slice(0, 1)).dtype
-        if not dtype.is_floating_point or dtype.itemsize < 2:
-            raise UserError(f"{folder}: {name} is {dtype}, expected float32, bfloat16 or float16")
-        like[name] = torch.empty(state[name].shape, dtype=dtype, device="meta")
+        like[name] = torch.empty(state[name].shape, dtype=read(name, slice(0, 1)).dtype, device="meta")
     return Source(folder, config, source_tokenizer(folder, family), like, read)
 
 
@@ -126,22 +131,46 @@ def gguf_source(path: Path, dtype: str | None) -> Source:
     """A .gguf file, which transformers reads with the package gguf: all its weights at once, not tensor by tensor."""
     if importlib.util.find_spec("gguf") is None:
         raise UserError(f"{path}: reading a .gguf file needs the package gguf: pip install gguf")
+    from gguf import GGUFReader
+
     place = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
     try:
+        held = GGUFReader(path)
         hf_config = transformers.AutoConfig.from_pretrained(**place)
-        config = {**hf_config.to_dict(), "architectures": None}
-        check_kind(config, path)
+        check_kind({**hf_config.to_dict(), "architectures": None}, path)
         tokenizer = transformers.AutoTokenizer.from_pretrained(**place)
         weights_dtype = getattr(torch, dtype or "float32")
+        with torch.device("meta"):
+            names = set(transformers.AutoModelForCausalLM.from_config(hf_config).state_dict())
+        if hf_config.tie_word_embeddings:
+            names.discard(TABLES[1])
+        check_gguf(path, names, {tensor.name for tensor in held.tensors}, list(held.fields))
         model = transformers.AutoModelForCausalLM.from_pretrained(**place, dtype=weights_dtype)
     except (OSError, ValueError, LookupError, NotImplementedError, RuntimeError, struct.error) as error:
         raise UserError(f"{path}: not readable as a model in GGUF ({' '.join(str(error).split())})") from error
     config = {k: v for k, v in model.config.to_dict().items() if k not in DROPPED}
-    state = model.state_dict()
-    if config["tie_word_embeddings"]:
-        state.pop(TABLES[1], None)
+    state = {name: tensor for name, tensor in model.state_dict().items() if name in names}
     like = {name: tensor.to("meta") for name, tensor in state.items()}
     return Source(path, config, tokenizer, like, lambda name, rows: state[name][rows])
+
+
+def check_gguf(path: Path, names: set[str], tensors: set[str], fields: list[str]) -> None:
+    """Raise UserError where transformers would read another model than a .gguf file holds: it leaves out tensors and
+    fields that it does not know, and takes random numbers for missing tensors.
+
+    names: parameters of the model that transformers makes. tensors, fields: names in the file.
+    """
+    advice = "convert the model's folder of safetensors, if there is one"
+    found = {replace_prefix(name, GGUF_NAMES) for name in tensors}
+    if missing := sorted(names - found):
+        raise UserError(
+            f"{path}: {len(missing)} tensors are missing, first {missing[0]!r}; make one file of the parts of a split "
+            f"model (llama.cpp's gguf-split --merge), or {advice}"
+        )
+    if extra := sorted(name for name in tensors if replace_prefix(name, GGUF_NAMES) not in names):
+        raise UserError(f"{path}: {len(extra)} tensors are not read from GGUF, first {extra[0]!r}; {advice}")
+    if scaled := [name for name in fields if ".rope.scal" in name]:
+        raise UserError(f"{path}: scaled rotary embeddings ({scaled[0]}) are not read from GGUF; {advice}")
 
 
 def write_model(source: Source, settings: ConvertConfig, folder: Path) -> MaskToken:
@@ -152,12 +181,14 @@ def write_model(source: Source, settings: ConvertConfig, folder: Path) -> MaskTo
     eos = tokenizer.eos_token_id
     if eos is None:
         listed = source.config.get("eos_token_id")
-        eos = listed[0] if isinstance(listed, list) else listed
+        eos = (listed or [None])[0] if isinstance(listed, list) else listed
     if eos is None:
         raise UserError(
             f"{source.where}: neither tokenizer nor config.json names the EOS token; name it in one of them"
         )
-    new_rows = max(rows, mask.id + 1)
+    new_rows = max(rows, *(number + 1 for number in tokenizer.get_vocab().values()))  # tokens may have been added
+    if not isinstance(eos, int) or not 0 <= eos < new_rows:
+        raise UserError(f"{source.where}: eos_token_id {eos!r} must be a whole number from 0 to {new_rows - 1}")
     dtype = None if settings.dtype is None else getattr(torch, settings.dtype)
     target = {
         name: torch.empty(
@@ -189,7 +220,7 @@ def write_model(source: Source, settings: ConvertConfig, folder: Path) -> MaskTo
         "architectures": [f"A2D{source.config['model_type'].capitalize()}LMHeadModel"],
         "is_causal": False,  # transformers' own class then attends to all tokens
         "logit_shift": int(settings.shift),
-        **({"block_size": settings.block_length} if settings.block_length else {}),
+        "block_size": settings.block_length,  # null too, so that no name of the folder stands for one
         "dtype": str(target[TABLES[0]].dtype).removeprefix("torch."),
         "vocab_size": new_rows,
         "mask_token_id": mask.id,
@@ -197,5 +228,7 @@ def write_model(source: Source, settings: ConvertConfig, folder: Path) -> MaskTo
         "pad_token_id": eos if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
     }
     write_json(folder / "config.json", {**config, **own})
-    tokenizer.save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
+    if (source.where / GENERATION).is_file():  # it may list the end of a chat turn
+        shutil.copyfile(source.where / GENERATION, folder / GENERATION)
     return mask

@@ -19,7 +19,7 @@ from lfpo.config.models import LoraSettings
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.roles import CURRENT
 from lfpo.models.family import Family, build_backbone
-from lfpo.models.loading import described, load_model, load_tokenizer, save_model, token_ids
+from lfpo.models.loading import described, load_model, load_tokenizer, save_model, save_tokenizer, token_ids
 from lfpo.models.lora import added, inject, load_adapter
 from lfpo.models.placement import merged
 from lfpo.models.tensor_files import save_tensors
@@ -78,22 +78,11 @@ def export_transformers(source: Path, folder: Path, *, consume: bool = False) ->
         "eos_token_id": ids["eos_id"],
     }
     write_json(folder / "config.json", settings)
-    _save_tokenizer(source, folder)
+    save_tokenizer(load_tokenizer(source), folder)
 
 
 def _no_other_layout(family: Family) -> str:
     return f"the own layout of {family.name} models is that of transformers; leave --layout out"
-
-
-def _save_tokenizer(source: Path, folder: Path) -> None:
-    """Tokenizer files that AutoTokenizer reads without remote code."""
-    load_tokenizer(source).save_pretrained(folder)
-    settings = read_json(folder / "tokenizer_config.json")
-    for name in ("auto_map", "is_local", "local_files_only"):
-        settings.pop(name, None)
-    if settings.get("tokenizer_class") == "TokenizersBackend":  # the name that transformers 4 knows too
-        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
-    write_json(folder / "tokenizer_config.json", settings)
 
 
 def merge_adapter(base: Path, adapter: Path, folder: Path, held: torch.dtype, dtype: torch.dtype) -> float:

@@ -24,6 +24,11 @@ SHARED += ["max_position_embeddings", "rope_theta", "rms_norm_eps"]
 
 def shared_fields(config: Json, *extra: str) -> Json:
     """The fields of SHARED, and of `extra`, as config.json has them."""
+    expect(config, quantization_config=(None,))
+    rope = config.get("rope_parameters") or {}  # where transformers 5 writes rope_theta and rope_scaling
+    if rope.get("rope_type", "default") != "default":
+        raise UserError(f"config.json: rope_parameters of type {rope['rope_type']!r} are not supported")
+    config = {**({"rope_theta": rope["rope_theta"]} if "rope_theta" in rope else {}), **config}
     return {
         **{name: config[name] for name in (*SHARED, *extra)},
         "tie_word_embeddings": bool(config.get("tie_word_embeddings")),
@@ -33,7 +38,20 @@ def shared_fields(config: Json, *extra: str) -> Json:
 
 def llada_config(config: Json) -> LlamaConfig:
     """`embedding_size` (padded rows), when set, replaces `vocab_size`."""
-    expect(config, block_type=("llama", None))
+    expect(
+        config,
+        block_type=("llama", None),
+        activation_type=("silu", None),
+        alibi=(False, None),
+        attention_layer_norm=(False, None),
+        clip_qkv=(None,),
+        input_emb_norm=(False, None),
+        layer_norm_type=("rms", None),
+        quantization_config=(None,),
+        rope=(True, None),
+        rope_scaling=(None,),
+        scale_logits=(False, None),
+    )
     return LlamaConfig(
         hidden_size=config["d_model"],
         num_hidden_layers=config["n_layers"],
@@ -171,6 +189,7 @@ LLADA2 = Family(
 
 
 def dream_config(config: Json) -> Qwen2Config:
+    expect(config, hidden_act=("silu", None), rope_scaling=(None,), use_sliding_window=(False, None))
     return Qwen2Config(
         **shared_fields({"num_key_value_heads": config["num_attention_heads"], **config}, "intermediate_size")
     )
@@ -275,7 +294,8 @@ def nemotron_diffusion_config(config: Json) -> Ministral3Config:
     rope = config["rope_parameters"]
     for name in ("rope_type", "llama_4_scaling_beta", "original_max_position_embeddings"):
         rope[name]  # the class scales queries by them
-    fields = shared_fields({"rope_theta": rope["rope_theta"], **config}, "head_dim", "intermediate_size")
+    unscaled = {"rope_theta": rope["rope_theta"], **config, "rope_parameters": None}
+    fields = shared_fields(unscaled, "head_dim", "intermediate_size")
     del fields["rope_theta"]
     return Ministral3Config(**fields, rope_parameters=dict(rope))
 

@@ -118,11 +118,19 @@ def expect(config: Json, **known: tuple[object, ...]) -> None:
             raise UserError(f"config.json: {name} {config.get(name)!r} is not supported, expected {values[0]!r}")
 
 
+REFUSED = (UserError, StrictDataclassError, TypeError, ValueError, ArithmeticError, RuntimeError)
+
+
 def build_backbone(family: Family, config: Json, where: object = "config.json") -> nn.Module:
     """The transformers model of a family's config.json on the meta device, bidirectional, with float32 RoPE (its
     inv_freq buffer holds real values, on the CPU). Raises UserError, beginning with `where`, for a wrong field."""
     try:
         hf_config = family.hf_config(config)
+    except KeyError as error:
+        raise UserError(f"{where}: field {error} is missing") from error
+    except REFUSED as error:
+        raise UserError(_wrong(error, where)) from error
+    try:
         hf_config.is_causal = False  # read by transformers when it builds the mask from padding
         hf_config._attn_implementation = ATTENTION
         hf_config._experts_implementation = EXPERTS
@@ -130,11 +138,14 @@ def build_backbone(family: Family, config: Json, where: object = "config.json") 
             backbone: Any = (family.build or getattr(transformers, family.architecture))(hf_config)
         # Checkpoints do not hold inv_freq: rebuild it in float32, outside of the meta device.
         backbone.model.rotary_emb = FullPrecisionRope(type(backbone.model.rotary_emb)(config=hf_config))
-    except UserError as error:  # the family's, which does not know the file
-        raise UserError(str(error).replace("config.json", str(where), 1)) from error
-    except KeyError as error:
-        raise UserError(f"{where}: field {error} is missing") from error
-    except (StrictDataclassError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
-        raise UserError(f"{where}: a field has a wrong value ({' '.join(str(error).split())})") from error
+    except (KeyError, *REFUSED) as error:  # a KeyError: transformers has a table of the values that it knows
+        raise UserError(_wrong(error, where)) from error
     without_autocast(backbone)
     return backbone
+
+
+def _wrong(error: Exception, where: object) -> str:
+    """What a refused config.json is told of; a family's own UserError does not know the file."""
+    if isinstance(error, UserError):
+        return str(error).replace("config.json", str(where), 1)
+    return f"{where}: a field has a wrong value ({' '.join(str(error).split())})"

@@ -41,6 +41,7 @@ from lfpo.models.weights import (
 # over a causal context, and one with canvases of 16 uniform draws.
 SHIPPED = {name: Path(__file__).parent / name.replace("-", "_") for name in SHIPPED_MODELS}
 EMBEDDED = SHIPPED["embedded"]
+GENERATION = "generation_config.json"
 # Copied unread from a loaded checkpoint to a saved one, for other tools.
 _COMPANIONS = (
     "tokenizer*.json",
@@ -48,7 +49,7 @@ _COMPANIONS = (
     "merges.txt",
     "special_tokens_map.json",
     "added_tokens.json",
-    "generation_config.json",
+    GENERATION,
     "chat_template.jinja",
     "*.py",
 )
@@ -89,9 +90,15 @@ def described(source: Path) -> tuple[Family, Json]:
     as `family_of`."""
     config = read_json(source / "config.json")
     family = family_of(config, source / "config.json")
-    if family.named_block is not None and family.named_block[0] in str(source):
+    if family.named_block is not None and family.named_block[0] in _own_name(source):
         config = family.named_block[1] | config
     return family, config
+
+
+def _own_name(source: Path) -> str:
+    """The name of a checkpoint's folder; of one that the hub's cache holds, that of its repository."""
+    folder = source.resolve()
+    return folder.parent.parent.name if folder.parent.name == "snapshots" else folder.name
 
 
 def trained_block_length(model: str | Path | MaskedDiffusionLM) -> int | None:
@@ -199,8 +206,8 @@ def token_ids(config: Json, vocab_size: int, source: Path | None, tokenizer: Any
     ids: Json = {name: fields.get(f"{name}_token_id") for name in ("mask", "eos", "pad")}
     if family.uniform:
         ids["mask"] = NO_MASK
-        if isinstance(ids["eos"], list):  # all that may end a completion
-            ids["eos"] = ids["eos"][0] if ids["eos"] else None
+    if isinstance(ids["eos"], list):  # all that may end a completion
+        ids["eos"] = ids["eos"][0] if ids["eos"] else None
     if None in ids.values() and tokenizer is None and source is not None:
         tokenizer = load_tokenizer(source)
     for name, value in ids.items():
@@ -209,8 +216,8 @@ def token_ids(config: Json, vocab_size: int, source: Path | None, tokenizer: Any
     if family.ends_with_pad:
         ids["eos"] = ids["pad"]
     turn_end = None if source is None else family.turn_end
-    if source is not None and turn_end is not None and (source / "generation_config.json").exists():
-        listed = read_json(source / "generation_config.json").get("eos_token_id")
+    if source is not None and turn_end is not None and (source / GENERATION).exists():
+        listed = read_json(source / GENERATION).get("eos_token_id")
         turn_end_id = (tokenizer or load_tokenizer(source)).convert_tokens_to_ids(turn_end)
         if turn_end_id is not None and turn_end_id in (listed if isinstance(listed, list) else [listed]):
             ids["eos"] = turn_end_id
@@ -255,6 +262,17 @@ def load_tokenizer(name: str | Path) -> Any:
     if isinstance(template, str) and not template.startswith(family.template_prefix):
         tokenizer.chat_template = family.template_prefix + template
     return tokenizer
+
+
+def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Write tokenizer files that AutoTokenizer reads without remote code, that of transformers 4 too."""
+    tokenizer.save_pretrained(folder)
+    settings = read_json(folder / "tokenizer_config.json")
+    for name in ("auto_map", "is_local", "local_files_only"):
+        settings.pop(name, None)
+    if settings.get("tokenizer_class") == "TokenizersBackend":  # a name that transformers 4 does not know
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    write_json(folder / "tokenizer_config.json", settings)
 
 
 def save_model(model: MaskedDiffusionLM, folder: str | Path, tokenizer: Any = None) -> None:
@@ -302,7 +320,7 @@ def _write_companions(model: MaskedDiffusionLM, folder: Path, tokenizer: Any) ->
     write_json(folder / "config.json", model.config)
     if tokenizer is not None:
         try:
-            tokenizer.save_pretrained(folder)
+            save_tokenizer(tokenizer, folder)
         except Exception as error:
             if type(error) is not Exception:
                 raise

@@ -37,7 +37,7 @@ def set_mask_token(tokenizer: Any, rows: int, wanted: str | None = None) -> tupl
     """
     vocabulary = tokenizer.get_vocab()
     roles = {getattr(tokenizer, role) for role in ROLES}
-    if wanted is None and tokenizer.mask_token is not None:
+    if wanted is None and tokenizer.mask_token is not None and tokenizer.mask_token not in roles:
         return tokenizer, MaskToken(tokenizer.mask_token_id, tokenizer.mask_token, "the tokenizer's own", own=True)
     if wanted is not None and wanted in roles:
         raise UserError(f"mask_token {wanted!r} is a token that the model uses already; give another text")
@@ -50,6 +50,11 @@ def set_mask_token(tokenizer: Any, rows: int, wanted: str | None = None) -> tupl
         number, old = unused
         return renamed(tokenizer, old, MASK), MaskToken(number, MASK, f"the unused special token {old!r}, renamed")
     tokenizer.add_special_tokens({"mask_token": text})
+    if (number := tokenizer.mask_token_id) in vocabulary.values():  # it is the size of the vocabulary
+        raise UserError(
+            f"the tokenizer's ids have gaps, so that a new token would get the id {number} of another one; give a "
+            "token of its vocabulary that nothing uses as mask_token"
+        )
     about = "an unused row of the embeddings" if free else "a new row of the embeddings"
     return tokenizer, MaskToken(tokenizer.mask_token_id, text, about)
 

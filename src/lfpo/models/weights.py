@@ -27,6 +27,8 @@ from lfpo.models.modernbert import EXTRA
 from lfpo.models.tensor_files import own_rows
 
 EMBEDDINGS = "model.embed_tokens.weight"
+FLOATS = ("F64", "F32", "F16", "BF16")  # dtypes of weights, as safetensors names them
+ROWS = 4096  # of a table that are read at a time
 
 
 def saved_weights(model: MaskedDiffusionLM) -> dict[str, torch.Tensor]:
@@ -138,12 +140,17 @@ def overlap(piece: Piece, held: slice, own: torch.Tensor) -> tuple[slice, torch.
 
 
 def weight_files(source: Path) -> list[Path]:
-    """The safetensors files of a checkpoint. Raises UserError where there is none, or one that the index names is
-    missing."""
-    files = sorted(source.glob("*.safetensors"))
+    """The safetensors files of a checkpoint, chosen as transformers does: model.safetensors, else what the index names;
+    else all but adapters. Raises UserError where there is none, or one that the index names is missing."""
+    if (whole := source / "model.safetensors").exists():
+        return [whole]
+    files = [file for file in sorted(source.glob("*.safetensors")) if not file.name.startswith("adapter_")]
     index = source / "model.safetensors.index.json"
     if index.exists():
-        named = sorted(set(read_json(index).get("weight_map", {}).values()))
+        listed = read_json(index).get("weight_map")
+        if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
+            raise UserError(f"{index}: 'weight_map' must name a file for each tensor; copy the checkpoint again")
+        named = sorted(set(listed.values()))
         missing = [n for n in named if not (source / n).exists()]
         if missing:
             raise UserError(f"{source}: {missing[0]}, named by {index.name}, is missing; copy the checkpoint again")
@@ -197,10 +204,26 @@ def tensor_files(backbone: Any, family: Family, source: Path) -> dict[str, Path]
                     continue  # old checkpoints hold it; it follows from config.json
                 if key.startswith(family.carried):
                     continue
-                files[key], shapes[key] = file, opened.get_slice(key).get_shape()
-    if backbone.config.tie_word_embeddings:
+                if key in files:
+                    both = f"both {files[key].name} and {file.name} have {key}"
+                    raise UserError(f"{source}: {both}; remove the file that is not this model's")
+                part = opened.get_slice(key)
+                if (dtype := part.get_dtype()) not in FLOATS:
+                    raise UserError(
+                        f"{source}: {key} is {dtype}, expected float32, bfloat16 or float16; take the checkpoint "
+                        "before quantisation"
+                    )
+                files[key], shapes[key] = file, part.get_shape()
+    head, embeddings = family.to_checkpoint("lm_head.weight"), family.to_checkpoint(EMBEDDINGS)
+    if backbone.config.tie_word_embeddings and head in files:
+        same = shapes[head] == shapes.get(embeddings) and _tied(files, head, embeddings, shapes[head][0])
+        if embeddings in files and not same:
+            raise UserError(
+                f"{source}: config.json ties the head to the embeddings (tie_word_embeddings), but {head} differs from "
+                f"{embeddings}; set tie_word_embeddings to false, or remove the tensor that is wrong"
+            )
         for held in (files, shapes):
-            held.pop(family.to_checkpoint("lm_head.weight"), None)
+            del held[head]
     expected = checkpoint_shapes(family, state_shapes(backbone))
     if missing := sorted(expected.keys() - shapes.keys()):
         raise UserError(f"{source}: {len(missing)} tensors are missing, first {missing[0]!r}")
@@ -210,6 +233,13 @@ def tensor_files(backbone: Any, family: Family, source: Path) -> dict[str, Path]
         if shapes[key] != shape:
             raise UserError(f"{source}: {key} has shape {shapes[key]}, config.json says {shape}")
     return files
+
+
+def _tied(files: dict[str, Path], head: str, embeddings: str, rows: int) -> bool:
+    """Whether a checkpoint's head holds the numbers of its embeddings. rows: of both."""
+    with _reader(files) as read:
+        slices = [slice(first, min(first + ROWS, rows)) for first in range(0, rows, ROWS)]  # no table is held whole
+        return all(torch.equal(read(head, part), read(embeddings, part)) for part in slices)
 
 
 def carried_tensors(family: Family, source: Path) -> dict[str, Callable[[], torch.Tensor]]:

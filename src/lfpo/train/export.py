@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from lfpo.config.build import load_yaml, yaml_text
 from lfpo.config.errors import UserError
 from lfpo.config.export import ExportConfig, PushConfig, located, output_folder
-from lfpo.config.files import read_json
+from lfpo.config.files import new_folder, read_json
 from lfpo.config.json import Json
 from lfpo.models.export import (
     ADAPTER,
@@ -106,18 +106,11 @@ def run_export(config: ExportConfig) -> Path:
     """Write the folder, under a hidden name until it is complete; print and return its path. Raises UserError where it
     is taken or cannot be written."""
     source, folder = find_source(config), output_folder(config)
-    partial = folder.with_name(f".{folder.name}.partial")
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        write_export(source, config, partial)
-        if folder.exists():
-            folder.rmdir()
-        partial.rename(folder)
+        with new_folder(folder) as partial:
+            write_export(source, config, partial)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{folder}: could not be written ({error})") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     print(folder)
     return folder
 
@@ -148,7 +141,8 @@ def write_export(source: Source, settings: ExportConfig | PushConfig, folder: Pa
             for file in weight_files(source.weights):
                 with reading(file), safe_open(file, framework="pt"):
                     pass  # its header says how long it is
-            shutil.copytree(source.weights, folder, dirs_exist_ok=True)
+            # Without hidden files: `folder` may be one of them.
+            shutil.copytree(source.weights, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*"))
         elif not adapted:
             export_transformers(source.weights, folder)
         elif own_names:

@@ -25,7 +25,7 @@ from lfpo.config.sft import SFTConfig
 from lfpo.config.training import examples_length
 from lfpo.core import collectives
 from lfpo.core.doubled import noised_hidden, training_structure
-from lfpo.core.encoding import encode_prompt, misfit
+from lfpo.core.encoding import encode_prompt, misfit, unusable
 from lfpo.core.forward import left_pad
 from lfpo.core.fused import rectified_sum
 from lfpo.core.optim import set_lr, step_if_finite
@@ -238,11 +238,13 @@ def encode_example(
     where: str,
 ) -> tuple[list[int], list[int]]:
     """Token ids of a prompt, and of its completion padded with EOS to gen_length. Raises UserError, starting with
-    `where`, if the prompt has no tokens or either does not fit."""
+    `where`, if the prompt has no tokens, or either does not fit or has tokens that no text has."""
     prompt_ids = encode_prompt(tokenizer, prompt, where)
     ids = tokenizer.encode(completion, add_special_tokens=False)
     if reason := misfit(prompt_ids, model, gen_length):
         raise UserError(f"{where}: the prompt cannot be used: {reason}")
+    if reason := unusable(ids, model):
+        raise UserError(f"{where}: the completion cannot be used: {reason}")
     if len(ids) > gen_length:
         raise UserError(f"{where}: completion has {len(ids)} tokens, more than gen_length {gen_length}; raise it")
     return prompt_ids, ids + [model.eos_id] * (gen_length - len(ids))
