@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub import HfApi, ModelCard
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from lfpo import LFPOTrainer
 from lfpo.cli import main
@@ -29,7 +30,7 @@ from lfpo.config.export import ExportConfig, PushConfig
 from lfpo.config.models import LoraSettings
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
-from lfpo.models import load_model, load_tokenizer, save_model
+from lfpo.models import init_model, load_model, load_tokenizer, save_model
 from lfpo.models.lora import attach
 from lfpo.models.tensor_files import save_tensors
 from lfpo.models.weights import saved_weights
@@ -39,7 +40,7 @@ from lfpo.train.checkpoint import save_checkpoint
 from lfpo.train.export import run_export, run_push
 from lfpo.train.preflight import check_disk
 from small_runs import choice_config
-from tiny import random_ids, read_weights, reference_logits, write_dream, write_llada
+from tiny import LLADA_CONFIG, random_ids, read_weights, reference_logits, write_dream, write_llada
 from written_runs import write_run
 
 PAGE = Path(__file__).parents[2] / "docs" / "export.md"
@@ -377,3 +378,66 @@ def test_push_to_hub_makes_the_repository_first_and_uploads_the_trained_model(hu
     LFPOTrainer(args=args).train()
     assert [made["name"] for made in hub.made] == ["thing", "thing"]
     assert {"model.safetensors", "recipe.yaml", "metrics.jsonl"} < hub.files.keys()
+
+
+LORA: dict[str, Any] = {
+    "lora": {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "up_proj"]},
+    "average_decay": 0.9,
+}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"average_decay": 0.9},
+        LORA,
+        pytest.param({"load_in_4bit": True, **LORA}, marks=pytest.mark.long),
+        pytest.param({"load_in_4bit": True, **LORA, "average_decay": 0.0}, marks=pytest.mark.long),
+    ],
+)
+def test_the_last_checkpoint_becomes_the_same_model_as_the_run_s_own(settings: dict[str, Any], tmp_path: Path):
+    """Which is the average of theta, onto the base as training held it."""
+    base = tmp_path / "base"
+    shape = {**LLADA_CONFIG, "d_model": 64, "mlp_hidden_size": 64, "init_std": 0.1}
+    save_model(init_model(shape, seed=0), base, load_tokenizer(write_llada(tmp_path / "tokenizer")))
+    LFPOTrainer(args=choice_config(tmp_path / "run", base, max_steps=1, eval_steps=0, **settings)).train()
+    last = str(tmp_path / "run/checkpoints/step-1")
+    assert main(["export", last, "--output", str(tmp_path / "own")]) == 0
+    expected = load_file(tmp_path / "run/model/model.safetensors")
+    start = load_file(base / "model.safetensors")
+    assert any(not torch.equal(start[name], weight) for name, weight in expected.items())
+
+    def same(folder: Path) -> None:
+        for name, weight in load_file(folder / "model.safetensors").items():
+            torch.testing.assert_close(weight, expected[name], rtol=0, atol=1e-6, msg=name)
+
+    same(tmp_path / "own")
+    assert not list((tmp_path / "own").glob("tmp*"))
+    if "lora" in settings:
+        assert main(["export", str(tmp_path / "run"), "--dtype", "float32", "--output", str(tmp_path / "wide")]) == 0
+        same(tmp_path / "wide")
+
+
+def test_files_whose_names_transformers_does_not_look_for_get_such_names(llada: Path, tmp_path: Path):
+    source = tmp_path / "loose"
+    shutil.copytree(llada, source)
+    (source / "model.safetensors").rename(source / "weights.safetensors")
+    assert main(["export", str(source), "--layout", "transformers", "--output", str(tmp_path / "one")]) == 0
+    expected = load_model(llada)(random_ids(2, 12))
+    assert torch.equal(
+        AutoModelForCausalLM.from_pretrained(tmp_path / "one")(random_ids(2, 12)).logits.detach(), expected.detach()
+    )
+    weights = load_file(source / "weights.safetensors")
+    for place, names in enumerate((sorted(weights)[::2], sorted(weights)[1::2])):
+        save_file({name: weights[name] for name in names}, source / f"part{place}.safetensors", {"format": "pt"})
+    (source / "weights.safetensors").unlink()
+    assert main(["export", str(source), "--layout", "transformers", "--output", str(tmp_path / "two")]) == 0
+    assert torch.equal(
+        AutoModelForCausalLM.from_pretrained(tmp_path / "two")(random_ids(2, 12)).logits.detach(), expected.detach()
+    )
+
+
+def test_an_export_into_a_folder_of_the_model_itself_holds_the_model_alone(llada: Path, capsys: Any):
+    assert main(["export", str(llada), "--output", str(llada / "copy")]) == 0
+    assert not [p for p in (llada / "copy").rglob("*") if "partial" in p.name]
+    assert torch.equal(load_model(llada / "copy")(random_ids(2, 12)), load_model(llada)(random_ids(2, 12)))

@@ -12,7 +12,7 @@ from lfpo.config.train import LFPOConfig
 from lfpo.core.optim import ema_update
 from lfpo.core.roles import BASE
 from lfpo.models import MaskedDiffusionLM, load_model, save_model
-from lfpo.models.export import merge_adapter
+from lfpo.models.export import Base, merge_adapter
 from lfpo.models.lora import attach, load_adapter, save_adapter, settings_of, target_names, with_adapter
 from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.rl import LFPOTrainer
@@ -70,7 +70,7 @@ def test_a_checkpoint_s_adapter_is_added_to_a_bfloat16_base_in_float32(llada: Pa
     model = adapted(llada, torch.bfloat16)
     save_model(model, tmp_path / "run")
     save_adapter(model, tmp_path / "adapter")
-    merge_adapter(llada, tmp_path / "adapter", tmp_path / "merged", torch.bfloat16, torch.bfloat16)
+    merge_adapter(Base(llada, torch.bfloat16), tmp_path / "adapter", tmp_path / "merged", torch.bfloat16)
     whole, merged = (load_model(tmp_path / name, dtype=torch.bfloat16).state_dict() for name in ("run", "merged"))
     assert all(torch.equal(whole[name], merged[name]) for name in whole)
 

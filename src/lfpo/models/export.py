@@ -8,6 +8,7 @@ noised tokens); and `block_length` where the model attends block by block, for w
 
 import math
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,7 +19,9 @@ from lfpo.config.files import read_json, write_json
 from lfpo.config.models import LoraSettings
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.roles import CURRENT
+from lfpo.models.experts import base_layer
 from lfpo.models.family import Family, build_backbone
+from lfpo.models.four_bit import dequantized
 from lfpo.models.loading import described, load_model, load_tokenizer, save_model, save_tokenizer, token_ids
 from lfpo.models.lora import added, inject, load_adapter
 from lfpo.models.placement import merged
@@ -43,7 +46,9 @@ def export_transformers(source: Path, folder: Path, *, consume: bool = False) ->
     parts = pieces_of_each("key", family, state_shapes(backbone))
     names: dict[str, Path] = {}
     dtype = ""
-    for path in dict.fromkeys(files.values()):
+    paths = list(dict.fromkeys(files.values()))
+    total = 0  # bytes
+    for path in paths:
         named: dict[str, torch.Tensor] = {}
         for key, tensor in load_file(path).items():
             if key not in files:
@@ -53,15 +58,18 @@ def export_transformers(source: Path, folder: Path, *, consume: bool = False) ->
             else:
                 for part in parts[key]:
                     named[part.name] = tensor[part.start : part.start + part.rows].contiguous()
-        save_tensors(named, folder / path.name)
+        # transformers finds weights by one of two names: of their only file, or of the files' index.
+        file = folder / (path.name if len(paths) > 1 else "model.safetensors")
+        save_tensors(named, file)
         if consume:
             path.unlink()
-        names |= dict.fromkeys(named, path)
+        names |= dict.fromkeys(named, file)
+        total += sum(tensor.numel() * tensor.element_size() for tensor in named.values())
         if EMBEDDINGS in named:
             dtype = str(named[EMBEDDINGS].dtype).removeprefix("torch.")
-    if (source / INDEX).exists():
-        index = {**read_json(source / INDEX), "weight_map": {k: path.name for k, path in sorted(names.items())}}
-        write_json(folder / INDEX, index)
+    if len(paths) > 1:
+        weight_map = {name: file.name for name, file in sorted(names.items())}
+        write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
     hf_config = family.hf_config(config)
     ids, blocks = token_ids(config, hf_config.vocab_size, source), family.block_length(config)
     settings = {
@@ -85,19 +93,32 @@ def _no_other_layout(family: Family) -> str:
     return f"the own layout of {family.name} models is that of transformers; leave --layout out"
 
 
-def merge_adapter(base: Path, adapter: Path, folder: Path, held: torch.dtype, dtype: torch.dtype) -> float:
+@dataclass(frozen=True)
+class Base:
+    """What a LoRA adapter was trained on: the folder of a model, the dtype of its weights in training, to which they
+    are rounded first, and whether they were held in 4 bits then."""
+
+    folder: Path
+    held: torch.dtype
+    four_bit: bool = False
+
+
+def merge_adapter(base: Base, adapter: Path, folder: Path, dtype: torch.dtype) -> float:
     """Write the base model with a saved LoRA adapter added, in the family's own layout. Returns `rounding_loss`.
 
-    held: dtype of the weights in training, to which the base is rounded first. dtype: of the sum."""
-    model = with_saved_adapter(base, adapter, held, dtype)
+    dtype: of the sum."""
+    model = with_saved_adapter(base, adapter, dtype)
     save_model(model, folder)
     return rounding_loss(model)
 
 
-def with_saved_adapter(base: Path, adapter: Path, held: torch.dtype, dtype: torch.dtype) -> MaskedDiffusionLM:
-    """The base model with a saved LoRA adapter, in float32, beside its weights. held, dtype: see `merge_adapter`."""
+def with_saved_adapter(base: Base, adapter: Path, dtype: torch.dtype) -> MaskedDiffusionLM:
+    """The base model with a saved LoRA adapter, in float32, beside its weights. dtype: see `merge_adapter`."""
     saved = read_json(adapter / "adapter_config.json")
-    model = load_model(base, dtype=held).to(dtype)
+    model = load_model(base.folder, dtype=base.held, four_bit=base.held if base.four_bit else None).to(dtype)
+    for parameter in model.backbone.parameters():
+        if hasattr(parameter, "quant_state"):
+            parameter.quant_state.dtype = dtype  # of its numbers once they are dequantised
     experts = bool(saved.get("target_parameters"))
     inject(model, LoraSettings(saved["r"], saved["lora_alpha"], saved["target_modules"], experts))
     load_adapter(model, adapter)
@@ -109,7 +130,7 @@ def rounding_loss(model: MaskedDiffusionLM) -> float:
     """The share of what the adapter adds that its sum with the base loses, rounded to the weights' dtype: the Frobenius
     norm of the difference, over that of the adapter's products, over all adapted matrices. 0 without any change."""
     lost = change = 0.0
-    for name, weight in saved_weights(model).items():
+    for name in saved_weights(model):
         path, _, kind = name.rpartition(".")
         adapted = (model.backbone.get_submodule(path), kind, model.adapter or CURRENT)
         delta = added(*adapted)
@@ -117,7 +138,8 @@ def rounding_loss(model: MaskedDiffusionLM) -> float:
             continue
         change += float(torch.linalg.vector_norm(delta)) ** 2
         del delta  # made twice, so that one float32 copy of a matrix less is held while the sum is made
-        rounded = merged(model, name).float().sub_(weight)
+        base = dequantized(getattr(base_layer(adapted[0]), kind)).detach()
+        rounded = merged(model, name).float().sub_(base)
         lost += float(torch.linalg.vector_norm(rounded.sub_(added(*adapted)))) ** 2
     return math.sqrt(lost / change) if change else 0.0
 

@@ -76,10 +76,10 @@ def save_checkpoint(run_dir: Path, step: int, trainer: Saved, *, state: Json, ca
         for name, part in trainer.parts.items():
             distributed.by_first((partial / name).mkdir)
             part.save(partial / name)
-        _save_policy(trainer.model, partial / "model", trainer.tokenizer)
+        save_policy(trainer.model, partial / "model", trainer.tokenizer)
         distributed.by_first(lambda: (partial / "model" / CARD).write_text(card, encoding="utf-8"))
         if trainer.reference is not None:
-            _save_policy(trainer.reference, partial / "reference", trainer.tokenizer)
+            save_policy(trainer.reference, partial / "reference", trainer.tokenizer)
         _save_optimizer(trainer.optimizer, partial / "optimizer")
         distributed.by_first(lambda: write_json(partial / "state.json", {"step": step, **state}))
         digests = distributed.each_writes(lambda: _sync_and_hash(partial))
@@ -166,7 +166,7 @@ def verify(path: Path) -> str | None:
     return None
 
 
-def _save_policy(policy: MaskedDiffusionLM, folder: Path, tokenizer: object) -> None:
+def save_policy(policy: MaskedDiffusionLM, folder: Path, tokenizer: object) -> None:
     """Write all weights, or of a LoRA policy only its adapter, since the base does not change. A collective."""
     if policy.adapter is None:
         save_model(policy, folder, tokenizer)

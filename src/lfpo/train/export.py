@@ -5,7 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -21,22 +21,25 @@ from lfpo.config.errors import UserError
 from lfpo.config.export import ExportConfig, PushConfig, located, output_folder
 from lfpo.config.files import new_folder, read_json
 from lfpo.config.json import Json
+from lfpo.core.optim import Average
 from lfpo.models.export import (
     ADAPTER,
+    Base,
     export_adapter,
     export_transformers,
     merge_adapter,
     rounding_loss,
     with_saved_adapter,
 )
-from lfpo.models.loading import described, resolve
+from lfpo.models.loading import described, load_model, resolve
 from lfpo.models.tensor_files import FILE_BYTES, check_disk, weight_bytes
 from lfpo.models.weights import reading, weight_files
 from lfpo.report.data import run_data
 from lfpo.report.html import page
 from lfpo.runs.card import FAMILY_USE, converted_card, model_card, published, transformers_use
 from lfpo.runs.directory import Run
-from lfpo.train.checkpoint import CARD, latest_checkpoint, verify
+from lfpo.train.checkpoint import CARD, latest_checkpoint, save_policy, verify
+from lfpo.train.copies import AverageFiles, swap
 
 REASON = 160  # most characters of the hub's answer in a message
 ADAPTER_USE = """A LoRA adapter for peft, onto {base}:
@@ -63,9 +66,15 @@ class Source:
     step: int | None = None
 
     @property
-    def base(self) -> str:
+    def base_name(self) -> str:
         """The name of the model that training started from."""
         return str(self.config.get("model") or "")
+
+    @property
+    def base(self) -> Base:
+        """That model, as training held it."""
+        held = getattr(torch, self.config.get("dtype", "float32"))
+        return Base(resolve(self.base_name), held, bool(self.config.get("load_in_4bit")))
 
 
 def find_source(settings: ExportConfig | PushConfig) -> Source:
@@ -80,7 +89,7 @@ def find_source(settings: ExportConfig | PushConfig) -> Source:
             raise UserError(f"{settings.run}: holds no run; --adapter needs the folder of a run with lora")
         return Source(resolve(settings.run))
     run, config = Run(folder), load_yaml(folder / "config.yaml")
-    if settings.dtype is not None and (settings.adapter or config.get("lora") is None or config.get("average_decay")):
+    if settings.dtype is not None and (settings.adapter or config.get("lora") is None):
         raise UserError(
             f"{settings.run}: --dtype is that of the sum of base and LoRA adapter, and here nothing is added; leave it "
             "out (an adapter is float32, other weights keep their dtype)"
@@ -117,47 +126,69 @@ def run_export(config: ExportConfig) -> Path:
 
 def write_export(source: Source, settings: ExportConfig | PushConfig, folder: Path) -> None:
     """Write the model of `source`, or its adapter, with a card into the existing `folder`."""
-    adapted = (source.weights / ADAPTER).exists()
-    family, config = described(resolve(source.base) if adapted else source.weights)
-    own_names = settings.layout == "family"
-    use = FAMILY_USE
-    if not own_names:
-        blocks = family.block_length(config)
-        use = transformers_use(family.architecture, family.shift, blocks, causal=family.causal_context)
-    if settings.adapter:
-        base = Path(source.base).name if Path(source.base).expanduser().exists() else source.base
-        export_adapter(source.weights, family, base, folder, own_names=own_names)
-        made = f"`{base}`" if own_names else f"what `lfpo export {base} --layout transformers` writes"
-        use = ADAPTER_USE.format(base=made)
-    else:
-        held = getattr(torch, source.config.get("dtype", "float32"))
-        dtype = getattr(torch, settings.dtype) if settings.dtype else held
-        needed = weight_bytes(resolve(source.base), dtype) if adapted else 0
-        needed = needed or sum(path.stat().st_size for path in source.weights.glob("*.safetensors"))
-        check_disk(folder, needed + (min(needed, FILE_BYTES) if adapted and not own_names else 0))
-        if not adapted and (adapter := last_adapter(source)) and dtype == torch.bfloat16:
-            tell_loss(rounding_loss(with_saved_adapter(resolve(source.base), adapter, held, dtype)), dtype)
-        if not adapted and own_names:
-            for file in weight_files(source.weights):
-                with reading(file), safe_open(file, framework="pt"):
-                    pass  # its header says how long it is
-            # Without hidden files: `folder` may be one of them.
-            shutil.copytree(source.weights, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*"))
-        elif not adapted:
-            export_transformers(source.weights, folder)
-        elif own_names:
-            tell_loss(merge_adapter(resolve(source.base), source.weights, folder, held, dtype), dtype)
-        else:  # the merged copy goes as it is read, so that the disk holds one model and one file
-            with tempfile.TemporaryDirectory(dir=folder) as scratch:
-                tell_loss(merge_adapter(resolve(source.base), source.weights, Path(scratch), held, dtype), dtype)
-                export_transformers(Path(scratch), folder, consume=True)
-    library = "peft" if settings.adapter else "lfpo" if own_names else settings.layout
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        use = _write_weights(averaged(source, Path(scratch)), settings, folder)
+    library = "peft" if settings.adapter else "lfpo" if settings.layout == "family" else settings.layout
     if source.run is None:
         card = converted_card(source.weights.name, use, library)
     else:
         kind = read_json(source.run.dir / "run.json")["kind"]
         card = model_card(source.run, source.config, kind, use, step=source.step, library=library)
     (folder / CARD).write_text(card, encoding="utf-8")
+
+
+def averaged(source: Source, folder: Path) -> Source:
+    """The source, or, where a checkpoint holds an average of theta, that average written into `folder`: it is what
+    the run evaluates and exports at its end."""
+    saved = source.weights.parent / "average"
+    if source.step is None or not saved.exists():
+        return source
+    adapted = (source.weights / ADAPTER).exists()
+    held = source.base.held
+    model = with_saved_adapter(source.base, source.weights, held) if adapted else load_model(source.weights, dtype=held)
+    average = Average(model.own_parameters(), 0.0)
+    AverageFiles(average).load(saved)
+    swap(average)
+    save_policy(model, folder / "average", None)
+    return replace(source, weights=folder / "average")
+
+
+def _write_weights(source: Source, settings: ExportConfig | PushConfig, folder: Path) -> str:
+    """Write weights, config.json and tokenizer; returns how they are used, for the card."""
+    adapted = (source.weights / ADAPTER).exists()
+    family, config = described(source.base.folder if adapted else source.weights)
+    own_names = settings.layout == "family"
+    if settings.adapter:
+        base = Path(source.base_name).name if Path(source.base_name).expanduser().exists() else source.base_name
+        export_adapter(source.weights, family, base, folder, own_names=own_names)
+        made = f"`{base}`" if own_names else f"what `lfpo export {base} --layout transformers` writes"
+        return ADAPTER_USE.format(base=made)
+    dtype = getattr(torch, settings.dtype) if settings.dtype else source.base.held if adapted else None
+    needed = weight_bytes(source.base.folder, dtype) if adapted and dtype else 0
+    needed = needed or sum(path.stat().st_size for path in source.weights.glob("*.safetensors"))
+    check_disk(folder, needed + (min(needed, FILE_BYTES) if adapted and not own_names else 0))
+    if adapted and dtype:
+        # The merged copy goes as it is read, so that the disk holds one model and one file.
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            merged = folder if own_names else Path(scratch)
+            tell_loss(merge_adapter(source.base, source.weights, merged, dtype), dtype)
+            if not own_names:
+                export_transformers(merged, folder, consume=True)
+    else:
+        if (adapter := last_adapter(source)) and source.base.held == torch.bfloat16:
+            tell_loss(rounding_loss(with_saved_adapter(source.base, adapter, torch.bfloat16)), torch.bfloat16)
+        if own_names:
+            for file in weight_files(source.weights):
+                with reading(file), safe_open(file, framework="pt"):
+                    pass  # its header says how long it is
+            # Without hidden files: `folder` may be one of them.
+            shutil.copytree(source.weights, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*"))
+        else:
+            export_transformers(source.weights, folder)
+    if own_names:
+        return FAMILY_USE
+    blocks = family.block_length(config)
+    return transformers_use(family.architecture, family.shift, blocks, causal=family.causal_context)
 
 
 def last_adapter(source: Source) -> Path | None:
