@@ -180,6 +180,35 @@ def test_text_is_kept_as_it_is_typed(text: str) -> None:
     assert parse_overrides(["--task", "null", "--model"], class_keys) == {"task": None, "model": True}
 
 
+def test_numbers_of_text_keys_stay_as_they_are_written_and_octal_and_base_60_are_text(tmp_path: Path) -> None:
+    (tmp_path / "part.yaml").write_text("model: 007\n")
+    file = tmp_path / "run.yaml"
+    file.write_text("include: [part.yaml]\noutput_dir: 1.10\nmax_steps: 1_000\nsampler: {threshold: 0.90, alg: 1e1}\n")
+    assert load_yaml(file, texts={"output_dir", "model", "sampler.alg"}) == {
+        "output_dir": "1.10",
+        "model": "007",
+        "max_steps": 1000,
+        "sampler": {"threshold": 0.9, "alg": "1e1"},
+    }
+    file.write_text("output_dir: run\ntask: words\nmax_steps: 010\n")
+    with pytest.raises(UserError, match="max_steps: expected a whole number, found '010'"):
+        build(LFPOConfig, load_yaml(file))
+    file.write_text("a: 1:30\nb: -.5\nc: .inf\nd: 1e-3\ne: 1.5e+3\nf: +7\ng: 0\nh: 1.\n")
+    values = load_yaml(file)
+    assert values == {"a": "1:30", "b": -0.5, "c": float("inf"), "d": 1e-3, "e": 1500.0, "f": 7, "g": 0, "h": 1.0}
+    assert load_yaml(file, texts={"zzz"}) == values
+
+
+def test_a_name_that_is_no_text_is_one_sentence() -> None:
+    with pytest.raises(UserError, match=r"eval_samplers: the name 8 is not text; put it into quotes"):
+        build(LFPOConfig, {"output_dir": "run", "task": "words", "eval_samplers": {8: {"steps": 8}}})
+
+
+def test_a_column_keeps_its_dashes() -> None:
+    found = parse_overrides(["--columns.my-answer", "solution", "--max-steps", "3"])
+    assert found == {"columns": {"my-answer": "solution"}, "max_steps": 3}
+
+
 def test_what_is_no_yaml_in_a_list_stays_text() -> None:
     with pytest.raises(UserError, match=r"reward_weights\[0\]: expected a number, found '\[1'"):
         build(LFPOConfig, {"output_dir": "x", "reward_weights": "[1,2"})

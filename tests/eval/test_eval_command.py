@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -247,7 +248,9 @@ def test_two_processes_evaluate_as_one(llada: Path, tmp_path: Path):
     assert process.stderr.count("seed 0 there, 3 here") == 1  # a mistake is told once
 
 
-def test_a_task_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llada: Path):
+def test_a_task_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llada: Path, capsys: pytest.CaptureFixture[str]
+):
     (tmp_path / "echo_task.py").write_text(
         "from lfpo.prompts.tasks.task import Task\n"
         "TASK = Task('echo/1', lambda rng: {'prompt': rng.choice('abcdefgh')}, lambda r: r['prompt'],\n"
@@ -255,6 +258,16 @@ def test_a_task_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lla
     )
     monkeypatch.chdir(tmp_path)
     assert run(llada, tmp_path / "out", task="echo_task:TASK") == 0
+    assert json.loads((tmp_path / "out" / "echo-1.json").read_text())["accuracy"] == 1.0
+    assert run(llada, tmp_path / "out", task="echo_task:TASK") == 0
+    assert "already evaluated" in capsys.readouterr().out
+    # Another verifier under the same name is another evaluation. This one edits its row, and judges it more than once.
+    text = (tmp_path / "echo_task.py").read_text().replace("True", "bool(r.pop('prompt', ''))")
+    (tmp_path / "echo_task.py").write_text(text)
+    monkeypatch.delitem(sys.modules, "echo_task")
+    assert run(llada, tmp_path / "out", task="echo_task:TASK") == 2
+    assert "with other settings (task_sha256 " in capsys.readouterr().err
+    assert run(llada, tmp_path / "out", "--overwrite", "true", task="echo_task:TASK") == 0
     assert json.loads((tmp_path / "out" / "echo-1.json").read_text())["accuracy"] == 1.0
 
 

@@ -10,6 +10,7 @@ import itertools
 import json
 import lzma
 import math
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -177,6 +178,16 @@ def test_cells_of_a_csv_are_numbers_where_the_whole_column_is(tmp_path: Path) ->
         ("rows.csv", b"prompt,prompt\na,1\n", "rows.csv:1: two columns are named 'prompt'"),
         ("rows.csv", b"prompt,answer\n", "rows.csv: no rows"),
         ("rows.csv", b"", "rows.csv: no rows"),
+        (
+            "rows.csv",
+            b'prompt,answer\na,1\n"b,2\nc,3\n',
+            "rows.csv:4: not readable as CSV (unexpected end of data; the la",
+        ),
+        (
+            "rows.jsonl",
+            b'{"prompt": "a", "prompt": "b"}\n',
+            "rows.jsonl:1: not valid JSON (key 'prompt' is given twice)",
+        ),
         ("rows.csv", b"question,answer\na,b\n", "rows.csv:2: column 'prompt' is missing (found: question, answer)"),
         ("rows.csv", b"\xff\xfea,b\n", "rows.csv: not readable as UTF-8 text"),
         ("rows.json", b'[{"prompt": "a"}, 3]', "rows.json: row 2: expected a JSON object, found int"),
@@ -439,3 +450,43 @@ def test_the_mask_token_id_of_the_configuration_is_taken(tmp_path: Path, positio
     assert PreTrainedTokenizerFast.from_pretrained(folder).mask_token is None
     tokenizer, model = load_tokenizer(folder), load_model(folder)
     assert model.mask_id == tokenizer.mask_token_id == position
+
+
+# Rows that share an object, and columns of several files
+
+
+def test_a_dict_that_is_yielded_or_returned_again_and_again_gives_different_rows(tmp_path: Path) -> None:
+    def reused() -> Any:
+        row: dict[str, Any] = {}
+        for text in ("a", "b", "c"):
+            row["prompt"] = text
+            yield row
+
+    assert [r.values["prompt"] for r in read_rows(config(), "train", reused(), 3)] == ["a", "b", "c"]
+    (tmp_path / "rows.jsonl").write_bytes(jsonl([{"prompt": text} for text in "abc"]))
+    mapped = config(data_file=str(tmp_path / "rows.jsonl"), map_row="test_fault_data.into_one")
+    assert [r.values["prompt"] for r in read_rows(mapped, "train")] == ["a", "b", "c"]
+
+
+ONE: dict[str, Any] = {}
+
+
+def into_one(row: dict[str, Any]) -> dict[str, Any]:
+    ONE.update(row)
+    return ONE
+
+
+def test_a_column_has_one_type_in_all_files_of_a_pattern_and_texts_stay_text(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("prompt,answer,completion\n1,4,7\n")
+    (tmp_path / "b.csv").write_text("prompt,answer,completion\n2,four,8\n")
+    assert [row for row, _ in load_rows(tmp_path / "*.csv")] == [
+        {"prompt": "1", "answer": "4", "completion": "7"},
+        {"prompt": "2", "answer": "four", "completion": "8"},
+    ]
+    assert load_rows(tmp_path / "a.csv")[0][0] == {"prompt": "1", "answer": 4, "completion": "7"}
+
+
+def test_a_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rows.jsonl")
+    with pytest.raises(UserError, match=r"rows\.jsonl: is a pipe, and rows are read more than once"):
+        load_rows(tmp_path / "rows.jsonl")

@@ -1,6 +1,7 @@
 import ast
 import dataclasses
 import functools
+import json
 import random
 import re
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,12 +19,13 @@ from lfpo.config.sft import SFTConfig
 from lfpo.config.tasks import LENGTHS, TASKS
 from lfpo.core.rng import python_rng
 from lfpo.models import load_tokenizer
-from lfpo.prompts.tasks import Task, get_task, sudoku, sudoku6
+from lfpo.prompts.tasks import DataTask, Task, get_task, sudoku, sudoku6
 from lfpo.prompts.tasks.countdown import problems
 from lfpo.prompts.tasks.grids import grids
 from lfpo.prompts.tasks.successor import successor_task
 from lfpo.prompts.tasks.task import in_test_split
 from lfpo.prompts.tokenizer import train_tokenizer
+from lfpo.rewards import score
 from lfpo.rewards.arithmetic import MAX_CHARS, evaluate, parse
 from lfpo.rewards.sudoku import blank_cells, is_grid
 from lfpo.train.sft import _tokenizer_corpus
@@ -407,3 +410,83 @@ def test_stories_are_solved_by_their_steps_and_share_no_numbers_with_training():
     # What is new in a test problem is the chain: a base that never saw 2+2 would fail for that alone.
     computed = {split: {tuple(step) for row in found for step in row["steps"]} for split, found in rows.items()}
     assert computed["test"] <= computed["train"]
+
+
+def own_task(**changes: Any) -> Task:
+    """A task of a user's, whose problems are single letters. changes: of its functions."""
+    values: dict[str, Any] = {
+        "sample": lambda rng: {"prompt": rng.choice("abcdefgh")},
+        "solution_key": lambda r: r["prompt"],
+    }
+    values |= {"correct": lambda c, r: c == r["prompt"], "demonstrate": lambda r, rng, share: r["prompt"]}
+    return Task(**{"name": "own", **values, "right_share": 0.4, "gen_length": 4, **changes})
+
+
+def test_a_verifier_may_read_the_prompt_in_training_too_and_give_a_number_of_any_type() -> None:
+    task = own_task(correct=lambda c, r: torch.tensor(c == r["prompt"]))
+    (accuracy,) = task.reward_functions
+    assert score([accuracy], [1.0], ["a", "b"], ["a", "a"], [[1], [1]], {}).reward_B.tolist() == [1.0, 0.0]
+    assert task.correct_all([{"prompt": "a"}, {"prompt": "b"}], ["a", "a"]) == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("correct", "said"),
+    [
+        (lambda c, r: 1 / 0, "failed: ZeroDivisionError"),
+        (lambda c, r: float("nan"), "reward 0 is nan, expected a finite number"),
+        (lambda c, r: "yes", "reward 0 is 'yes', expected a finite number"),
+    ],
+)
+def test_a_verifier_that_fails_or_gives_no_number_is_one_sentence_with_its_row(correct: Any, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        own_task(correct=correct).correct_all([{"prompt": "a"}], ["guess"])
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+    assert "task 'own': correct, of 'guess' for 'a'," in str(caught.value)
+
+
+def own_data(folder: Path, train: str = "ab", **changes: Any) -> DataTask:
+    """A benchmark of a user's: rows of one letter from files; the test split has c and d."""
+    for split, letters in (("train", train), ("test", "cd")):
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps({"letter": letter}) + "\n" for letter in letters))
+    values: dict[str, Any] = {
+        "build": lambda record: {"prompt": record.values["letter"], "gold": record.values["letter"]}
+    }
+    values |= {"accuracy": lambda completions, gold: [float(c == g) for c, g in zip(completions, gold, strict=True)]}
+    values |= {"solution_key": lambda row: row["gold"], "solution": lambda row: row["gold"]}
+    return DataTask(**{"name": "own", **values, **changes}).at(str(folder))
+
+
+def test_the_grader_of_a_benchmark_gets_the_arguments_that_it_names(tmp_path: Path) -> None:
+    task = own_data(tmp_path)
+    assert task.correct_all(task.test_rows(), ["c", "c"]) == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "said"),
+    [
+        (lambda completions, **_: [1.0], "returned 1 rewards for 2 completions"),
+        (lambda completions, **_: "11", "returned str, expected a list of numbers"),
+        (lambda completions, **_: 1.0, "returned float, expected a list of numbers"),
+        (lambda completions, **_: [float("nan")] * 2, "reward 0 is nan"),
+        (lambda completions, **_: [0.0, [][1]], "failed: IndexError"),
+        (lambda answers: answers, "failed: TypeError"),
+    ],
+)
+def test_a_grader_that_fails_or_gives_no_numbers_is_one_sentence(accuracy: Any, said: str, tmp_path: Path) -> None:
+    task = own_data(tmp_path, accuracy=accuracy)
+    with pytest.raises(UserError) as caught:
+        task.correct_all(task.test_rows(), ["c", "c"])
+    assert said in str(caught.value) and "task 'own': accuracy" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"build": lambda record: record.values["question"]}, r"build failed for .*train.jsonl:1: KeyError: 'question'"),
+        ({"solution_key": lambda row: [row["gold"]]}, r"solution_key failed for row .*unhashable type: 'list'"),
+        ({"train": "dc"}, r"the train split has no rows: the solutions of all 2 are in the test split, too"),
+    ],
+)
+def test_what_a_benchmarks_own_functions_do_wrong_names_the_record(changes: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=said):
+        own_data(tmp_path, **changes).train_rows()

@@ -6,16 +6,19 @@ import faulthandler
 import importlib
 import json
 import multiprocessing
+import operator
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import tiny
 from lfpo.config.errors import UserError
@@ -81,6 +84,50 @@ def test_an_argument_that_cannot_be_copied_is_given_as_it_is():
         [lambda prompts, completions, lock: [float(lock[0].locked())]], [1.0], ["p"], ["c"], [[1]], {"lock": [lock]}
     )
     assert rewards.reward_B.tolist() == [0.0] and not rewards.failed
+
+
+class Uncopyable:
+    def __deepcopy__(self, memo: object) -> None:
+        raise ValueError("one of a kind")
+
+
+def test_an_object_whose_copying_fails_is_given_as_it_is():
+    given = Uncopyable()
+    rewards = score(
+        [lambda prompts, completions, it: [float(it[0] is given)]], [1.0], ["p"], ["c"], [[1]], {"it": [given]}
+    )
+    assert rewards.reward_B.tolist() == [1.0] and not rewards.failed
+
+
+def test_a_function_written_in_c_has_no_signature_to_ask_for():
+    rewards = score([operator.itemgetter("completions")], [1.0], ["p"], ["c"], [[1]], {})
+    assert list(rewards.failed) == ["itemgetter"]
+
+
+STATES: dict[str, tuple[str, Callable[[], object]]] = {
+    "gradients": ("torch.set_grad_enabled(False)", torch.is_grad_enabled),
+    "device": ("torch.set_default_device('meta')", torch.get_default_device),
+    "dtype": ("torch.set_default_dtype(torch.float64)", torch.get_default_dtype),
+    "autocast": ("torch.autocast('cpu', torch.bfloat16).__enter__()", lambda: torch.is_autocast_enabled("cpu")),
+    "precision": ("torch.set_float32_matmul_precision('medium')", torch.get_float32_matmul_precision),
+}
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_what_a_module_or_a_function_sets_in_torch_ends_with_it(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    line, state = STATES[kind]
+    before, name = state(), f"sets_{kind}"
+    (tmp_path / f"{name}.py").write_text(
+        f"import torch\n{line}\ndef reward(prompts, completions, **_):\n    {line}\n    return [1.0] * len(prompts)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    function = resolve(f"{name}.reward", {}, kind="reward function")
+    assert state() == before
+    assert not score([function], [1.0], ["p"], ["c"], [[1]], {}).failed
+    assert state() == before
+    assert torch.ones(1, requires_grad=True).add(1).requires_grad and torch.ones(1).device.type == "cpu"
 
 
 def test_a_verifier_gets_copies_too():

@@ -64,7 +64,16 @@ def test_whatever_gives_two_numbers_in_order_is_two_rewards(returned):
     assert checked(returned, "f", 2) == [0.5, 1.0]
 
 
-@pytest.mark.parametrize("returned", [[None, 1.0], np.array([None, 1.0]), (v for v in (None, 1))])
+@pytest.mark.parametrize(
+    "returned",
+    [
+        [None, 1.0],
+        np.array([None, 1.0]),
+        (v for v in (None, 1)),
+        np.ma.masked_invalid([NAN, 1.0]),
+        np.ma.masked_equal([[3], [1]], 3),
+    ],
+)
 def test_none_stays_none_in_every_container(returned):
     assert checked(returned, "f", 2) == [None, 1.0]
 

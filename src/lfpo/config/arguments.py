@@ -39,7 +39,8 @@ def parse_overrides(arguments: list[str], texts: Collection[str] = ()) -> Json:
         if not argument.startswith("--") or argument == "--":
             raise UserError(f"argument {argument!r}: expected --key value")
         name, equals, text = argument[2:].partition("=")
-        key = name.replace("-", "_")
+        # A key may be written with dashes; a column keeps its name.
+        key = name if name.startswith("columns.") else name.replace("-", "_")
         has_value = bool(equals or (rest and not rest[0].startswith("--")))
         if not equals:
             text = rest.pop(0) if has_value else "true"
@@ -68,7 +69,9 @@ def read_arguments(
     values: Json = {}
     if takes_file and rest and not rest[0].startswith("--"):
         path, *rest = rest
-        values = load_yaml(path)
+        values = load_yaml(path, texts=set().union(*map(text_keys, classes)))
+        if Path(path).name == "config.yaml" and (Path(path).parent / "run.json").exists():
+            values["output_dir"] = str(Path(path).parent)  # a run's own folder, wherever it was moved to
         kind = command_of(values)
         if kind != command and not Path(path).is_file() and path.partition("/")[0] not in PARTS:
             raise UserError(f"config {path!r}: this recipe is for `lfpo {kind}`; `lfpo recipes` lists all of them")

@@ -35,8 +35,9 @@ def command_of(values: Json) -> str:
     return next((kind for key, kind in kinds.items() if key in values), "train")
 
 
-def load_yaml(path: str | Path, including: tuple[Path, ...] = ()) -> Json:
+def load_yaml(path: str | Path, including: tuple[Path, ...] = (), texts: Collection[str] = ()) -> Json:
     """A YAML mapping from a file, or from a shipped recipe given by name. including: the files whose includes led here.
+    texts: dotted keys whose numbers are kept as they are written, such as a folder 1.10.
 
     `include: [a, b]` merges other files or recipes: b overrides a, and this file overrides both. Paths are relative to
     the including file. Raises UserError for a missing or unreadable file, and for one that includes itself.
@@ -45,7 +46,8 @@ def load_yaml(path: str | Path, including: tuple[Path, ...] = ()) -> Json:
     if file in including:
         raise UserError(f"{including[-1]}: includes itself through {' and '.join(p.name for p in including)}")
     try:
-        value = yaml.load(file.read_text(encoding="utf-8-sig"), Loader=_Loader)
+        text = file.read_text(encoding="utf-8-sig")
+        value = yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, ValueError, OSError) as error:  # ValueError: not UTF-8, or a date that does not exist
         mark = getattr(error, "problem_mark", None)
         place, problem = ("", error) if mark is None else (f":{mark.line + 1}", error.problem)  # type: ignore[union-attr]
@@ -57,8 +59,20 @@ def load_yaml(path: str | Path, including: tuple[Path, ...] = ()) -> Json:
         raise UserError(f"{file}: 'include' must be a list of files or recipes, found {names!r}")
     result: Json = {}
     for name in names:
-        result = merge(result, load_yaml(name, (*including, file)))
-    return merge(result, value)
+        result = merge(result, load_yaml(name, (*including, file), texts))
+    written = yaml.load(text, Loader=yaml.BaseLoader) if texts else None  # all scalars as text
+    return merge(result, _as_written(value, written, texts) if written else value)
+
+
+def _as_written(values: Json, written: Json, texts: Collection[str], prefix: str = "") -> Json:
+    """The values, with the text of those numbers that belong to the dotted keys `texts`."""
+    result = dict(values)
+    for key, value in values.items():
+        if isinstance(value, dict) and isinstance(written.get(key), dict):
+            result[key] = _as_written(value, written[key], texts, f"{prefix}{key}.")
+        elif f"{prefix}{key}" in texts and isinstance(value, int | float) and not isinstance(value, bool):
+            result[key] = written.get(key, value)
+    return result
 
 
 def _find(path: Path, beside: Path) -> Path:
@@ -77,8 +91,8 @@ def _find(path: Path, beside: Path) -> Path:
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads `1e-3` as a number, as YAML 1.2 does (PyYAML follows YAML 1.1, where it is a string), and refuses a key
-    that a mapping holds twice."""
+    """Reads numbers as YAML 1.2 does and refuses a key that a mapping holds twice. PyYAML follows YAML 1.1, where
+    `1e-3` is text, `010` is 8 and `1:30` is 90."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
         seen: set[str] = set()
@@ -89,11 +103,17 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
-    list("-+0123456789."),
-)
+_NUMBERS = {  # with underscores between digits, as in 1_000
+    "tag:yaml.org,2002:int": r"^[-+]?(0|[1-9][0-9_]*)$",
+    "tag:yaml.org,2002:float": r"^([-+]?(\d[\d_]*\.[\d_]*|\.\d+)([eE][-+]?\d+)?|[-+]?\d+[eE][-+]?\d+"
+    r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$",
+}
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in known if tag not in _NUMBERS]
+    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _tag, _pattern in _NUMBERS.items():
+    _Loader.add_implicit_resolver(_tag, re.compile(_pattern), list("-+0123456789."))
 
 
 def typed(text: str) -> Any:
@@ -229,6 +249,9 @@ def read_value(value: Any, hint: Any, where: str) -> object:
     if origin is list:
         return [read_value(v, inner[0], f"{where}[{i}]") for i, v in enumerate(_items(value, hint, where))]
     if isinstance(value, dict) and (origin or hint) is dict:
+        for key in value:
+            if inner and inner[0] is str and not isinstance(key, str):
+                raise UserError(f"{where}: the name {key!r} is not text; put it into quotes")
         return {k: read_value(v, inner[1] if inner else Any, f"{where}.{k}") for k, v in value.items()}
     if isinstance(value, dict) and dataclasses.is_dataclass(hint):
         return build(typing.cast(type, hint), value, where)

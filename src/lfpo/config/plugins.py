@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lfpo.config.errors import UserError, last_line, nearest
+from lfpo.config.torch_state import torch_state_kept
 
 DOTTED = r"[.:]"  # what a dotted path has and a name has not
 
@@ -20,7 +21,8 @@ def resolve(name: str, known: Mapping[str, str], *, kind: str) -> Any:
     """
     module_name, attribute = dotted(name, known, kind=kind)
     try:
-        module = importlib.import_module(module_name)
+        with torch_state_kept():
+            module = importlib.import_module(module_name)
     except UserError:
         raise
     except (Exception, SystemExit) as error:  # user code may raise anything

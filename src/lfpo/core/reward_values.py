@@ -44,10 +44,13 @@ def checked(values: object, name: str, expected: int) -> list[float | None]:
 
 
 def number(value: Any) -> float | None:
-    """A reward as a float, or None. Takes what float holds: bool, int, Decimal, Fraction, scalars of numpy and torch,
-    and arrays and tensors of any shape that hold one number. Raises NotANumber for text, complex numbers, NaN,
-    infinities, integers beyond the range of float, and arrays of several numbers."""
+    """A reward as a float, or None, also for a value that a masked array lacks. Takes what float holds: bool, int,
+    Decimal, Fraction, scalars of numpy and torch, and arrays and tensors of any shape that hold one number. Raises
+    NotANumber for text, complex numbers, NaN, infinities, integers beyond the range of float, and arrays of several
+    numbers."""
     inner = value
+    if hasattr(value, "filled") and bool(value.mask.all()):  # numpy's missing value, whose item() is 0.0
+        return None
     if hasattr(value, "item"):  # numpy and torch
         try:
             inner = value.item()

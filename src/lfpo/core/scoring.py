@@ -9,15 +9,15 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from lfpo.config.errors import UserError
+from lfpo.config.errors import UserError, last_line
 from lfpo.config.json import Json
-from lfpo.core.attempts import attempt
+from lfpo.config.torch_state import torch_state_kept
+from lfpo.core.attempts import RewardFailed, attempt
 from lfpo.core.messages import prefill
 from lfpo.core.reward_values import checked
 
@@ -65,7 +65,7 @@ class Scorer:
         """Score b completions with each function, called as f(prompts, completions, completion_ids=..., **columns).
 
         completion_ids: b lists of token ids. columns: name -> b values; a function without **kwargs gets only the
-            columns that it names. Each function gets copies of all of these.
+            arguments that it names. Each function gets copies of all of these.
 
         A function that raises, or exceeds the timeout, is listed in `failed` and its rewards are None.
         Raises UserError if a function returns the wrong number of rewards or a reward that is neither a finite number
@@ -81,8 +81,8 @@ class Scorer:
         parts: dict[str, list[float | None]] = {}
         failed: dict[str, str] = {}
         for name, function in self.functions.items():
-            arguments = {"prompts": prompts, "completions": completions}
-            arguments |= accepted(function, {**columns, "completion_ids": completion_ids})
+            given = {"prompts": prompts, "completions": completions, **columns, "completion_ids": completion_ids}
+            arguments = accepted(function, given)
             call = partial(function, **{key: copied(values) for key, values in arguments.items()})
             returned, why = attempt(call, self.timeout, partial(as_rewards, name=name, expected=len(completions)))
             if why is not None:
@@ -148,7 +148,7 @@ def copied(values: Sequence[object]) -> list[Any]:
     def copy_of(value: object) -> object:
         try:
             return copy.deepcopy(value)
-        except (TypeError, RuntimeError, copy.Error, pickle.PicklingError):  # a lock, an open file, a generator
+        except Exception:  # a lock, an open file, a generator; an object's own __deepcopy__ may raise anything
             return value
 
     return [copy_of(value) for value in values]
@@ -156,10 +156,28 @@ def copied(values: Sequence[object]) -> list[Any]:
 
 def accepted(function: RewardFunction, arguments: Json) -> Json:
     """The arguments that the function's signature accepts."""
-    parameters = inspect.signature(function).parameters
+    try:
+        parameters = inspect.signature(function).parameters
+    except ValueError:  # a function written in C
+        return arguments
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return arguments
     return {k: v for k, v in arguments.items() if k in parameters}
+
+
+def verdicts(name: str, call: Callable[[], object], count: int) -> list[bool | None]:
+    """What a task's verifier says of so many completions: whether its number is 1, or None where it gave none.
+
+    name: for messages. Raises UserError where it fails, or returns anything but numbers; RewardFailed where it cannot
+    judge."""
+    try:
+        with torch_state_kept():
+            values = as_rewards(call(), name, count)
+    except (UserError, RewardFailed):
+        raise
+    except (Exception, SystemExit) as error:  # user code may raise anything
+        raise UserError(f"{name} failed: {last_line(error)}") from error
+    return [None if value is None else value == 1.0 for value in values]
 
 
 def as_rewards(values: Any, name: str, expected: int) -> list[float | None]:

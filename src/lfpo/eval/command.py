@@ -17,7 +17,7 @@ from lfpo.config.sampler import SamplerConfig
 from lfpo.core import collectives, devices
 from lfpo.core.encoding import encode_rows
 from lfpo.core.messages import prefill
-from lfpo.core.scoring import without_prefill
+from lfpo.core.scoring import copied, without_prefill
 from lfpo.eval.estimates import scores
 from lfpo.eval.evaluate import Answer, generate, grade
 from lfpo.eval.store import Journal, Record, data_sha256, file_sha256, find, pair_of, partial_files, write_result
@@ -25,7 +25,7 @@ from lfpo.eval.terminal import open_console, progress, show
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.models.loading import resolve, trained_block_length
 from lfpo.models.tensor_files import check_memory
-from lfpo.prompts.tasks import DataTask, Row, Task, get_task
+from lfpo.prompts.tasks import DataTask, Row, Task, get_task, source_sha256
 from lfpo.rollout.sampling import as_it_is
 
 
@@ -78,7 +78,7 @@ def run_eval(config: EvalConfig) -> list[Json]:
     if len(results) < len(jobs):
         for job, result in zip(jobs, stored, strict=True):
             if result is None:  # what a grader lacks is told before anything is loaded or sampled
-                job.task.correct_all(job.rows[:1], [""] * len(job.rows[:1]))
+                job.task.correct_all(copied(job.rows[:1]), [""] * len(job.rows[:1]))
         dtype, device = getattr(torch, config.dtype), devices.device()
         collectives.together(lambda: check_memory(resolve(config.model), dtype, device))
         model = load_model(config.model, dtype=dtype, device=device)
@@ -112,6 +112,8 @@ def prepare(name: str, config: EvalConfig, weights: str | None, block_length: in
         "device": torch.cuda.get_device_name(devices.device()) if torch.cuda.is_available() else "cpu",
         "versions": {k: v for k, v in versions().items() if k != "python"},
     }
+    if (source := source_sha256(name)) is not None:
+        settings["task_sha256"] = source  # of a user's task, whose verifier may change under its name
     path = None if config.output is None else Path(config.output).expanduser()
     if path is not None and path.suffix != ".json":
         path /= re.sub(r"[^\w.-]+", "-", task.name) + ".json"

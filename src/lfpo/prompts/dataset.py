@@ -58,7 +58,9 @@ def _from_python(rows: object, name: str, most: int | None) -> list[Record]:
         if most is None:
             raise UserError(f"{name}: has no length, so its epochs cannot be counted; give max_steps, or a list")
         rows = itertools.islice(rows, most)
-    records = [Record(row, f"{name}[{i}]") for i, row in enumerate(rows)]
+    # Copies: a generator may yield one dict again and again, with other values.
+    copies = (dict(row) if isinstance(row, Mapping) else row for row in rows)
+    records = [Record(row, f"{name}[{i}]") for i, row in enumerate(copies)]
     for record in records:
         check_row(record.values, record.where, required=())
     return records
@@ -79,6 +81,7 @@ def _prepared(record: Record, columns: Mapping[str, str], prepare: Callable[[Row
             raise UserError(f"{record.where}: map_row failed: {last_line(error)}") from error
         if not isinstance(row, Mapping):
             raise UserError(f"{record.where}: map_row returned {type(row).__name__}, expected a dict")
+        row = dict(row)  # the function may return one dict for all rows
     prompt: Any = row.get("prompt")
     if isinstance(prompt, tuple) or (hasattr(prompt, "__len__") and hasattr(prompt, "tolist")):
         # pandas holds lists as arrays

@@ -32,6 +32,7 @@ _PACKED: dict[bytes, tuple[str, Callable[[bytes], bytes]]] = {
 }
 _OTHERS = {b"PK\x03\x04": "a zip archive", b"\x28\xb5\x2f\xfd": "compressed by zstd"}
 _ARROW = (b"ARROW1", b"\xff\xff\xff\xff")  # a file, a stream
+TEXTS = ("prompt", "completion", "chosen", "rejected")  # columns that are text, whatever their cells look like
 _MOST_CELL = 2**31 - 1  # characters; the csv module's own limit is 131072
 
 
@@ -43,11 +44,16 @@ def load_rows(path: str | Path, required: tuple[str, ...] = (), *, typed: bool =
     Raises UserError, which names file and line or row, for what cannot be read, and the file where it has no rows.
     """
     rows: Rows = []
+    texts: list[Json] = []  # rows whose values are all text
     for file in matching(path):
-        file_rows = _file_rows(file, typed)
+        file_rows, cells = _file_rows(file)
         if not file_rows:
             raise UserError(f"{file}: no rows")
         rows += file_rows
+        texts += [row for row, _ in file_rows] if cells and typed else []
+    for name in dict.fromkeys(name for row in texts for name in row):
+        if name not in TEXTS:  # over all files: a column has one type
+            _convert(name, texts)
     for row, where in rows:
         check_row(row, where, required)
     return rows
@@ -74,8 +80,11 @@ def suffix_of(file: Path) -> str:
     return next((suffix for suffix in SUFFIXES if name.endswith(suffix)), "")
 
 
-def _file_rows(file: Path, typed: bool) -> Rows:
+def _file_rows(file: Path) -> tuple[Rows, bool]:
+    """A file's rows, and whether they are cells of text alone, as in CSV."""
     try:
+        if file.is_fifo():
+            raise UserError(f"{file}: is a pipe, and rows are read more than once; write them to a file")
         data = file.read_bytes()
         for start, (_, unpack) in _PACKED.items():
             if data.startswith(start):
@@ -89,18 +98,18 @@ def _file_rows(file: Path, typed: bool) -> Rows:
         if data.startswith(start):
             raise UserError(f"{file}: is {what}, which is not read; unpack it")
     if data.startswith((b"PAR1", *_ARROW)) or suffix_of(file) in (".parquet", ".arrow"):
-        return _table_rows(data, file)
+        return _table_rows(data, file), False
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{file}: not readable as UTF-8 text ({error})") from error
     as_table = suffix_of(file) in (".csv", ".tsv")
     if text.lstrip()[:1] in ("{", "[") and not (as_table and _parsed(text) is _parsed(_first_line(text)) is None):
-        return _json_rows(text, file)
+        return _json_rows(text, file), False
     if as_table:
-        return _csv_rows(text, file, typed)
+        return _csv_rows(text, file), True
     if suffix_of(file) or not text.strip():
-        return parse_lines(text, file)
+        return parse_lines(text, file), False
     raise UserError(f"{file}: expected JSONL, a JSON list, or a file that ends in {', '.join(SUFFIXES)}")
 
 
@@ -149,13 +158,13 @@ def _is_table(value: Any) -> bool:
     return objects and not all({"role", "content"} <= item.keys() for item in value)
 
 
-def _csv_rows(text: str, file: Path, typed: bool) -> Rows:
+def _csv_rows(text: str, file: Path) -> Rows:
     """A header line, then rows, separated by the one of comma, tab and semicolon that the header has most of."""
     csv.field_size_limit(_MOST_CELL)
     own = "\t" if suffix_of(file) == ".tsv" else ","
-    reader = csv.reader(
-        io.StringIO(text, newline=""), delimiter=max((own, ",", "\t", ";"), key=_first_line(text).count)
-    )
+    delimiter = max((own, ",", "\t", ";"), key=_first_line(text).count)
+    # strict: without it a quote that is never closed takes the rest of the file into one cell.
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     names: list[str] = []
     rows: Rows = []
     try:
@@ -173,9 +182,11 @@ def _csv_rows(text: str, file: Path, typed: bool) -> Rows:
             values = [cell or None for cell in cells] + [None] * (len(names) - len(cells))
             rows.append(({n: v for n, v in zip(names, values, strict=True) if n}, where))
     except csv.Error as error:
-        raise UserError(f"{file}:{reader.line_num}: not readable as CSV ({error})") from error
-    for name in names if typed else []:
-        _convert(name, [row for row, _ in rows])
+        last = rows[-1][1].rpartition(":")[2] if rows else 1
+        raise UserError(
+            f"{file}:{reader.line_num}: not readable as CSV ({error}; the last whole row is in line {last}); a quote "
+            "within a quoted cell is written twice"
+        ) from error
     return rows
 
 
@@ -209,6 +220,6 @@ def _table_rows(data: bytes, file: Path) -> Rows:
             opener = pyarrow.ipc.open_file if data.startswith(_ARROW[0]) else pyarrow.ipc.open_stream
             table = opener(buffer).read_all()
         rows = table.to_pylist()
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:  # a date beyond Python's
         raise UserError(f"{file}: not readable as {kind} ({' '.join(str(error).split())})") from error
     return [(row, f"{file}: row {number}") for number, row in enumerate(rows, start=1)]

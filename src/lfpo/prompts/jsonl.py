@@ -6,6 +6,7 @@ import math
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from lfpo.config.errors import UserError, nearest
 from lfpo.config.files import json_text
@@ -46,12 +47,21 @@ def parse_lines(text: str, file: Path) -> list[tuple[Json, str]]:
         if not line.strip():
             raise UserError(f"{where}: empty line, expected a JSON object")
         try:
-            row = json.loads(line)
+            row = json.loads(line, object_pairs_hook=once)
         except (ValueError, RecursionError) as error:
             raise UserError(f"{where}: not valid JSON ({error}); each line must be one JSON object") from error
         check_row(row, where, required=())
         rows.append((row, where))
     return rows
+
+
+def once(pairs: list[tuple[str, Any]]) -> Json:
+    """A JSON object. Raises ValueError where it has a key twice, of which json takes the last."""
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"key {next(name for name in names if names.count(name) > 1)!r} is given twice")
+    return row
 
 
 def check_row(row: object, where: str, required: tuple[str, ...] = ("prompt",)) -> None:

@@ -282,6 +282,6 @@ def histogram(values: Sequence[float], ends: tuple[float, float] | None = None) 
     low, high = min(finite), max(finite)
     if ends and ends[0] <= low and high <= ends[1]:
         low, high = ends
-    bins = BINS if high > low else 1
+    bins = BINS if high > low and math.isfinite(high - low) else 1  # a range beyond float has no width
     counts = Counter(min(bins - 1, int((v - low) / ((high - low) or 1) * bins)) for v in finite)
     return {"low": round(low, 4), "high": round(high, 4), "counts": [counts[i] for i in range(bins)]}

@@ -1,9 +1,11 @@
 """A run directory: the resolved config, metrics.jsonl, rollouts and checkpoints of one training run."""
 
 import contextlib
+import errno
 import json
 import math
 import os
+import platform
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
@@ -16,6 +18,12 @@ from lfpo.config.errors import UserError
 from lfpo.config.files import json_lines, read_json, replace_file, writing
 from lfpo.config.json import Json
 
+try:
+    import fcntl
+except ImportError:  # on Windows
+    fcntl = None  # type: ignore[assignment]
+
+LOCK = ".lock"
 RESUME = "; saved checkpoints are intact: free disk space or check permissions, then run the same command with --resume"
 
 
@@ -33,6 +41,32 @@ class Run:
     @property
     def metrics_file(self) -> Path:
         return self.dir / "metrics.jsonl"
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other processes from training in this folder while the block runs. Raises UserError where one does.
+
+        The lock is the system's: it ends with the process, however that ends. A file system without locks has none.
+        """
+        if self.silent or fcntl is None:
+            yield
+            return
+        with writing(self.dir / LOCK, RESUME):
+            file = (self.dir / LOCK).open("a+", encoding="utf-8")
+        with file:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno in (errno.EACCES, errno.EAGAIN):
+                    file.seek(0)
+                    raise UserError(
+                        f"{self.dir}: {file.read().strip() or 'another process'} trains here; wait for its end or stop "
+                        "it, then give --resume again"
+                    ) from error
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {platform.node()}\n")
+            file.flush()
+            yield
 
     def log(self, values: Json) -> None:
         """Append one JSON object to metrics.jsonl. Raises UserError when it cannot be written."""
@@ -72,7 +106,8 @@ class Run:
 
     def _read(self, file: Path) -> list[Json]:
         rows: list[Json] = []
-        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        # Bytes that are no text, after a crash or on a broken disk, end what is read as a cut line does.
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else []
         with contextlib.suppress(ValueError):
             for line in lines:
                 rows.append(json.loads(line))
@@ -162,7 +197,7 @@ def removed_if_unused(run: Run) -> Iterator[None]:
     try:
         yield
     except UserError:
-        if not run.silent and {path.name for path in run.dir.iterdir()} == {"config.yaml", "run.json"}:
+        if not run.silent and {path.name for path in run.dir.iterdir()} <= {"config.yaml", "run.json", LOCK}:
             shutil.rmtree(run.dir)
         raise
 

@@ -90,7 +90,7 @@ class TrainingRun:
     def train(self) -> Path:
         """Run the trainer from where the run stands to its last step; returns the folder of the exported model."""
         trainer = self.trainer
-        with removed_if_unused(self.folder):
+        with self.folder.held(), removed_if_unused(self.folder):
             self.restore()
             self.folder.write_config(trainer.user_args, trainer.total_steps)
             distributed.begin_work()

@@ -1,9 +1,13 @@
 """Tasks. To add one, add a file and a line in lfpo.config.tasks, or give a dotted path on the command line."""
 
 import dataclasses
+import hashlib
+import re
+import sys
+from pathlib import Path
 
 from lfpo.config.errors import UserError
-from lfpo.config.plugins import resolve
+from lfpo.config.plugins import DOTTED, dotted, resolve
 from lfpo.config.tasks import BENCHMARKS, LENGTHS, OTHERS, TASKS
 from lfpo.core.scoring import Row
 from lfpo.prompts.tasks.data_task import DataTask
@@ -36,4 +40,14 @@ def get_task(name: str) -> Task | DataTask:
     return task.at(where)
 
 
-__all__ = ["VALIDATION", "DataTask", "Row", "Task", "get_task"]
+def source_sha256(name: str) -> str | None:
+    """The SHA-256 of the file of the module that holds a task by dotted path, once it is loaded; None for a task of
+    lfpo's or of reasoning-gym."""
+    base, _, _ = name.partition("@")
+    if base.startswith("reasoning_gym:") or not re.search(DOTTED, base):
+        return None
+    file = sys.modules[dotted(base, {}, kind="task")[0]].__file__
+    return None if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
+
+
+__all__ = ["VALIDATION", "DataTask", "Row", "Task", "get_task", "source_sha256"]

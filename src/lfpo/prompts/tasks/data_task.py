@@ -9,11 +9,13 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from lfpo.config.errors import UserError
+from lfpo.config.errors import UserError, last_line
 from lfpo.core.attempts import RewardFailed
+from lfpo.core.reward_values import shortened
 from lfpo.core.rng import python_rng
-from lfpo.core.scoring import Row
+from lfpo.core.scoring import Row, accepted, verdicts
 from lfpo.prompts.tasks.records import HubSplit, Record, find_split, has_split, load_hub, read_records
 from lfpo.rewards import RewardFunction
 from lfpo.rewards.formats import tag_format
@@ -82,12 +84,13 @@ class DataTask:
         if not rows:
             return []
         columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
+        given = {"prompts": [row["prompt"] for row in rows], "completions": list(completions)}
+        call = functools.partial(self.accuracy, **accepted(self.accuracy, given | columns))
         try:
-            values = self.accuracy(prompts=[row["prompt"] for row in rows], completions=list(completions), **columns)
+            return verdicts(f"task {self.name!r}: accuracy", call, len(rows))
         except RewardFailed as error:
             warnings.warn(f"{len(rows)} completions are not judged: {error}", stacklevel=2)
-            values = [None] * len(rows)
-        return [None if value is None else value == 1.0 for value in values]
+            return [None] * len(rows)
 
     def needs(self, row: Row) -> str:
         """What this machine lacks to judge the row (`library pandas`), or an empty string."""
@@ -133,15 +136,31 @@ class DataTask:
 @functools.lru_cache(maxsize=16)
 def split_rows(task: DataTask, split: str) -> Sequence[Row]:
     """All rows of a split, cached. Training rows with the solution_key of a test row are left out."""
-    rows = [row for record in _records(task, split) if (row := task.build(record)) is not None]
+    rows = [row for record in _records(task, split) if (row := _of_user(task, "build", record)) is not None]
+    built = len(rows)
     local, hub = dict(task.local), dict(task.hub)
     # Local training rows do not load the test split from the hub.
     if split == "train" and ("test" in local or ("train" not in local and "test" in hub)):
-        held_out = {task.solution_key(row) for row in split_rows(task, "test")}
-        rows = [row for row in rows if task.solution_key(row) not in held_out]
+        held_out = {_of_user(task, "solution_key", row) for row in split_rows(task, "test")}
+        rows = [row for row in rows if _of_user(task, "solution_key", row) not in held_out]
     if not rows:
-        raise UserError(f"task {task.name!r}: the {split} split has no rows")
+        why = f": the solutions of all {built} are in the test split, too" if built else ""
+        raise UserError(f"task {task.name!r}: the {split} split has no rows{why}")
     return rows
+
+
+def _of_user(task: DataTask, name: str, argument: Any) -> Any:
+    """What one of the task's own functions returns for a record or a row. Raises UserError where it fails."""
+    try:
+        value = getattr(task, name)(argument)
+        if name == "solution_key":
+            hash(value)
+        return value
+    except (UserError, RewardFailed):
+        raise
+    except Exception as error:  # user code may raise anything
+        where = getattr(argument, "where", "") or f"row {shortened(argument)}"
+        raise UserError(f"task {task.name!r}: {name} failed for {where}: {last_line(error)}") from error
 
 
 def _records(task: DataTask, split: str) -> list[Record]:

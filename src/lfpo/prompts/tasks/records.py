@@ -128,12 +128,14 @@ def load_hub(source: HubSplit, instead: str) -> list[Record]:
         import datasets
     except ImportError:
         raise UserError(f"{source.path}: needs the datasets library (pip install datasets), {instead}") from None
+    # What a file that is broken, or has other columns than the others, raises.
+    unreadable = getattr(getattr(datasets, "exceptions", None), "DatasetsError", OSError)
     records = []
     for config in source.configs:
         try:
             rows = datasets.load_dataset(source.path, config, split=source.split, revision=source.revision)
         # OSError: not found, gated or unreachable. ValueError: unknown split or configuration. RuntimeError: a script.
-        except (OSError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError, unreadable) as error:
             reason = " ".join(str(error).split()).rstrip(".")
             advice = "accept its terms on huggingface.co and run `hf auth login`, " if "gated" in reason else ""
             raise UserError(

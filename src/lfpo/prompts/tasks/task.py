@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lfpo.config.errors import UserError
+from lfpo.core.reward_values import shortened
 from lfpo.core.rng import key, python_rng
-from lfpo.core.scoring import Row
+from lfpo.core.scoring import Row, verdicts
 from lfpo.rewards import RewardFunction
 
 TEST_SHARE = 0.15  # share of the solutions that are reserved for the test split
@@ -73,7 +74,12 @@ class Task:
 
     def correct_all(self, rows: Sequence[Row], completions: Sequence[str]) -> list[bool | None]:
         """Whether each completion is correct. Never None, unlike in DataTask."""
-        return [self.correct(completion, row) for completion, row in zip(completions, rows, strict=True)]
+        # One by one, so that a failure names its row.
+        return [self._correct(completion, row) for completion, row in zip(completions, rows, strict=True)]
+
+    def _correct(self, completion: str, row: Row) -> bool:
+        name = f"task {self.name!r}: correct, of {shortened(completion)} for {shortened(row.get('prompt'))},"
+        return verdicts(name, lambda: [self.correct(completion, row)], 1)[0] is True
 
     @property
     def reward_functions(self) -> list[RewardFunction]:
@@ -81,6 +87,7 @@ class Task:
 
         def accuracy(prompts: list[str], completions: list[str], **columns: list[object]) -> list[float]:
             columns.pop("completion_ids", None)
+            columns = {"prompt": list(prompts), **columns}  # rows as an evaluation has them
             rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
             return [float(self.correct(c, row)) for c, row in zip(completions, rows, strict=True)]
 
