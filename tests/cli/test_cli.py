@@ -176,6 +176,19 @@ print(open("/proc/self/status").read().split("RssAnon:")[1].split()[0])
 """
 
 
+def test_more_threads_than_a_machine_can_start_are_one_sentence(fails: Callable[..., str]):
+    assert "threads 100000: this machine has " in fails("eval", "--task", "choice", "--threads", "100000")
+
+
+@pytest.mark.parametrize("variables", [{"RANK": "1"}, {"RANK": "abc"}, {"RANK": "abc", "WORLD_SIZE": "2"}])
+def test_outside_torchrun_a_rank_silences_nothing(
+    variables: dict[str, str], fails: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert "nowhere" in fails("report", "nowhere")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator, and /proc")
 def test_settings_of_the_process_before_torch(monkeypatch: pytest.MonkeyPatch):
     settings = {"OMP_WAIT_POLICY": "PASSIVE", "THP_MEM_ALLOC_ENABLE": "1"}

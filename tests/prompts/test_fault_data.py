@@ -181,7 +181,7 @@ def test_cells_of_a_csv_are_numbers_where_the_whole_column_is(tmp_path: Path) ->
         (
             "rows.csv",
             b'prompt,answer\na,1\n"b,2\nc,3\n',
-            "rows.csv:4: not readable as CSV (unexpected end of data; the la",
+            "rows.csv:4: not readable as CSV (unexpected end of data",
         ),
         (
             "rows.jsonl",

@@ -482,7 +482,10 @@ def test_a_grader_that_fails_or_gives_no_numbers_is_one_sentence(accuracy: Any, 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"build": lambda record: record.values["question"]}, r"build failed for .*train.jsonl:1: KeyError: 'question'"),
+        (
+            {"build": lambda record: record.values["question"]},
+            r"build failed for .*train.jsonl:1: KeyError: 'question'",
+        ),
         ({"solution_key": lambda row: [row["gold"]]}, r"solution_key failed for row .*unhashable type: 'list'"),
         ({"train": "dc"}, r"the train split has no rows: the solutions of all 2 are in the test split, too"),
     ],

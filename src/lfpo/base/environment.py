@@ -4,7 +4,10 @@ import ctypes
 import os
 import platform
 
+from lfpo.config.errors import UserError
 from lfpo.config.version import VERSION
+
+MOST_THREADS = 256  # whatever the machine has
 
 
 def versions() -> dict[str, str]:
@@ -38,9 +41,11 @@ def before_torch() -> None:
 
 
 def use_threads(number: int) -> None:
-    """Set the CPU threads of torch (0: leave torch's default)."""
+    """Set the CPU threads of torch (0: leave torch's default). Raises UserError for so many that torch would crash."""
     import torch
 
+    if number > max(MOST_THREADS, 4 * (os.cpu_count() or 1)):
+        raise UserError(f"threads {number}: this machine has {os.cpu_count()} CPU threads; give at most as many")
     if number:
         torch.set_num_threads(number)
 

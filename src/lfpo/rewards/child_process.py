@@ -223,6 +223,8 @@ def in_child(function: RewardFunction | str, *, memory: float = 0.0, seconds: fl
         )
     path = function if isinstance(function, str) else f"{module}:{name}"
     imported = resolve(path, {}, kind="reward function")
+    if not callable(imported):
+        raise UserError(f"reward function {path!r}: expected a function, found {type(imported).__name__}")
     child = ChildProcess(path, seconds, int(memory * 2**30), is_users=True)
 
     def reward(**arguments: object) -> Any:
