@@ -274,7 +274,7 @@ def test_tokens_that_no_text_has_are_refused_in_prompts_and_completions(llada: P
     model.vocab_size = token  # as of embeddings that were not resized
     for text, said in (
         ("<|mdm_mask|>", "stands for a blank"),
-        ("<new>", f"token {token}, and the model has embeddings"),
+        ("<new>", f"token {token} of the tokenizer, and the model has {token} embeddings"),
     ):
         with pytest.raises(UserError, match=f"row 1: the prompt cannot be used: .*{said}"):
             encode_example(tokenizer, model, f"a{text}", "b", 8, "row 1")

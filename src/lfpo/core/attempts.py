@@ -9,10 +9,8 @@ from types import FrameType
 from typing import Any
 
 from lfpo.config.errors import ProcessLost, UserError, last_line
-from lfpo.config.torch_state import torch_state_kept
 from lfpo.core.fork_signals import handler_before
 
-LONGEST = 1e8  # seconds; a timer of the system holds little more
 Handler = Callable[[int, FrameType | None], object]
 
 
@@ -33,7 +31,7 @@ def attempt(
     then: applied to what it returned, within the attempt: a generator runs, and may raise, only while it is read.
     """
     try:
-        with torch_state_kept(), time_limit(timeout):
+        with time_limit(timeout):
             return call() if then is None else then(call()), None
     except (UserError, ProcessLost):
         raise
@@ -65,7 +63,7 @@ def time_limit(seconds: float) -> Iterator[None]:
     with handling({signal.SIGALRM: interrupt}):
         try:
             try:
-                signal.setitimer(signal.ITIMER_REAL, min(seconds, LONGEST), 1.0)
+                signal.setitimer(signal.ITIMER_REAL, min(seconds, 1e8), 1.0)  # a timer holds little more
                 yield
             finally:
                 active = False  # an alarm just before this line raises here, and the outer block still stops the timer

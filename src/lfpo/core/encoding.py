@@ -13,19 +13,15 @@ from lfpo.core.scoring import Row
 def encode_prompt(tokenizer: Any, prompt: str | list[Json], where: str = "") -> list[int]:
     """Token ids of a prompt. Text is encoded as it is; a list of messages through the tokenizer's chat template. A last
     message of the assistant's is the beginning of the answer: it is left open, so that a completion continues it.
-
-    Raises UserError as `rendered`.
-    """
+    Raises UserError as `rendered`."""
     if isinstance(prompt, str):
         return tokenizer.encode(prompt, add_special_tokens=False)
     return tokenizer.encode(rendered(tokenizer, prompt, where), add_special_tokens=False)
 
 
 def encode_rows(rows: Sequence[Row], tokenizer: object, model: MaskedDiffusionLM, gen_length: int) -> list[list[int]]:
-    """Token ids of the rows' prompts, without padding.
-
-    Raises UserError quoting a prompt that the model cannot take (see `misfit`).
-    """
+    """Token ids of the rows' prompts, without padding. Raises UserError quoting a prompt that the model cannot take
+    (see `misfit`)."""
     encoded = []
     for row in rows:
         ids = encode_prompt(tokenizer, row["prompt"])
@@ -37,9 +33,7 @@ def encode_rows(rows: Sequence[Row], tokenizer: object, model: MaskedDiffusionLM
 
 def misfit(ids: Sequence[int], model: MaskedDiffusionLM, gen_length: int) -> str:
     """Why the model cannot take a prompt of these tokens with gen_length tokens of completion; empty if it can."""
-    if not ids:
-        return "it has no tokens"
-    if reason := unusable(ids, model):
+    if reason := unusable(ids, model) if ids else "it has no tokens":
         return reason
     end = len(ids) + gen_length
     if model.block_length:
@@ -56,9 +50,5 @@ def unusable(ids: Sequence[int], model: MaskedDiffusionLM) -> str:
     """Why the model cannot read a text of these tokens; empty if it can."""
     if model.mask_id in ids:
         return f"it contains the mask token (id {model.mask_id}), which stands for a blank"
-    if (last := max(ids, default=0)) >= model.vocab_size:
-        return (
-            f"the tokenizer gives it token {last}, and the model has embeddings for {model.vocab_size} tokens; take "
-            "the tokenizer that the model was trained with, or resize the embeddings"
-        )
-    return ""
+    last, rows = max(ids, default=0), model.vocab_size
+    return "" if last < rows else f"it has token {last} of the tokenizer, and the model has {rows} embeddings"

@@ -10,14 +10,15 @@ import copy
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from lfpo.config.errors import UserError, last_line
+from lfpo.config.errors import UserError
 from lfpo.config.json import Json
 from lfpo.config.torch_state import torch_state_kept
-from lfpo.core.attempts import RewardFailed, attempt
+from lfpo.core.attempts import attempt
 from lfpo.core.messages import prefill
 from lfpo.core.reward_values import checked
 
@@ -64,27 +65,25 @@ class Scorer:
     ) -> Rewards:
         """Score b completions with each function, called as f(prompts, completions, completion_ids=..., **columns).
 
-        completion_ids: b lists of token ids. columns: name -> b values; a function without **kwargs gets only the
-            arguments that it names. Each function gets copies of all of these.
+        completion_ids: b lists of token ids. columns: name -> b values. Each function gets copies of those that it
+            names, or of all if it takes **kwargs.
 
         A function that raises, or exceeds the timeout, is listed in `failed` and its rewards are None.
-        Raises UserError if a function returns the wrong number of rewards or a reward that is neither a finite number
-        nor None, if it raises a UserError itself, if a column has the name of an argument, or if a weighted sum is
-        beyond the range of float.
+        Raises UserError for what is no list of b rewards (see `checked`), where a function raises one, for a column
+        with the name of an argument, and for a weighted sum beyond the range of float.
         """
         import torch
 
         if clash := {"prompts", "completions", "completion_ids"} & columns.keys():
-            raise UserError(
-                f"data column {min(clash)!r} has the name of a reward function's own argument; rename the column"
-            )
-        parts: dict[str, list[float | None]] = {}
-        failed: dict[str, str] = {}
+            raise UserError(f"data column {min(clash)!r} has the name of a reward function's own argument; rename it")
+        parts, failed = dict[str, list[float | None]](), dict[str, str]()
         for name, function in self.functions.items():
             given = {"prompts": prompts, "completions": completions, **columns, "completion_ids": completion_ids}
             arguments = accepted(function, given)
             call = partial(function, **{key: copied(values) for key, values in arguments.items()})
-            returned, why = attempt(call, self.timeout, partial(as_rewards, name=name, expected=len(completions)))
+            own = str(getattr(function, "__module__", "")).startswith("lfpo.")
+            with nullcontext() if own else torch_state_kept():
+                returned, why = attempt(call, self.timeout, partial(as_rewards, name=name, expected=len(completions)))
             if why is not None:
                 failed[name] = why
             parts[name] = [None] * len(completions) if returned is None else returned
@@ -107,16 +106,12 @@ def as_completions(rows: Sequence[Row], texts: Sequence[str]) -> list[str | list
 
 
 def columns_of(rows: Sequence[Row]) -> Json:
-    """Every column but the prompt, as name -> list of values, as reward functions get them.
-
-    Raises UserError if the rows have different columns.
-    """
+    """Every column but the prompt, as name -> list of values, as reward functions get them. Raises UserError if the
+    rows have different columns."""
     names = [n for n in rows[0] if n != "prompt"]
     for row in rows:
         if row.keys() != rows[0].keys():
-            raise UserError(
-                f"rows differ in their columns: {sorted(rows[0])} and {sorted(row)}; give every row the same"
-            )
+            raise UserError(f"rows differ in their columns: {sorted(rows[0])}, {sorted(row)}; give every row the same")
     return {n: [row[n] for row in rows] for n in names}
 
 
@@ -156,28 +151,10 @@ def copied(values: Sequence[object]) -> list[Any]:
 
 def accepted(function: RewardFunction, arguments: Json) -> Json:
     """The arguments that the function's signature accepts."""
-    try:
-        parameters = inspect.signature(function).parameters
-    except ValueError:  # a function written in C
-        return arguments
+    parameters = inspect.signature(function).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return arguments
     return {k: v for k, v in arguments.items() if k in parameters}
-
-
-def verdicts(name: str, call: Callable[[], object], count: int) -> list[bool | None]:
-    """What a task's verifier says of so many completions: whether its number is 1, or None where it gave none.
-
-    name: for messages. Raises UserError where it fails, or returns anything but numbers; RewardFailed where it cannot
-    judge."""
-    try:
-        with torch_state_kept():
-            values = as_rewards(call(), name, count)
-    except (UserError, RewardFailed):
-        raise
-    except (Exception, SystemExit) as error:  # user code may raise anything
-        raise UserError(f"{name} failed: {last_line(error)}") from error
-    return [None if value is None else value == 1.0 for value in values]
 
 
 def as_rewards(values: Any, name: str, expected: int) -> list[float | None]:

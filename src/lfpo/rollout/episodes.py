@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from lfpo.config.errors import UserError
+from lfpo.config.torch_state import torch_state_kept
 from lfpo.core import collectives
 from lfpo.core.attempts import attempt
 from lfpo.core.batch import ScoredRollouts, Turn
@@ -162,7 +163,8 @@ def step_all(environment: Environment, live: Sequence[Episode], texts: Sequence[
         for i, e in enumerate(live):
             replies[i] = e.step(environment, texts[i])
 
-    return replies, attempt(steps, environment.timeout)[1]
+    with torch_state_kept():
+        return replies, attempt(steps, environment.timeout)[1]
 
 
 @dataclass(frozen=True)

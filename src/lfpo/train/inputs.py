@@ -84,6 +84,10 @@ def reward_function(entry: object) -> RewardFunction:
             f"reward_funcs: expected functions f(prompts, completions, **columns) -> list of numbers, found {entry!r}"
             + (f", which is {function!r}" if isinstance(entry, str) else "")
         )
+    try:
+        inspect.signature(function)
+    except ValueError:
+        raise UserError(f"reward function {entry!r}: has no signature; call it in a function of your own") from None
     if inspect.iscoroutinefunction(function):
         raise UserError(f"reward function {entry!r}: is asynchronous; give a plain function, or run it by asyncio.run")
     return function

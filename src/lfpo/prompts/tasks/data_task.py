@@ -15,8 +15,9 @@ from lfpo.config.errors import UserError, last_line
 from lfpo.core.attempts import RewardFailed
 from lfpo.core.reward_values import shortened
 from lfpo.core.rng import python_rng
-from lfpo.core.scoring import Row, accepted, verdicts
+from lfpo.core.scoring import Row, accepted
 from lfpo.prompts.tasks.records import HubSplit, Record, find_split, has_split, load_hub, read_records
+from lfpo.prompts.tasks.verdicts import verdicts
 from lfpo.rewards import RewardFunction
 from lfpo.rewards.formats import tag_format
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lfpo.config.errors import UserError
-from lfpo.core.reward_values import shortened
 from lfpo.core.rng import key, python_rng
-from lfpo.core.scoring import Row, verdicts
+from lfpo.core.scoring import Row
+from lfpo.prompts.tasks.verdicts import verdict
 from lfpo.rewards import RewardFunction
 
 TEST_SHARE = 0.15  # share of the solutions that are reserved for the test split
@@ -59,9 +59,9 @@ class Task:
             row = self.sample(rng)
             if self._split(self.solution_key(row)) == split:
                 return row
+        # A hash of the solution decides.
         raise UserError(
-            f"task {self.name!r}: none of {MAX_DRAWS} problems belongs to the {split} split; a hash of the solution "
-            "decides, so the task needs more different solutions"
+            f"task {self.name!r}: none of {MAX_DRAWS} problems is in the {split} split; it has few solutions"
         )
 
     def train_rows(self) -> list[Row]:
@@ -74,12 +74,7 @@ class Task:
 
     def correct_all(self, rows: Sequence[Row], completions: Sequence[str]) -> list[bool | None]:
         """Whether each completion is correct. Never None, unlike in DataTask."""
-        # One by one, so that a failure names its row.
-        return [self._correct(completion, row) for completion, row in zip(completions, rows, strict=True)]
-
-    def _correct(self, completion: str, row: Row) -> bool:
-        name = f"task {self.name!r}: correct, of {shortened(completion)} for {shortened(row.get('prompt'))},"
-        return verdicts(name, lambda: [self.correct(completion, row)], 1)[0] is True
+        return [verdict(self.name, self.correct, c, row) for c, row in zip(completions, rows, strict=True)]
 
     @property
     def reward_functions(self) -> list[RewardFunction]:

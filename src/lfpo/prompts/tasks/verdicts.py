@@ -1,0 +1,30 @@
+"""What a task's own verifier says, checked as what reward functions return."""
+
+from collections.abc import Callable
+
+from lfpo.config.errors import UserError, last_line
+from lfpo.config.torch_state import torch_state_kept
+from lfpo.core.attempts import RewardFailed
+from lfpo.core.reward_values import shortened
+from lfpo.core.scoring import Row, as_rewards
+
+
+def verdicts(name: str, call: Callable[[], object], count: int) -> list[bool | None]:
+    """Whether the verifier's number for each of so many completions is 1; None where it gave none.
+
+    name: for messages. Raises UserError where it fails, or returns anything but numbers; RewardFailed where it cannot
+    judge."""
+    try:
+        with torch_state_kept():
+            values = as_rewards(call(), name, count)
+    except (UserError, RewardFailed):
+        raise
+    except (Exception, SystemExit) as error:  # user code may raise anything
+        raise UserError(f"{name} failed: {last_line(error)}") from error
+    return [None if value is None else value == 1.0 for value in values]
+
+
+def verdict(task: str, correct: Callable[[str, Row], object], completion: str, row: Row) -> bool:
+    """Whether one completion is correct. Raises UserError as `verdicts`, with the completion and its prompt."""
+    name = f"task {task!r}: correct, of {shortened(completion)} for {shortened(row.get('prompt'))},"
+    return verdicts(name, lambda: [correct(completion, row)], 1)[0] is True
