@@ -1,7 +1,6 @@
 """A run directory: the resolved config, metrics.jsonl, rollouts and checkpoints of one training run."""
 
 import contextlib
-import errno
 import json
 import math
 import os
@@ -23,8 +22,20 @@ try:
 except ImportError:  # on Windows
     fcntl = None  # type: ignore[assignment]
 
-LOCK = ".lock"
 RESUME = "; saved checkpoints are intact: free disk space or check permissions, then run the same command with --resume"
+LOCK = ".lock"
+_LOCKS: set[int] = set()  # open files with a lock
+
+
+def _leave_locks() -> None:
+    """In a child process, which would keep its parent's locks beyond the parent's end."""
+    for number in _LOCKS:
+        os.close(number)
+    _LOCKS.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_locks)
 
 
 @dataclass(frozen=True)
@@ -46,27 +57,33 @@ class Run:
     def held(self) -> Iterator[None]:
         """Keep other processes from training in this folder while the block runs. Raises UserError where one does.
 
-        The lock is the system's: it ends with the process, however that ends. A file system without locks has none.
+        The lock is the system's and ends with the process, however that ends. A file system without locks has none.
         """
         if self.silent or fcntl is None:
             yield
             return
-        with writing(self.dir / LOCK, RESUME):
-            file = (self.dir / LOCK).open("a+", encoding="utf-8")
-        with file:
+        file = self.dir / LOCK
+        with writing(file, RESUME):
+            file.touch()
+            # Read only: a file that is open for writing would keep its file system from being mounted anew.
+            number = os.open(file, os.O_RDONLY)
+        _LOCKS.add(number)
+        try:
             try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                if error.errno in (errno.EACCES, errno.EAGAIN):
-                    file.seek(0)
-                    raise UserError(
-                        f"{self.dir}: {file.read().strip() or 'another process'} trains here; wait for its end or stop "
-                        "it, then give --resume again"
-                    ) from error
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {platform.node()}\n")
-            file.flush()
+                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UserError(
+                    f"{self.dir}: {file.read_text().strip() or 'another process'} trains here; wait for its end or "
+                    "stop it, then give --resume again"
+                ) from error
+            except OSError:
+                pass  # no locks here
+            with writing(file, RESUME):
+                file.write_text(f"process {os.getpid()} on {platform.node()}\n")
             yield
+        finally:
+            _LOCKS.discard(number)
+            os.close(number)
 
     def log(self, values: Json) -> None:
         """Append one JSON object to metrics.jsonl. Raises UserError when it cannot be written."""
