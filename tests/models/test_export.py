@@ -412,6 +412,10 @@ def test_the_last_checkpoint_becomes_the_same_model_as_the_run_s_own(settings: d
             torch.testing.assert_close(weight, expected[name], rtol=0, atol=1e-6, msg=name)
 
     same(tmp_path / "own")
+    if "lora" not in settings:
+        shutil.rmtree(base)  # not needed for whole weights
+        assert main(["export", last, "--output", str(tmp_path / "without base")]) == 0
+        same(tmp_path / "without base")
     assert not list((tmp_path / "own").glob("tmp*"))
     if "lora" in settings:
         assert main(["export", str(tmp_path / "run"), "--dtype", "float32", "--output", str(tmp_path / "wide")]) == 0

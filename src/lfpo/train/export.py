@@ -71,10 +71,15 @@ class Source:
         return str(self.config.get("model") or "")
 
     @property
+    def held(self) -> torch.dtype:
+        """The dtype of the weights in training."""
+        dtype: torch.dtype = getattr(torch, self.config.get("dtype", "float32"))
+        return dtype
+
+    @property
     def base(self) -> Base:
-        """That model, as training held it."""
-        held = getattr(torch, self.config.get("dtype", "float32"))
-        return Base(resolve(self.base_name), held, bool(self.config.get("load_in_4bit")))
+        """The model that training started from, as training held it. Raises UserError where it is gone."""
+        return Base(resolve(self.base_name), self.held, bool(self.config.get("load_in_4bit")))
 
 
 def find_source(settings: ExportConfig | PushConfig) -> Source:
@@ -143,9 +148,10 @@ def averaged(source: Source, folder: Path) -> Source:
     saved = source.weights.parent / "average"
     if source.step is None or not saved.exists():
         return source
-    adapted = (source.weights / ADAPTER).exists()
-    held = source.base.held
-    model = with_saved_adapter(source.base, source.weights, held) if adapted else load_model(source.weights, dtype=held)
+    if (source.weights / ADAPTER).exists():
+        model = with_saved_adapter(source.base, source.weights, source.held)
+    else:
+        model = load_model(source.weights, dtype=source.held)
     average = Average(model.own_parameters(), 0.0)
     AverageFiles(average).load(saved)
     swap(average)
@@ -163,7 +169,7 @@ def _write_weights(source: Source, settings: ExportConfig | PushConfig, folder: 
         export_adapter(source.weights, family, base, folder, own_names=own_names)
         made = f"`{base}`" if own_names else f"what `lfpo export {base} --layout transformers` writes"
         return ADAPTER_USE.format(base=made)
-    dtype = getattr(torch, settings.dtype) if settings.dtype else source.base.held if adapted else None
+    dtype = getattr(torch, settings.dtype) if settings.dtype else source.held if adapted else None
     needed = weight_bytes(source.base.folder, dtype) if adapted and dtype else 0
     needed = needed or sum(path.stat().st_size for path in source.weights.glob("*.safetensors"))
     check_disk(folder, needed + (min(needed, FILE_BYTES) if adapted and not own_names else 0))
@@ -175,7 +181,7 @@ def _write_weights(source: Source, settings: ExportConfig | PushConfig, folder: 
             if not own_names:
                 export_transformers(merged, folder, consume=True)
     else:
-        if (adapter := last_adapter(source)) and source.base.held == torch.bfloat16:
+        if (adapter := last_adapter(source)) and source.held == torch.bfloat16:
             tell_loss(rounding_loss(with_saved_adapter(source.base, adapter, torch.bfloat16)), torch.bfloat16)
         if own_names:
             for file in weight_files(source.weights):
