@@ -451,7 +451,9 @@ def own_data(folder: Path, train: str = "ab", **changes: Any) -> DataTask:
     values: dict[str, Any] = {
         "build": lambda record: {"prompt": record.values["letter"], "gold": record.values["letter"]}
     }
-    values |= {"accuracy": lambda completions, gold: [float(c == g) for c, g in zip(completions, gold, strict=True)]}
+    values |= {
+        "accuracy": lambda prompts, completions, gold: [float(c == g) for c, g in zip(completions, gold, strict=True)]
+    }
     values |= {"solution_key": lambda row: row["gold"], "solution": lambda row: row["gold"]}
     return DataTask(**{"name": "own", **values, **changes}).at(str(folder))
 

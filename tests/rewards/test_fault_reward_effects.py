@@ -383,3 +383,11 @@ def test_a_failure_on_one_rank_costs_its_rollouts_alone(model: Path, tmp_path: P
     assert all(line["grad_norm"] is not None for line in lines)
     rows = [json.loads(text) for text in (tmp_path / "run/rollouts/step-6.jsonl").read_text().splitlines()]
     assert [row["reward"] is None for row in rows] == [False] * 4 + [True] * 4
+
+
+def test_torch_s_newer_name_of_the_precision_breaks_nothing(monkeypatch: pytest.MonkeyPatch):
+    def refuses() -> str:
+        raise RuntimeError("mixed names")
+
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", refuses)
+    assert not score([lambda prompts, completions: [1.0]], [1.0], ["p"], ["c"], [[1]], {}).failed

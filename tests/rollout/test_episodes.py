@@ -159,14 +159,6 @@ def test_an_episode_ends_where_the_conversation_no_longer_fits(tmp_path: Path):
     assert batch.metrics["turns/cut"] == 0.5
 
 
-def test_a_reply_that_no_model_can_read_is_named(llada: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(games.Scripted, "step", lambda self, text: ["<|mdm_mask|>", 0.5, False])
-    batch, engine, _ = scripted(llada, ["a"], [["n"]])
-    assert len(engine.requests) == 1 and batch.reward_R.isnan().all()
-    (said,) = batch.failed.values()
-    assert "turn 2 cannot be played: it contains the mask token" in said
-
-
 def test_numpy_scalars_are_numbers(llada: Path, monkeypatch: pytest.MonkeyPatch):
     np = pytest.importorskip("numpy")
     monkeypatch.setattr(games.Scripted, "step", lambda self, text: ["", np.float32(0.5), np.bool_(True)])

@@ -9,7 +9,8 @@ import pytest
 
 from lfpo.cli.command_line import main
 from lfpo.config.errors import UserError
-from lfpo.runs.directory import Run, check_folder
+from lfpo.config.train import LFPOConfig
+from lfpo.runs.directory import Run, check_folder, open_run
 from test_cli import train_arguments
 
 
@@ -69,3 +70,13 @@ def test_bytes_that_are_no_text_end_what_is_read(tmp_path: Path):
 def test_a_lock_alone_is_no_run(tmp_path: Path):
     (tmp_path / ".lock").touch()
     check_folder(tmp_path, None, resume=False, kind="train")
+
+
+def test_a_resume_writes_nothing_before_it_holds_the_folder_and_text_stays_text(tmp_path: Path):
+    config = LFPOConfig(output_dir=str(tmp_path / "run"), data_file="1e5", reward_funcs=["rewards.f"])
+    open_run(tmp_path / "run", config, resume=False, kind="train")
+    before = (tmp_path / "run/run.json").read_bytes()
+    run = open_run(tmp_path / "run", config, resume=True, kind="train")
+    assert (tmp_path / "run/run.json").read_bytes() == before
+    run.write_config(config, 3)
+    assert json.loads((tmp_path / "run/run.json").read_text()) == {**json.loads(before), "iterations": 3}

@@ -91,8 +91,8 @@ def _find(path: Path, beside: Path) -> Path:
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads numbers as YAML 1.2 does and refuses a key that a mapping holds twice. PyYAML follows YAML 1.1, where
-    `1e-3` is text, `010` is 8 and `1:30` is 90."""
+    """Reads `1e-3` as a number, `010` and `1:30` as text, and refuses a key that a mapping holds twice. PyYAML follows
+    YAML 1.1, where these are text, 8 and 90."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
         seen: set[str] = set()
@@ -104,7 +104,7 @@ class _Loader(yaml.SafeLoader):
 
 
 _NUMBERS = {  # with underscores between digits, as in 1_000
-    "tag:yaml.org,2002:int": r"^[-+]?(0|[1-9][0-9_]*)$",
+    "tag:yaml.org,2002:int": r"^[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F]+)$",
     "tag:yaml.org,2002:float": r"^([-+]?(\d[\d_]*\.[\d_]*|\.\d+)([eE][-+]?\d+)?|[-+]?\d+[eE][-+]?\d+"
     r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$",
 }
@@ -112,8 +112,15 @@ _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in known if tag not in _NUMBERS]
     for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that either of the two readings takes for a number."""
+
+
 for _tag, _pattern in _NUMBERS.items():
-    _Loader.add_implicit_resolver(_tag, re.compile(_pattern), list("-+0123456789."))
+    for _class in (_Loader, _Dumper):
+        _class.add_implicit_resolver(_tag, re.compile(_pattern), list("-+0123456789."))
 
 
 def typed(text: str) -> Any:
@@ -294,9 +301,13 @@ def to_dict(config: Any) -> Json:
 
 def yaml_text(values: Json) -> str:
     """A mapping as YAML, with keys in insertion order."""
-    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def flow_text(value: object) -> str:
     """A value as YAML on one line, as it is typed after `--key`."""
-    return yaml.safe_dump(value, default_flow_style=True, width=10**9, sort_keys=False).removesuffix("...\n").strip()
+    return (
+        yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=10**9, sort_keys=False)
+        .removesuffix("...\n")
+        .strip()
+    )

@@ -29,8 +29,16 @@ def _state(torch: Any) -> tuple[Any, ...]:
         str(torch.get_default_device()),
         torch.get_default_dtype(),
         {kind: torch.is_autocast_enabled(kind) for kind in AUTOCAST},
-        torch.get_float32_matmul_precision(),
+        _precision(torch),
     )
+
+
+def _precision(torch: Any) -> str | None:
+    """That of float32 products; None where it was set by torch's newer names, of which this one does not tell."""
+    try:
+        return str(torch.get_float32_matmul_precision())
+    except RuntimeError:
+        return None
 
 
 def _restore(torch: Any, before: tuple[Any, ...], now: tuple[Any, ...]) -> None:
@@ -41,4 +49,5 @@ def _restore(torch: Any, before: tuple[Any, ...], now: tuple[Any, ...]) -> None:
     torch.set_default_dtype(dtype or torch.float32)
     for kind, enabled in autocast.items():
         torch.set_autocast_enabled(kind, enabled)
-    torch.set_float32_matmul_precision(precision)
+    if None not in (precision, now[4]):
+        torch.set_float32_matmul_precision(precision)

@@ -21,7 +21,7 @@ from lfpo.core.attempts import attempt
 from lfpo.core.batch import ScoredRollouts, Turn
 from lfpo.core.completions import decode_completions
 from lfpo.core.denoise import Finished
-from lfpo.core.encoding import encode_prompt, misfit, unusable
+from lfpo.core.encoding import encode_prompt, misfit
 from lfpo.core.engine import Engine, Request
 from lfpo.core.messages import prefill
 from lfpo.core.observer import Observer
@@ -124,8 +124,6 @@ def play(
             for e in live:
                 e.ids = encode_prompt(tokenizer, e.row["prompt"])
                 e.cut = bool(misfit(e.ids, policy, request.sampler.gen_length or 0))
-                if reason := unusable(e.ids, policy):  # not of the model, which never writes such tokens
-                    failed[environment.name] = f"turn {number} cannot be played: {reason}"
             live = [e for e in live if not e.cut]
             seeds = [key(e.seed, "turn", number) for e in live]
             request = dataclasses.replace(request, prompts=[e.ids for e in live], seeds=seeds, generations=1)

@@ -123,7 +123,7 @@ class Run:
 
     def _read(self, file: Path) -> list[Json]:
         rows: list[Json] = []
-        # Bytes that are no text, after a crash or on a broken disk, end what is read as a cut line does.
+        # Bytes that are no text, after a crash or on a broken disk; where they break a line's JSON, reading ends there.
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else []
         with contextlib.suppress(ValueError):
             for line in lines:
@@ -133,7 +133,7 @@ class Run:
     def write_config(self, config: object, iterations: int) -> None:
         """Write the configuration that the run goes on with, as it was given, and the number of its iterations."""
         if not self.silent:
-            info = {**read_json(self.dir / "run.json"), "iterations": iterations}
+            info = {**read_json(self.dir / "run.json"), **_started(), "iterations": iterations}
             with writing(self.dir / "run.json", RESUME):
                 replace_file(self.dir / "run.json", json.dumps(info, indent=2) + "\n")
             with writing(self.dir / "config.yaml", RESUME):
@@ -199,11 +199,10 @@ def open_run(path: Path, config: object, *, resume: bool, kind: str) -> Run:
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
         # config.yaml marks a run and is written last: after a kill in between, the folder can still be used.
-        info = {"kind": kind, "environment": describe_environment(), "versions": versions(), "launcher": _launcher()}
-        known = read_json(path / "run.json") if (path / "run.json").exists() else {}
-        info["id"] = known.get("id") or uuid.uuid4().hex[:12]  # the run's id in trackers, kept over a resume
-        replace_file(path / "run.json", json.dumps(info, indent=2) + "\n")
+        # Of a run that is resumed nothing is written before `held`: another process may be training there.
         if not (path / "config.yaml").exists():
+            info = {"kind": kind, **_started(), "id": uuid.uuid4().hex[:12]}  # the id in trackers, kept over a resume
+            replace_file(path / "run.json", json.dumps(info, indent=2) + "\n")
             replace_file(path / "config.yaml", yaml_text(to_dict(config)))
     return Run(path)
 
@@ -224,6 +223,11 @@ def opened_by_this_launcher(path: Path) -> bool:
     a restarted rank continues its own run, and never another one."""
     file = path.expanduser() / "run.json"
     return file.exists() and read_json(file).get("launcher") == _launcher()
+
+
+def _started() -> Json:
+    """What run.json says of the process that trains."""
+    return {"environment": describe_environment(), "versions": versions(), "launcher": _launcher()}
 
 
 def _launcher() -> str:

@@ -46,7 +46,7 @@ def source_sha256(name: str) -> str | None:
     base, _, _ = name.partition("@")
     if base.startswith("reasoning_gym:") or not re.search(DOTTED, base):
         return None
-    file = sys.modules[dotted(base, {}, kind="task")[0]].__file__
+    file = getattr(sys.modules[dotted(base, {}, kind="task")[0]], "__file__", None)  # a notebook has none
     return None if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 

@@ -86,7 +86,7 @@ class DataTask:
             return []
         columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
         given = {"prompts": [row["prompt"] for row in rows], "completions": list(completions)}
-        call = functools.partial(self.accuracy, **accepted(self.accuracy, given | columns))
+        call = functools.partial(self.accuracy, **given, **accepted(self.accuracy, columns))
         try:
             return verdicts(f"task {self.name!r}: accuracy", call, len(rows))
         except RewardFailed as error:
