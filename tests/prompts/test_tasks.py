@@ -288,7 +288,7 @@ def test_a_split_without_solutions_is_an_error_and_no_endless_search() -> None:
     assert isinstance(words, Task)
     one = dataclasses.replace(words, sample=lambda rng: {"steps": [(2, "+", 3)]})
     assert one.row("train", 0) == {"steps": [(2, "+", 3)]}
-    with pytest.raises(UserError, match=r"task 'words': none of 100000 problems is in the test split"):
+    with pytest.raises(UserError, match=r"task 'words': none of 100000 problems belongs to the test split"):
         one.row("test", 0)
 
 

@@ -6,7 +6,7 @@ import signal
 import sys
 
 from lfpo.base.environment import before_torch
-from lfpo.cli.commands import COMMANDS
+from lfpo.cli.commands import COMMANDS, launched_rank
 from lfpo.cli.list_recipes import wrapped
 from lfpo.config.build import recipe_names
 from lfpo.config.errors import LOST, ProcessLost, UserError, nearest
@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         return 128 + signal.SIGPIPE
     except UserError as error:
-        rank = _rank()
+        rank = launched_rank()
         # Before the ranks do different things they fail alike, so only rank 0 prints.
         # torch, which takes seconds to load, may not be loaded yet.
         if rank == 0 or getattr(sys.modules.get("lfpo.base.distributed"), "at_work", False):
@@ -76,15 +76,9 @@ def main(arguments: list[str] | None = None) -> int:
         return LOST
     except KeyboardInterrupt as stop:
         number = getattr(stop, "number", signal.SIGINT)
-        if _rank() == 0:
+        if launched_rank() == 0:
             print(str(stop) or "interrupted", file=sys.stderr)
         return 128 + number  # as a shell reports a process that a signal ended
-
-
-def _rank() -> int:
-    """This process's rank; 0 outside torchrun, whatever RANK says there."""
-    launched, rank = os.environ.get("WORLD_SIZE", "1") != "1", os.environ.get("RANK", "0")
-    return int(rank) if launched and rank.isdecimal() else 0
 
 
 def _nobody_reads() -> bool:

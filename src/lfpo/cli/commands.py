@@ -13,6 +13,12 @@ from lfpo.config.errors import UserError
 from lfpo.config.help import describe
 
 
+def launched_rank() -> int:
+    """This process's rank; 0 outside torchrun, whatever RANK says there."""
+    launched, rank = os.environ.get("WORLD_SIZE", "1") != "1", os.environ.get("RANK", "0")
+    return int(rank) if launched and rank.isdecimal() else 0
+
+
 def _trained(cls: type, rest: list[str], command: str, *flags: str) -> tuple[Any, set[str]]:
     """The checked configuration of a training command, and the flags that were given of `flags` and --resume."""
     config, set_flags = configure(cls, rest, takes_file=True, command=command, flags=("resume", *flags))
@@ -26,7 +32,7 @@ def _begin(config: Any, command: str, *, resume: bool = False) -> None:
     from lfpo.train.inputs import check_run
 
     check_run(config, command, resume=resume)
-    if os.environ.get("RANK", "0") == "0":
+    if launched_rank() == 0:
         Output(width=200, highlight=False).print(f"loading  torch, transformers and {config.model or 'a fresh model'}")
 
 

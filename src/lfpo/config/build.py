@@ -306,8 +306,5 @@ def yaml_text(values: Json) -> str:
 
 def flow_text(value: object) -> str:
     """A value as YAML on one line, as it is typed after `--key`."""
-    return (
-        yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=10**9, sort_keys=False)
-        .removesuffix("...\n")
-        .strip()
-    )
+    text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=10**9, sort_keys=False)
+    return text.removesuffix("...\n").strip()

@@ -3,9 +3,19 @@
 import contextlib
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 AUTOCAST = ("cpu", "cuda")  # device types
+
+
+class _State(NamedTuple):
+    """What torch begins with. device: a name. autocast: by device type. precision: see `_precision`."""
+
+    grad: bool = True
+    device: str = "cpu"
+    dtype: Any = None  # float32, which has no name before torch is loaded
+    autocast: tuple[bool, ...] = (False,) * len(AUTOCAST)
+    precision: str | None = "highest"
 
 
 @contextlib.contextmanager
@@ -14,7 +24,7 @@ def torch_state_kept() -> Iterator[None]:
     before it, or as torch begins with where the block loaded torch: training needs its own, whatever a user's module or
     function sets. torch is not loaded here."""
     loaded = sys.modules.get("torch")
-    before = _state(loaded) if loaded else (True, "cpu", None, dict.fromkeys(AUTOCAST, False), "highest")
+    before = _state(loaded) if loaded else _State()
     try:
         yield
     finally:
@@ -23,14 +33,10 @@ def torch_state_kept() -> Iterator[None]:
             _restore(torch, before, now)
 
 
-def _state(torch: Any) -> tuple[Any, ...]:
-    return (
-        torch.is_grad_enabled(),
-        str(torch.get_default_device()),
-        torch.get_default_dtype(),
-        {kind: torch.is_autocast_enabled(kind) for kind in AUTOCAST},
-        _precision(torch),
-    )
+def _state(torch: Any) -> _State:
+    autocast = tuple(torch.is_autocast_enabled(kind) for kind in AUTOCAST)
+    device, dtype = str(torch.get_default_device()), torch.get_default_dtype()
+    return _State(torch.is_grad_enabled(), device, dtype, autocast, _precision(torch))
 
 
 def _precision(torch: Any) -> str | None:
@@ -41,13 +47,12 @@ def _precision(torch: Any) -> str | None:
         return None
 
 
-def _restore(torch: Any, before: tuple[Any, ...], now: tuple[Any, ...]) -> None:
-    grad, device, dtype, autocast, precision = before
-    torch.set_grad_enabled(grad)
-    if device != now[1]:  # None takes away the context that makes tensors elsewhere
-        torch.set_default_device(None if device == "cpu" else device)
-    torch.set_default_dtype(dtype or torch.float32)
-    for kind, enabled in autocast.items():
+def _restore(torch: Any, before: _State, now: _State) -> None:
+    torch.set_grad_enabled(before.grad)
+    if before.device != now.device:  # None takes away the context that makes tensors elsewhere
+        torch.set_default_device(None if before.device == "cpu" else before.device)
+    torch.set_default_dtype(before.dtype or torch.float32)
+    for kind, enabled in zip(AUTOCAST, before.autocast, strict=True):
         torch.set_autocast_enabled(kind, enabled)
-    if None not in (precision, now[4]):
-        torch.set_float32_matmul_precision(precision)
+    if None not in (before.precision, now.precision):
+        torch.set_float32_matmul_precision(before.precision)

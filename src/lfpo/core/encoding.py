@@ -20,8 +20,7 @@ def encode_prompt(tokenizer: Any, prompt: str | list[Json], where: str = "") -> 
 
 
 def encode_rows(rows: Sequence[Row], tokenizer: object, model: MaskedDiffusionLM, gen_length: int) -> list[list[int]]:
-    """Token ids of the rows' prompts, without padding. Raises UserError quoting a prompt that the model cannot take
-    (see `misfit`)."""
+    """Token ids of the rows' prompts, without padding. Raises UserError quoting a prompt that is a `misfit`."""
     encoded = []
     for row in rows:
         ids = encode_prompt(tokenizer, row["prompt"])

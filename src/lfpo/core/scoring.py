@@ -111,7 +111,9 @@ def columns_of(rows: Sequence[Row]) -> Json:
     names = [n for n in rows[0] if n != "prompt"]
     for row in rows:
         if row.keys() != rows[0].keys():
-            raise UserError(f"rows differ in their columns: {sorted(rows[0])}, {sorted(row)}; give every row the same")
+            raise UserError(
+                f"rows differ in their columns: {sorted(rows[0])} and {sorted(row)}; give every row the same"
+            )
     return {n: [row[n] for row in rows] for n in names}
 
 

@@ -20,12 +20,22 @@ from lfpo.core.messages import prefill
 from lfpo.core.scoring import copied, without_prefill
 from lfpo.eval.estimates import scores
 from lfpo.eval.evaluate import Answer, generate, grade
-from lfpo.eval.store import Journal, Record, data_sha256, file_sha256, find, pair_of, partial_files, write_result
+from lfpo.eval.store import (
+    Journal,
+    Record,
+    content_sha256,
+    data_sha256,
+    file_sha256,
+    find,
+    pair_of,
+    partial_files,
+    write_result,
+)
 from lfpo.eval.terminal import open_console, progress, show
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.models.loading import resolve, trained_block_length
 from lfpo.models.tensor_files import check_memory
-from lfpo.prompts.tasks import DataTask, Row, Task, get_task, source_sha256
+from lfpo.prompts.tasks import DataTask, Row, Task, get_task, source_file
 from lfpo.rollout.sampling import as_it_is
 
 
@@ -112,8 +122,8 @@ def prepare(name: str, config: EvalConfig, weights: str | None, block_length: in
         "device": torch.cuda.get_device_name(devices.device()) if torch.cuda.is_available() else "cpu",
         "versions": {k: v for k, v in versions().items() if k != "python"},
     }
-    if (source := source_sha256(name)) is not None:
-        settings["task_sha256"] = source  # of a user's task, whose verifier may change under its name
+    if (source := source_file(name)) is not None:  # of a user's task, whose verifier may change under its name
+        settings["task_sha256"] = content_sha256(source)
     path = None if config.output is None else Path(config.output).expanduser()
     if path is not None and path.suffix != ".json":
         path /= re.sub(r"[^\w.-]+", "-", task.name) + ".json"

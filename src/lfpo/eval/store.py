@@ -132,10 +132,10 @@ def write_result(path: Path, result: Record, files: dict[str, list[Record]]) -> 
 def file_sha256(folder: Path) -> str:
     """SHA-256 of the files of a checkpoint folder that decide its output: weights, configuration, tokenizer."""
     files = [f for f in sorted(folder.iterdir()) if f.suffix == ".safetensors" or f.name in DECIDING]
-    return hashlib.sha256("".join(f"{f.name}\n{_content_sha256(f)}\n" for f in files).encode()).hexdigest()
+    return hashlib.sha256("".join(f"{f.name}\n{content_sha256(f)}\n" for f in files).encode()).hexdigest()
 
 
-def _content_sha256(file: Path) -> str:
+def content_sha256(file: Path) -> str:
     """SHA-256 of a file. The hub's cache links to large files by that name, so their 15 GB are not read for it."""
     stored = file.resolve()
     if stored.parent.name == "blobs" and re.fullmatch("[0-9a-f]{64}", stored.name):

@@ -161,13 +161,13 @@ def check_gguf(path: Path, names: set[str], tensors: set[str], fields: list[str]
     names: parameters of the model that transformers makes. tensors, fields: names in the file.
     """
     advice = "convert the model's folder of safetensors, if there is one"
-    found = {replace_prefix(name, GGUF_NAMES) for name in tensors}
-    if missing := sorted(names - found):
+    found = {replace_prefix(name, GGUF_NAMES): name for name in tensors}
+    if missing := sorted(names - found.keys()):
         raise UserError(
             f"{path}: {len(missing)} tensors are missing, first {missing[0]!r}; make one file of the parts of a split "
             f"model (llama.cpp's gguf-split --merge), or {advice}"
         )
-    if extra := sorted(name for name in tensors if replace_prefix(name, GGUF_NAMES) not in names):
+    if extra := sorted(found[name] for name in found.keys() - names):
         raise UserError(f"{path}: {len(extra)} tensors are not read from GGUF, first {extra[0]!r}; {advice}")
     if scaled := [name for name in fields if ".rope.scal" in name]:
         raise UserError(f"{path}: scaled rotary embeddings ({scaled[0]}) are not read from GGUF; {advice}")
@@ -186,7 +186,7 @@ def write_model(source: Source, settings: ConvertConfig, folder: Path) -> MaskTo
         raise UserError(
             f"{source.where}: neither tokenizer nor config.json names the EOS token; name it in one of them"
         )
-    new_rows = max(rows, *(number + 1 for number in tokenizer.get_vocab().values()))  # tokens may have been added
+    new_rows = max(rows, max(tokenizer.get_vocab().values()) + 1)  # tokens may have been added
     if not isinstance(eos, int) or not 0 <= eos < new_rows:
         raise UserError(f"{source.where}: eos_token_id {eos!r} must be a whole number from 0 to {new_rows - 1}")
     dtype = None if settings.dtype is None else getattr(torch, settings.dtype)

@@ -132,7 +132,7 @@ def run_export(config: ExportConfig) -> Path:
 def write_export(source: Source, settings: ExportConfig | PushConfig, folder: Path) -> None:
     """Write the model of `source`, or its adapter, with a card into the existing `folder`."""
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        use = _write_weights(averaged(source, Path(scratch)), settings, folder)
+        use = _write_weights(averaged(source, Path(scratch)), settings, folder, Path(scratch))
     library = "peft" if settings.adapter else "lfpo" if settings.layout == "family" else settings.layout
     if source.run is None:
         card = converted_card(source.weights.name, use, library)
@@ -159,8 +159,9 @@ def averaged(source: Source, folder: Path) -> Source:
     return replace(source, weights=folder / "average")
 
 
-def _write_weights(source: Source, settings: ExportConfig | PushConfig, folder: Path) -> str:
-    """Write weights, config.json and tokenizer; returns how they are used, for the card."""
+def _write_weights(source: Source, settings: ExportConfig | PushConfig, folder: Path, scratch: Path) -> str:
+    """Write weights, config.json and tokenizer; returns how they are used, for the card. scratch: a folder for files
+    that are written in between."""
     adapted = (source.weights / ADAPTER).exists()
     family, config = described(source.base.folder if adapted else source.weights)
     own_names = settings.layout == "family"
@@ -174,12 +175,10 @@ def _write_weights(source: Source, settings: ExportConfig | PushConfig, folder: 
     needed = needed or sum(path.stat().st_size for path in source.weights.glob("*.safetensors"))
     check_disk(folder, needed + (min(needed, FILE_BYTES) if adapted and not own_names else 0))
     if adapted and dtype:
-        # The merged copy goes as it is read, so that the disk holds one model and one file.
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            merged = folder if own_names else Path(scratch)
-            tell_loss(merge_adapter(source.base, source.weights, merged, dtype), dtype)
-            if not own_names:
-                export_transformers(merged, folder, consume=True)
+        merged = folder if own_names else scratch / "merged"
+        tell_loss(merge_adapter(source.base, source.weights, merged, dtype), dtype)
+        if not own_names:  # the merged copy goes as it is read, so that the disk holds one model and one file
+            export_transformers(merged, folder, consume=True)
     else:
         if (adapter := last_adapter(source)) and source.held == torch.bfloat16:
             tell_loss(rounding_loss(with_saved_adapter(source.base, adapter, torch.bfloat16)), torch.bfloat16)

@@ -1,7 +1,6 @@
 """Tasks. To add one, add a file and a line in lfpo.config.tasks, or give a dotted path on the command line."""
 
 import dataclasses
-import hashlib
 import re
 import sys
 from pathlib import Path
@@ -40,14 +39,14 @@ def get_task(name: str) -> Task | DataTask:
     return task.at(where)
 
 
-def source_sha256(name: str) -> str | None:
-    """The SHA-256 of the file of the module that holds a task by dotted path, once it is loaded; None for a task of
-    lfpo's or of reasoning-gym."""
+def source_file(name: str) -> Path | None:
+    """The file of the module that holds a task by dotted path, once it is loaded; None for a task of lfpo's or of
+    reasoning-gym, and in a notebook."""
     base, _, _ = name.partition("@")
     if base.startswith("reasoning_gym:") or not re.search(DOTTED, base):
         return None
-    file = getattr(sys.modules[dotted(base, {}, kind="task")[0]], "__file__", None)  # a notebook has none
-    return None if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    file = getattr(sys.modules[dotted(base, {}, kind="task")[0]], "__file__", None)
+    return None if file is None else Path(file)
 
 
-__all__ = ["VALIDATION", "DataTask", "Row", "Task", "get_task", "source_sha256"]
+__all__ = ["VALIDATION", "DataTask", "Row", "Task", "get_task", "source_file"]

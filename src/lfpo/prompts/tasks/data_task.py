@@ -9,15 +9,13 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from lfpo.config.errors import UserError, last_line
+from lfpo.config.errors import UserError
 from lfpo.core.attempts import RewardFailed
-from lfpo.core.reward_values import shortened
 from lfpo.core.rng import python_rng
 from lfpo.core.scoring import Row, accepted
 from lfpo.prompts.tasks.records import HubSplit, Record, find_split, has_split, load_hub, read_records
-from lfpo.prompts.tasks.verdicts import verdicts
+from lfpo.prompts.tasks.verdicts import users_code, verdicts
 from lfpo.rewards import RewardFunction
 from lfpo.rewards.formats import tag_format
 
@@ -137,31 +135,29 @@ class DataTask:
 @functools.lru_cache(maxsize=16)
 def split_rows(task: DataTask, split: str) -> Sequence[Row]:
     """All rows of a split, cached. Training rows with the solution_key of a test row are left out."""
-    rows = [row for record in _records(task, split) if (row := _of_user(task, "build", record)) is not None]
+    rows = [row for record in _records(task, split) if (row := _built(task, record)) is not None]
     built = len(rows)
     local, hub = dict(task.local), dict(task.hub)
     # Local training rows do not load the test split from the hub.
     if split == "train" and ("test" in local or ("train" not in local and "test" in hub)):
-        held_out = {_of_user(task, "solution_key", row) for row in split_rows(task, "test")}
-        rows = [row for row in rows if _of_user(task, "solution_key", row) not in held_out]
+        held_out = {_key(task, row) for row in split_rows(task, "test")}
+        rows = [row for row in rows if _key(task, row) not in held_out]
     if not rows:
         why = f": the solutions of all {built} are in the test split, too" if built else ""
         raise UserError(f"task {task.name!r}: the {split} split has no rows{why}")
     return rows
 
 
-def _of_user(task: DataTask, name: str, argument: Any) -> Any:
-    """What one of the task's own functions returns for a record or a row. Raises UserError where it fails."""
-    try:
-        value = getattr(task, name)(argument)
-        if name == "solution_key":
-            hash(value)
-        return value
-    except (UserError, RewardFailed):
-        raise
-    except Exception as error:  # user code may raise anything
-        where = getattr(argument, "where", "") or f"row {shortened(argument)}"
-        raise UserError(f"task {task.name!r}: {name} failed for {where}: {last_line(error)}") from error
+def _built(task: DataTask, record: Record) -> Row | None:
+    with users_code(f"task {task.name!r}: build", record):
+        return task.build(record)
+
+
+def _key(task: DataTask, row: Row) -> str:
+    with users_code(f"task {task.name!r}: solution_key", row):
+        found = task.solution_key(row)
+        hash(found)  # fails here, where the row is known, and not in a set
+        return found
 
 
 def _records(task: DataTask, split: str) -> list[Record]:

@@ -59,9 +59,9 @@ class Task:
             row = self.sample(rng)
             if self._split(self.solution_key(row)) == split:
                 return row
-        # A hash of the solution decides.
         raise UserError(
-            f"task {self.name!r}: none of {MAX_DRAWS} problems is in the {split} split; it has few solutions"
+            f"task {self.name!r}: none of {MAX_DRAWS} problems belongs to the {split} split; a hash of the solution "
+            "decides, so the task needs more different solutions"
         )
 
     def train_rows(self) -> list[Row]:

@@ -1,6 +1,7 @@
 """What a task's own verifier says, checked as what reward functions return."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from lfpo.config.errors import UserError, last_line
 from lfpo.config.torch_state import torch_state_kept
@@ -9,18 +10,27 @@ from lfpo.core.reward_values import shortened
 from lfpo.core.scoring import Row, as_rewards
 
 
+@contextmanager
+def users_code(what: str, given: object = None) -> Iterator[None]:
+    """A call of one of a task's own functions, which may raise anything but ends in a UserError that begins with
+    `what`; RewardFailed, of a verifier that cannot judge, stays. given: the record or row that it was called with."""
+    try:
+        with torch_state_kept():
+            yield
+    except (UserError, RewardFailed):
+        raise
+    except (Exception, SystemExit) as error:
+        place = "" if given is None else f" for {getattr(given, 'where', '') or f'row {shortened(given)}'}"
+        raise UserError(f"{what} failed{place}: {last_line(error)}") from error
+
+
 def verdicts(name: str, call: Callable[[], object], count: int) -> list[bool | None]:
     """Whether the verifier's number for each of so many completions is 1; None where it gave none.
 
     name: for messages. Raises UserError where it fails, or returns anything but numbers; RewardFailed where it cannot
     judge."""
-    try:
-        with torch_state_kept():
-            values = as_rewards(call(), name, count)
-    except (UserError, RewardFailed):
-        raise
-    except (Exception, SystemExit) as error:  # user code may raise anything
-        raise UserError(f"{name} failed: {last_line(error)}") from error
+    with users_code(name):
+        values = as_rewards(call(), name, count)
     return [None if value is None else value == 1.0 for value in values]
 
 
