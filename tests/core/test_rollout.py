@@ -1,6 +1,7 @@
 import itertools
 import math
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -371,6 +372,37 @@ def test_only_eligible_positions_are_revealed_and_a_rule_that_reveals_nothing_is
     assert result.reveal_step.tolist() == [[0, 0, 1, 1]]
     with pytest.raises(UserError, match="'test_rollout:reveal_never': no row was finished in 5 forwards"):
         rollout(model, [[1, 2]], SamplerConfig(gen_length=4, rule="test_rollout:reveal_never"), [0])
+
+
+def reveal_mask(step: Proposal) -> torch.Tensor:
+    return step.eligible
+
+
+def reveal_counts(step: Proposal) -> Reveal:
+    return Reveal(step.eligible.int())
+
+
+def reveal_late(step: Proposal) -> Reveal:
+    return Reveal(step.eligible, step.block_step[:, None])
+
+
+def reveal_with(step: Proposal, share: float) -> Reveal:
+    return Reveal(step.eligible)
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (reveal_mask, "returned Tensor, expected a Reveal"),
+        (reveal_counts, r"positions must be a tensor \[1, 4\] torch.bool, found \[1, 4\] torch.int32"),
+        (reveal_late, r"at_step must be a tensor \[1\] torch.int64, found \[1, 1\] torch.int64"),
+        (reveal_with, "expected a function of one argument"),
+    ],
+)
+def test_what_is_no_reveal_rule_is_named(rule: Callable[..., Any], expected: str, llada: Path):
+    name = f"test_rollout:{rule.__name__}"
+    with pytest.raises(UserError, match=f"rule '{name}'.*{expected}"):
+        rollout(load_model(llada), [[1, 2]], SamplerConfig(gen_length=4, rule=name), [0])
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from lfpo.cli.command_line import main
 from lfpo.core.doubled import training_structure
 from lfpo.models import load_model, load_tokenizer, save_model
 from lfpo.models import tensor_files as files_module
+from lfpo.models.convert import LLAMA3_ROPE
 from lfpo.models.mask_token import MASK
 from tiny import CHATML, random_ids
 
@@ -260,12 +261,35 @@ def test_a_gguf_file_becomes_the_same_model(tmp_path: Path):
     torch.testing.assert_close(causal_logits(model, ids)[..., :VOCAB], expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("factor", [8.0, 32.0])  # of Llama 3.1 and 3.2
+def test_the_scaled_rotary_embeddings_of_llama_3_are_read_from_gguf(factor: float, tmp_path: Path):
+    rope = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": factor, **LLAMA3_ROPE}
+    source = write_source(tmp_path / "source", hidden_size=128, num_attention_heads=2, rope_parameters=rope)
+    # As llama.cpp's converter computes them.
+    wavelengths = 2 * numpy.pi * 500000.0 ** (numpy.arange(0, 64, 2) / 64)
+    smooth = (8192 / wavelengths - 1) / (4 - 1)
+    between = 1 / ((1 - smooth) / factor + smooth)
+    factors = numpy.where(wavelengths < 8192 / 4, 1, numpy.where(wavelengths > 8192, factor, between))
+    assert len(set(factors)) > 4
+    path = write_gguf(tmp_path / "model.gguf", source, rope_freqs__weight=factors.astype("float32"))
+    model = load_model(convert(path, tmp_path / "made"))
+    ids = random_ids(2, 60)
+    with torch.no_grad():
+        expected = transformers.AutoModelForCausalLM.from_pretrained(source)(ids).logits
+    torch.testing.assert_close(causal_logits(model, ids)[..., :VOCAB], expected, rtol=0, atol=1e-5)
+    plain = change(source, rope_parameters={"rope_type": "default", "rope_theta": 500000.0})
+    with torch.no_grad():
+        unscaled = transformers.AutoModelForCausalLM.from_pretrained(plain)(ids).logits
+    assert (unscaled - expected).abs().max() > 1e-3
+
+
 @pytest.mark.parametrize(
     ("without", "extra", "expected"),
     [
         ("blk.1.", {}, "9 tensors are missing, first 'model.layers.1"),
         ("output_norm", {}, "model.norm.weight"),
-        ("-", {"rope_freqs__weight": numpy.ones(4, "float32")}, "rope_freqs.weight"),
+        ("-", {"rope_freqs__weight": numpy.array([1, 2, 4, 8], "float32")}, "rope_freqs.weight"),
+        ("-", {"rope_freqs__weight": numpy.ones(8, "float32")}, "rope_freqs.weight"),  # for heads of another size
         ("-", {"blk__0__attn_q__bias": numpy.ones(32, "float32")}, "blk.0.attn_q.bias"),
         ("ffn_up", {"blk__0__ffn_up_exps__weight": numpy.ones((2, 48, 32), "float32")}, "mlp.up_proj"),
         ("-", {"llama__rope__scaling__factor": 4.0}, "llama.rope.scaling.factor"),

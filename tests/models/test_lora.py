@@ -1,9 +1,11 @@
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig, PeftModel
+from safetensors.torch import load_file, save_file
 
 from golden_families import golden
 from lfpo.config.errors import UserError
@@ -91,6 +93,26 @@ def test_adapters_are_written_for_peft_and_read_back(llada: Path, tmp_path: Path
         load_adapter(wider, tmp_path / "adapter")
 
 
+def test_an_adapter_is_added_to_the_weights_it_was_trained_on_and_to_no_others(llada: Path, tmp_path: Path):
+    base, saved = tmp_path / "base", tmp_path / "adapter"
+    save_model(load_model(llada), base)
+    save_adapter(adapted(base), saved)
+    weights = load_file(base / "model.safetensors")
+    (base / "model.safetensors").unlink()
+    for number, name in enumerate(sorted(weights)):  # the same weights in other files
+        save_file({name: weights[name]}, base / f"{number:02}.safetensors", {"format": "pt"})
+    load_adapter(adapted(base), saved)
+    merge_adapter(Base(base, torch.float32), saved, tmp_path / "merged", torch.float32)
+    first = base / "00.safetensors"
+    name, weight = next(iter(load_file(first).items()))
+    weight.view(-1)[0] += 1
+    save_file({name: weight}, first, {"format": "pt"})
+    with pytest.raises(UserError, match=f"{saved}: the adapter was trained on other weights than those in {base} now"):
+        load_adapter(adapted(base), saved)
+    with pytest.raises(UserError, match="put the weights back"):
+        merge_adapter(Base(base, torch.float32), saved, tmp_path / "wrong", torch.float32)
+
+
 def test_target_names_are_those_that_exist(llada: Path, dream: Path):
     every = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
     first, second = load_model(llada), load_model(dream)
@@ -151,6 +173,14 @@ def test_training_resumes_exactly_and_exports_a_plain_model(objective: str, expe
     plain = LFPOTrainer(args=LFPOConfig(output_dir=str(tmp_path / "parts"), model=str(llada), task="choice"))
     with pytest.raises(UserError, match="holds an adapter"):
         plain.train(resume=True)
+    shutil.copytree(llada, tmp_path / "elsewhere" / llada.name)
+    moved_base = tmp_path / "elsewhere" / llada.name
+    retrained = load_model(moved_base)
+    retrained.head_weight.data.add_(1.0)
+    save_model(retrained, moved_base)
+    again = LFPOConfig(output_dir=str(tmp_path / "parts"), model=str(moved_base), task="choice", lora=lora)
+    with pytest.raises(UserError, match="trained on other weights"):
+        LFPOTrainer(args=again).train(resume=True)
 
 
 @pytest.mark.long

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 
 from lfpo.base.heartbeat import Heartbeat, meet
-from lfpo.config.errors import ProcessLost
+from lfpo.config.errors import ProcessLost, UserError
 from lfpo.config.json import Json
 from lfpo.core.collectives import announce, gather, on_collective, rank, world
 from lfpo.core.devices import collective_device, device
@@ -35,6 +35,8 @@ LOST_RANK = re.compile(
 # Seconds by which torch's watchdog is later than `progress_timeout` under NCCL: it ends the process without a name.
 AFTER = 60.0
 
+LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun tells a rank
+
 at_work = False  # whether there are several ranks and `begin_work` was called
 _groups: list[Any] = []  # process groups beside the one of all ranks
 _heart: Heartbeat | None = None
@@ -44,9 +46,7 @@ def start() -> None:
     """Join the process group that torchrun's environment variables describe; without them, or once joined, do nothing.
     Raises ProcessLost when a rank does not come."""
     global _heart
-    # torchrun's group of one is a group too, so that one GPU can run what many do.
-    alone = int(os.environ.get("WORLD_SIZE", "1")) == 1 and not {"WORLD_SIZE", "RANK", "MASTER_ADDR"} <= set(os.environ)
-    if alone or dist.is_initialized():
+    if dist.is_initialized() or not launched():
         return
     own = device()  # before the group: NCCL would put every rank on the first GPU
     join = timedelta(seconds=JOIN)
@@ -63,6 +63,22 @@ def start() -> None:
             f"rank {os.environ['RANK']} could not join the other ranks at {os.environ['MASTER_ADDR']}:"
             f"{os.environ['MASTER_PORT']} ({str(error).strip().splitlines()[0]})"
         ) from error
+
+
+def launched() -> bool:
+    """Whether the environment names a group of ranks. Raises UserError where it names one in part."""
+    given = {name: os.environ[name] for name in LAUNCHED if name in os.environ}
+    # torchrun's group of one is a group too, so that one GPU can run what many do.
+    if given.get("WORLD_SIZE", "1") == "1" and len(given) < len(LAUNCHED):
+        return False
+    wrong = [n for n in LAUNCHED if n not in given or not (n == "MASTER_ADDR" or given[n].isdecimal())]
+    if wrong or int(given["RANK"]) >= int(given["WORLD_SIZE"]):
+        found = ", ".join(f"{name}={given.get(name, '')}" for name in LAUNCHED)
+        raise UserError(
+            f"the environment has {found}, which names no rank of a group; start with torchrun, which sets all four, "
+            "or unset WORLD_SIZE for a process of its own"
+        )
+    return True
 
 
 def stop() -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 from lfpo.config.build import build, load_yaml, merge, to_dict
 from lfpo.config.checks import Count, check_ranges
 from lfpo.config.errors import UserError, nearest
+from lfpo.config.files import user_path
 from lfpo.config.json import Json
 from lfpo.config.objectives import OBJECTIVES, OfObjective
 from lfpo.config.train import LFPOConfig
@@ -70,7 +71,7 @@ class CompareConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        self.output_dir = str(Path(self.output_dir).expanduser())
+        self.output_dir = str(user_path(self.output_dir))
         if not self.thresholds or any(not 0 < t <= 1 for t in self.thresholds):
             raise ValueError(f"'thresholds' must be numbers above 0 and at most 1, found {self.thresholds}")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):

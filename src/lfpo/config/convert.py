@@ -2,12 +2,11 @@
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from lfpo.config.checks import Count, check_ranges
 from lfpo.config.errors import UserError
-from lfpo.config.files import read_json
+from lfpo.config.files import read_json, user_path
 from lfpo.config.json import Json
 from lfpo.config.models import check_model_name
 
@@ -51,7 +50,7 @@ class ConvertConfig:
 def check_paths(config: ConvertConfig) -> None:
     """Raise UserError where the source is missing or not of a kind that can be converted, or the folder is taken. The
     config.json of a source on the hub is looked at once it is downloaded."""
-    folder, source = Path(config.folder).expanduser(), Path(config.source).expanduser()
+    folder, source = user_path(config.folder), user_path(config.source)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: exists already and is not empty; remove it, or name another folder")
     if config.is_gguf:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from lfpo.config.errors import UserError
+from lfpo.config.files import user_path
 
 Layout = Literal["family", "transformers"]
 Dtype = Literal["float32", "bfloat16"]
@@ -36,7 +37,7 @@ class ExportConfig:
 
 def located(name: str) -> tuple[Path, Path | None]:
     """The folder that is meant, a run's or a model's, and the checkpoint in it, if the name is a checkpoint's."""
-    path = Path(name).expanduser()
+    path = user_path(name)
     if path.parent.name == "checkpoints" and (path / "manifest.json").exists():
         return path.parent.parent, path
     return path, None
@@ -46,7 +47,7 @@ def output_folder(config: ExportConfig) -> Path:
     """The folder to write. Raises UserError where it is taken, or where nothing says where it is."""
     run, _ = located(config.run)
     if config.output is not None:
-        folder = Path(config.output).expanduser()
+        folder = user_path(config.output)
     elif (run / "config.yaml").exists():
         folder = run / ("adapter" if config.adapter else f"model-{config.layout}")
     else:

@@ -12,6 +12,16 @@ from lfpo.config.errors import UserError
 from lfpo.config.json import Json
 
 
+def user_path(name: str | Path) -> Path:
+    """A path as a user wrote it, with ~ replaced by the home folder. Raises UserError for ~NAME of an unknown user."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        user = Path(name).parts[0]
+        advice = f"write ~/ for your home folder, or ./{user} for a folder of this name"
+        raise UserError(f"{name}: there is no user {user[1:]!r}; {advice}") from None
+
+
 def read_json(path: Path) -> Json:
     """A JSON object from a file. Raises UserError, naming the file, where it is missing or holds something else."""
     try:

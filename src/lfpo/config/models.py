@@ -6,7 +6,7 @@ from typing import Annotated
 
 from lfpo.config.checks import Count, OneOf, Positive, check_ranges
 from lfpo.config.errors import UserError
-from lfpo.config.files import read_json
+from lfpo.config.files import read_json, user_path
 
 SHIPPED_MODELS = ("embedded", "embedded-block", "embedded-causal", "embedded-uniform")  # that come with the package
 ModelName = Annotated[str, OneOf(SHIPPED_MODELS, "")]
@@ -48,7 +48,7 @@ def check_model_name(name: object) -> None:
     of another library, a file."""
     if not isinstance(name, str | Path):
         raise UserError(_object(name))
-    text, path = str(name), Path(name).expanduser()
+    text, path = str(name), user_path(name)
     if text in SHIPPED_MODELS or path.is_dir():
         return
     if path.is_file():
@@ -131,7 +131,7 @@ def has_full_attention(name: str | Path) -> bool:
         if str(name) in SHIPPED_MODELS
         else Path(name)
     )
-    if not (folder.expanduser() / "config.json").is_file():
+    if not (user_path(folder) / "config.json").is_file():
         return False
-    config = read_json(folder.expanduser() / "config.json")
+    config = read_json(user_path(folder) / "config.json")
     return config.get("model_type") in FULL_ATTENTION and config.get("block_length") is None

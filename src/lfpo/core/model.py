@@ -36,6 +36,7 @@ class MaskedDiffusionLM(nn.Module):
         are denoised over a causal context, conditioned on the prediction before.
     config: the family's own config.json. source: the folder it was loaded from (None for a fresh model).
     adapter: the LoRA adapter that this policy's forwards use (see lfpo.models.lora); None without LoRA.
+    base_digest: with LoRA a digest of the weights in `source`; empty without.
     autocast: run the body (not the head) in bfloat16; hidden states are returned in the weights' dtype.
     head_precision: of products with the head: auto, float32, tf32 or bfloat16 (see lfpo.core.head.precision_of).
     device, dtype: of the head's weights. Inputs must be on `device`.
@@ -60,6 +61,7 @@ class MaskedDiffusionLM(nn.Module):
         self.max_length = int(backbone.config.max_position_embeddings)
         self.mask_id, self.eos_id, self.pad_id = mask_id, eos_id, pad_id
         self.adapter: str | None = None
+        self.base_digest = ""
         self.autocast, self.head_precision = False, "auto"
         # With uniform noise layers are of kinds, which attend within windows of so many tokens (None: to all).
         sliding: dict[str, int | None] = {"full_attention": None}

@@ -12,6 +12,7 @@ from lfpo.base import distributed
 from lfpo.base.environment import describe_environment, use_threads, versions
 from lfpo.config.errors import UserError
 from lfpo.config.eval import EvalConfig
+from lfpo.config.files import user_path
 from lfpo.config.json import Json
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core import collectives, devices
@@ -124,7 +125,7 @@ def prepare(name: str, config: EvalConfig, weights: str | None, block_length: in
     }
     if (source := source_file(name)) is not None:  # of a user's task, whose verifier may change under its name
         settings["task_sha256"] = content_sha256(source)
-    path = None if config.output is None else Path(config.output).expanduser()
+    path = None if config.output is None else user_path(config.output)
     if path is not None and path.suffix != ".json":
         path /= re.sub(r"[^\w.-]+", "-", task.name) + ".json"
     return Job(task, rows, prompted, sampler, settings, path)

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 import transformers
 from safetensors import safe_open
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from lfpo.config.convert import ConvertConfig, check_kind
 from lfpo.config.errors import UserError
-from lfpo.config.files import new_folder, read_json, write_json
+from lfpo.config.files import new_folder, read_json, user_path, write_json
 from lfpo.config.json import Json
 from lfpo.models.families import family_of
 from lfpo.models.family import Family, build_backbone, replace_prefix
@@ -46,6 +47,9 @@ GGUF_NAMES = (
     ("blk.N.ffn_up", "model.layers.N.mlp.up_proj"),
     ("blk.N.ffn_down", "model.layers.N.mlp.down_proj"),
 )
+ROPE_FACTORS = "rope_freqs.weight"  # in GGUF: by what each rotary frequency is divided
+# The scaling of Llama 3.1 to 3.3. GGUF holds only the factors that follow from it.
+LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 DROPPED = (
     "auto_map",
     "transformers_version",
@@ -72,7 +76,7 @@ class Source:
 def run_convert(settings: ConvertConfig) -> Path:
     """Write the folder, under a hidden name until it is complete; print and return its path. Raises UserError where
     the source cannot be converted or the folder not written."""
-    folder, source = Path(settings.folder).expanduser(), opened(settings)
+    folder, source = user_path(settings.folder), opened(settings)
     try:
         with new_folder(folder) as partial:
             mask = write_model(source, settings, partial)
@@ -90,7 +94,7 @@ def opened(settings: ConvertConfig) -> Source:
     """The source, of which only headers are read yet; a .gguf file is read whole. Raises UserError where it cannot be
     converted."""
     if settings.is_gguf:
-        return gguf_source(Path(settings.source).expanduser(), settings.dtype)
+        return gguf_source(user_path(settings.source), settings.dtype)
     folder = resolve(settings.source)
     config = read_json(folder / "config.json")
     check_kind(config, folder / "config.json")
@@ -144,14 +148,32 @@ def gguf_source(path: Path, dtype: str | None) -> Source:
             names = set(transformers.AutoModelForCausalLM.from_config(hf_config).state_dict())
         if hf_config.tie_word_embeddings:
             names.discard(TABLES[1])
-        check_gguf(path, names, {tensor.name for tensor in held.tensors}, list(held.fields))
+        tensors = {tensor.name: tensor.data for tensor in held.tensors}
+        if ROPE_FACTORS in tensors and scale_rope(hf_config, torch.tensor(tensors[ROPE_FACTORS])):
+            del tensors[ROPE_FACTORS]
+        check_gguf(path, names, set(tensors), list(held.fields))
         model = transformers.AutoModelForCausalLM.from_pretrained(**place, dtype=weights_dtype)
     except (OSError, ValueError, LookupError, NotImplementedError, RuntimeError, struct.error) as error:
         raise UserError(f"{path}: not readable as a model in GGUF ({' '.join(str(error).split())})") from error
-    config = {k: v for k, v in model.config.to_dict().items() if k not in DROPPED}
+    config = {**model.config.to_dict(), "rope_parameters": hf_config.rope_parameters}
+    config = {k: v for k, v in config.items() if k not in DROPPED}
     state = {name: tensor for name, tensor in model.state_dict().items() if name in names}
     like = {name: tensor.to("meta") for name, tensor in state.items()}
     return Source(path, config, tokenizer, like, lambda name, rows: state[name][rows])
+
+
+def scale_rope(config: transformers.PreTrainedConfig, factors: torch.Tensor) -> bool:
+    """Set the configuration's rotary embeddings to Llama 3's scaling. False, and nothing set, where the factors
+    [head_dim / 2] of a .gguf file are not those of this scaling."""
+    plain = dict(config.rope_parameters)
+    # The lowest frequencies are divided by the scaling's own factor, which is the largest.
+    config.rope_parameters = {**plain, **LLAMA3_ROPE, "rope_type": "llama3", "factor": float(factors.max())}
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, device="cpu")
+    exponents = torch.arange(len(factors), dtype=torch.float32) / len(factors)
+    same = len(scaled) == len(factors) and torch.allclose(scaled * factors, plain["rope_theta"] ** -exponents)
+    if not same:
+        config.rope_parameters = plain
+    return same
 
 
 def check_gguf(path: Path, names: set[str], tensors: set[str], fields: list[str]) -> None:

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from lfpo.base import distributed
 from lfpo.config.errors import UserError
-from lfpo.config.files import read_json, write_json
+from lfpo.config.files import read_json, user_path, write_json
 from lfpo.config.json import Json
 from lfpo.config.models import SHIPPED_MODELS, check_model_folder, check_model_name
 from lfpo.core import collectives
@@ -71,7 +71,7 @@ def resolve(name: str | Path) -> Path:
     check_model_name(name)
     if str(name) in SHIPPED:
         return SHIPPED[str(name)]
-    path, text = Path(name).expanduser(), str(name)
+    path, text = user_path(name), str(name)
     if path.is_dir():
         check_model_folder(path)
         return path

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -31,7 +32,7 @@ from lfpo.core.rng import generator
 from lfpo.core.roles import CURRENT, OLD
 from lfpo.models.adapters import switch_adapter, using_adapter
 from lfpo.models.experts import MATRICES, routers, stacked_factors, without_sums
-from lfpo.models.tensor_files import save_tensors
+from lfpo.models.tensor_files import save_tensors, weights_digest
 
 # Fields of a LoraConfig that are taken over, and those that say nothing about the adapter.
 TAKEN = {"r", "lora_alpha", "target_modules", "target_parameters", "peft_type"}
@@ -94,6 +95,8 @@ def inject(model: MaskedDiffusionLM, settings: LoraSettings) -> MaskedDiffusionL
         target_modules=target_names(model, settings.target_modules, experts=settings.experts),
         target_parameters=_expert_matrices(model) if settings.experts else None,
     )
+    # The folder may hold other weights later, onto which the adapter must not be added.
+    model.base_digest = weights_digest(model.source) if model.source else ""
     model.requires_grad_(False)
     with warnings.catch_warnings(), _plain_weights(model.backbone):
         warnings.filterwarnings("ignore", "Already found a `peft_config`")  # two adapters are intended
@@ -197,15 +200,22 @@ def save_adapter(policy: MaskedDiffusionLM, folder: Path) -> None:
     """Write a policy's factors in peft's format, which peft loads onto the same transformers model."""
     folder.mkdir(parents=True)
     tensors = {f"base_model.model.{n}": p.detach().cpu().contiguous() for n, p in policy.factors()}
-    save_tensors(tensors, folder / "adapter_model.safetensors")
+    save_tensors(tensors, folder / "adapter_model.safetensors", base=policy.base_digest)
     config = policy.backbone.peft_config[policy.adapter].to_dict()
     plain = {k: sorted(v) if isinstance(v, set) else v for k, v in config.items()}
     write_json(folder / "adapter_config.json", plain, default=str)
 
 
 def load_adapter(policy: MaskedDiffusionLM, folder: Path) -> None:
-    """Copy saved factors into a policy's, in place. Raises UserError if layers or shapes differ."""
+    """Copy saved factors into a policy's, in place. Raises UserError if layers, shapes or the base's weights differ."""
     saved = load_file(folder / "adapter_model.safetensors")
+    with safe_open(folder / "adapter_model.safetensors", framework="pt") as file:
+        base = (file.metadata() or {}).get("base")  # "": of a base that was not loaded from a folder
+    if base and policy.base_digest and base != policy.base_digest:
+        raise UserError(
+            f"{folder}: the adapter was trained on other weights than those in {policy.source} now; put the weights "
+            "back that the run began with"
+        )
     factors = {f"base_model.model.{n}": p for n, p in policy.factors()}
     if saved.keys() != factors.keys() or any(saved[n].shape != p.shape for n, p in factors.items()):
         raise UserError(f"{folder}: the saved adapter has other layers or rank than 'lora' in the configuration")

@@ -6,6 +6,7 @@ and `check_disk` ask whether there is room, before weights are loaded or written
 """
 
 import functools
+import hashlib
 import json
 import math
 import shutil
@@ -28,6 +29,7 @@ from lfpo.core.collectives import local
 
 FILE_BYTES = 10**9  # what a rank collects in memory before it writes
 PIECE_BYTES = 2**24  # what a rank receives at a time of a tensor that is gathered for it
+DIGESTED = 256  # numbers of each tensor in `weights_digest`
 FORMAT = {"format": "pt"}  # metadata that some readers require
 GIB = 2**30
 
@@ -101,12 +103,12 @@ def whole_on(tensor: torch.Tensor, writer: int) -> torch.Tensor | None:
     return collected
 
 
-def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
+def save_tensors(tensors: dict[str, torch.Tensor], path: Path, **metadata: str) -> None:
     """Write a safetensors file whose mode follows the umask, as that of other files; safetensors writes it as 0600."""
     partial = path.with_name(f".{path.name}.partial")  # the file at `path` may be mapped as a model's weights
     partial.touch()
     mode = partial.stat().st_mode
-    save_file(tensors, partial, FORMAT)
+    save_file(tensors, partial, FORMAT | metadata)
     partial.chmod(mode)
     partial.replace(path)
 
@@ -118,6 +120,21 @@ def tensor_paths(folder: Path) -> dict[str, Path]:
         with safe_open(path, framework="pt") as file:
             paths |= dict.fromkeys(file.keys(), path)
     return paths
+
+
+def weights_digest(folder: Path) -> str:
+    """A digest of a folder's weights, whatever files they are in: of the name, dtype, shape and first numbers of each
+    tensor. Training changes some of these, and a large model need not be read whole."""
+    paths, found = tensor_paths(folder), dict[str, str]()
+    for path in dict.fromkeys(paths.values()):
+        with safe_open(path, framework="pt") as file:
+            for name in (n for n, own in paths.items() if own == path):
+                part = file.get_slice(name)
+                shape = part.get_shape()
+                first = (part[:1] if shape else file.get_tensor(name)).flatten()[:DIGESTED].contiguous()
+                content = hashlib.sha256(first.view(torch.uint8).numpy()).hexdigest()
+                found[name] = f"{name} {part.get_dtype()} {shape} {content}"
+    return hashlib.sha256("\n".join(found[name] for name in sorted(found)).encode()).hexdigest()
 
 
 def read_like(path: Path, name: str, parameter: nn.Parameter) -> torch.Tensor:

@@ -17,7 +17,7 @@ from rich.table import Column, Table
 from lfpo.base.measure import matmul_peak
 from lfpo.config.build import flattened, flow_text, merge
 from lfpo.config.errors import UserError
-from lfpo.config.files import replace_file, writing
+from lfpo.config.files import replace_file, user_path, writing
 from lfpo.config.json import Json
 from lfpo.config.length import UNSET, described
 from lfpo.config.models import LoraSettings
@@ -290,7 +290,7 @@ def longest_prompt(args: LFPOConfig) -> int | None:
 
 def _tokenizer(args: LFPOConfig) -> object:
     """The tokenizer of the model's folder; None without one: a folder with config.json only is enough for a plan."""
-    folder = SHIPPED.get(args.model, Path(args.model).expanduser())
+    folder = SHIPPED.get(args.model, user_path(args.model))
     if not any(folder.glob("*.json")):
         return None
     try:

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lfpo.config.errors import UserError
-from lfpo.config.files import read_json
+from lfpo.config.files import read_json, user_path
 from lfpo.config.json import Json
 from lfpo.config.models import LoraSettings
 from lfpo.models import MaskedDiffusionLM
@@ -55,7 +55,7 @@ def model_config(name: str) -> Json:
     where there is none."""
     if name in LAYOUTS or name in PUBLISHED:
         return LAYOUTS[PUBLISHED.get(name, name)]
-    folder = SHIPPED.get(name, Path(name).expanduser())
+    folder = SHIPPED.get(name, user_path(name))
     if folder.is_dir():
         return described(folder)[1]
     known = ", ".join(LAYOUTS)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lfpo.config.errors import UserError
+from lfpo.config.files import user_path
 from lfpo.config.json import Json
 from lfpo.prompts.jsonl import check_row, parse_lines
 
@@ -61,7 +62,7 @@ def load_rows(path: str | Path, required: tuple[str, ...] = (), *, typed: bool =
 
 def matching(path: str | Path) -> list[Path]:
     """The file of this name, or the files that match it as a pattern, sorted. Raises UserError where there is none."""
-    file = Path(path).expanduser()
+    file = user_path(path)
     if file.is_dir():
         arrow = next(file.glob("*.arrow"), None)
         kind = ".arrow" if arrow else next((s for s in SUFFIXES if next(file.glob(f"*{s}"), None)), ".jsonl")

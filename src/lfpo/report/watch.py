@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from lfpo.config.errors import UserError
+from lfpo.config.files import user_path
 from lfpo.config.watch import WatchConfig
 from lfpo.report.data import run_data
 from lfpo.report.html import embedded, page
@@ -40,7 +41,7 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, config: WatchConfig) -> None:
-        self.run = Run(Path(config.run).expanduser())
+        self.run = Run(user_path(config.run))
         if not (self.run.dir / "config.yaml").exists():
             raise UserError(
                 f"{self.run.dir}: holds no run (no config.yaml); give the output_dir of an lfpo train that has started"

@@ -81,7 +81,8 @@ class Episode:
             reward, done = as_reward(earned), done.item() if hasattr(done, "item") else done
             if not (isinstance(reply, str) and isinstance(done, bool)):
                 raise TypeError
-        except (TypeError, ValueError):  # NotANumber is a ValueError
+            reply.encode()  # a tokenizer cannot read a lone surrogate
+        except (TypeError, ValueError):  # NotANumber and UnicodeEncodeError are ValueErrors
             raise UserError(
                 f"{name}: step returned {returned!r:.60}, expected (reply, reward, done): text, a finite "
                 "number, and True or False"

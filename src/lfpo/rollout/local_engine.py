@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from lfpo.config.json import Json
-from lfpo.config.reveal import own_rule
 from lfpo.config.sampler import DEFAULT_LENGTH
 from lfpo.core.denoise import Finished, Forwarded, denoise
 from lfpo.core.engine import Request, Ticket, Version
@@ -15,6 +14,7 @@ from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.rule import Rule
 from lfpo.core.trajectory import GIVES, Trajectory, join
 from lfpo.rollout.reveal import RULES
+from lfpo.rollout.reveal.own import checked_rule
 from lfpo.rollout.variants import run_canvases, variant
 
 
@@ -103,9 +103,5 @@ def run_unit(
 
 @functools.cache
 def find_rule(name: str) -> Rule:
-    """The reveal rule of this name or dotted path (SamplerConfig.rule_name); a plain function becomes `Rule(function)`.
-
-    Raises UserError for an unknown name, a path that leads nowhere, or an object that is neither.
-    """
-    rule = RULES.get(name) or own_rule(name)
-    return rule if isinstance(rule, Rule) else Rule(rule)
+    """The reveal rule of this name or dotted path (SamplerConfig.rule_name). Raises UserError as `checked_rule`."""
+    return RULES.get(name) or checked_rule(name)

@@ -7,6 +7,7 @@ from huggingface_hub import ModelCardData
 
 from lfpo.base.environment import versions
 from lfpo.config.build import yaml_text
+from lfpo.config.files import user_path
 from lfpo.config.json import Json
 from lfpo.runs.directory import Run, data_of
 
@@ -109,7 +110,7 @@ def published(config: Json) -> Json:
     """A run's configuration without folders of this machine: paths are cut to their last part, output_dir is left
     out."""
     base = config.get("model")
-    base = Path(base).name if base and Path(base).expanduser().exists() else base
+    base = Path(base).name if base and user_path(base).exists() else base
 
     def shortened(value: object) -> object:
         """Absolute paths cut, also in lists and in the files of a task (NAME@train=PATH,test=PATH)."""

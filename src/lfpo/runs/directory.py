@@ -14,7 +14,7 @@ from pathlib import Path
 from lfpo.base.environment import describe_environment, versions
 from lfpo.config.build import flattened, load_yaml, to_dict, yaml_text
 from lfpo.config.errors import UserError
-from lfpo.config.files import json_lines, read_json, replace_file, writing
+from lfpo.config.files import json_lines, read_json, replace_file, user_path, writing
 from lfpo.config.json import Json
 
 try:
@@ -153,7 +153,7 @@ KEPT = ("model", "task", "tasks", "data_file", "dataset_name", "gen_length", "sa
 
 def check_folder(path: Path, config: object, *, resume: bool, kind: str) -> None:
     """Raise UserError where `open_run` could not open the folder. Writes nothing."""
-    path = path.expanduser()
+    path = user_path(path)
     marker = path / "config.yaml"
     with writing(path):
         if not marker.exists():
@@ -195,7 +195,7 @@ def open_run(path: Path, config: object, *, resume: bool, kind: str) -> Run:
     keys may have changed (more steps, for example); `write_config` writes them once the checkpoint is loaded.
     """
     check_folder(path, config, resume=resume, kind=kind)
-    path = path.expanduser()
+    path = user_path(path)
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
         # config.yaml marks a run and is written last: after a kill in between, the folder can still be used.
@@ -221,7 +221,7 @@ def removed_if_unused(run: Run) -> Iterator[None]:
 def opened_by_this_launcher(path: Path) -> bool:
     """Whether this process's parent also started the run in `path`. torchrun is the parent, also after a restart; so
     a restarted rank continues its own run, and never another one."""
-    file = path.expanduser() / "run.json"
+    file = user_path(path) / "run.json"
     return file.exists() and read_json(file).get("launcher") == _launcher()
 
 

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from lfpo.config.build import load_yaml, yaml_text
 from lfpo.config.errors import UserError
 from lfpo.config.export import ExportConfig, PushConfig, located, output_folder
-from lfpo.config.files import new_folder, read_json
+from lfpo.config.files import new_folder, read_json, user_path
 from lfpo.config.json import Json
 from lfpo.core.optim import Average
 from lfpo.models.export import (
@@ -166,7 +166,7 @@ def _write_weights(source: Source, settings: ExportConfig | PushConfig, folder: 
     family, config = described(source.base.folder if adapted else source.weights)
     own_names = settings.layout == "family"
     if settings.adapter:
-        base = Path(source.base_name).name if Path(source.base_name).expanduser().exists() else source.base_name
+        base = Path(source.base_name).name if user_path(source.base_name).exists() else source.base_name
         export_adapter(source.weights, family, base, folder, own_names=own_names)
         made = f"`{base}`" if own_names else f"what `lfpo export {base} --layout transformers` writes"
         return ADAPTER_USE.format(base=made)

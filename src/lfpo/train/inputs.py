@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lfpo.config.errors import UserError
+from lfpo.config.files import user_path
 from lfpo.config.models import check_model_folder, check_model_name
 from lfpo.config.plugins import resolve
 from lfpo.config.sampler import check_length
@@ -32,7 +33,7 @@ def check_run(args: Any, kind: str, *, resume: bool = False) -> None:
     trackers.check_installed(args.report_to)
     if args.model is not None:
         check_model_name(args.model)
-        if (folder := Path(args.model).expanduser()).is_dir():
+        if (folder := user_path(args.model)).is_dir():
             check_model_folder(folder)
     if kind == "train":
         _check_prompts(args)

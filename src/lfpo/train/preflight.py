@@ -16,6 +16,7 @@ import torch
 
 from lfpo.base.measure import matmul_peak
 from lfpo.config.errors import UserError
+from lfpo.config.files import user_path
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.config.training import Optim, moment_bytes
@@ -182,7 +183,7 @@ def check_disk(folder: Path, saved: Sequence[MaskedDiffusionLM], optim: Optim, k
     saved: one policy per set of weights in a checkpoint; saved[0] is trained. keep: save_total_limit; while a
     checkpoint is written, as many older ones are there. Raises UserError where they do not fit.
     """
-    model, folder = saved[0], folder.expanduser().absolute()
+    model, folder = saved[0], user_path(folder).absolute()
     checkpoint = sum(_bytes(policy.own_parameters()) for policy in saved) + _trained(model) * moment_bytes(optim)
     needed = (keep + 1) * checkpoint + _bytes(saved_weights(model).values())  # a LoRA run's export is the whole model
     needed -= sum(p.stat().st_size for p in folder.glob("checkpoints/step-*/**/*") if p.is_file())  # of a resumed run

@@ -15,6 +15,7 @@ from lfpo.base.environment import use_threads
 from lfpo.config.build import refusal
 from lfpo.config.errors import CannotGoOn, UserError
 from lfpo.config.export import PushConfig
+from lfpo.config.files import user_path
 from lfpo.config.json import Json
 from lfpo.config.length import described
 from lfpo.config.other_names import ARGUMENTS, METHODS
@@ -99,7 +100,7 @@ class LFPOTrainer(Algorithm, Trainer):
         self.args, self.stop_on = args, {"no_reward", *args.stop_on}
         # The run directory, to read from; what is written goes through the run's context. From now on absolute: a
         # reward function may change the working directory.
-        self.run = Run(Path(args.output_dir).expanduser().absolute())
+        self.run = Run(user_path(args.output_dir).absolute())
         self.callbacks = callbacks if isinstance(callbacks, list | tuple) else [] if callbacks is None else [callbacks]
         distributed.start()
         check_ranks(args, "train", "prompts_per_iteration")

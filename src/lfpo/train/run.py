@@ -14,7 +14,7 @@ from lfpo.base.environment import use_threads
 from lfpo.base.progress import duration
 from lfpo.config.build import to_dict
 from lfpo.config.errors import CannotGoOn, UserError, last_line
-from lfpo.config.files import read_json
+from lfpo.config.files import read_json, user_path
 from lfpo.config.json import Json
 from lfpo.core import collectives
 from lfpo.core.observer import Observer
@@ -61,7 +61,7 @@ class TrainingRun:
     def __init__(self, trainer: Trainer, *, resume: bool, display: Display | Lines | None):
         self.trainer, self.args = trainer, trainer.args
         # Absolute, from before any function of the user's was called: such a function may change the working directory.
-        path = trainer.run.dir if hasattr(trainer, "run") else Path(self.args.output_dir).expanduser().absolute()
+        path = trainer.run.dir if hasattr(trainer, "run") else user_path(self.args.output_dir).absolute()
         observer, total = Observer(), trainer.total_steps
         # Rank 0 decides for all: a launcher on another machine may have started the others. torchrun's own count of
         # restarts does not tell: it counts the failures of one machine, and a failure restarts the ranks of all.
@@ -283,7 +283,7 @@ def run_trainer(trainer: Trainer, *, resume: object = False, display: Display | 
     """Open or resume the run of `trainer.args.output_dir` and train to its end; returns the exported model's folder. A
     rank that is lost ends the others (see lfpo.base.distributed.watched)."""
     if not isinstance(resume, bool):
-        folder = Path(trainer.args.output_dir).expanduser() / "checkpoints"
+        folder = user_path(trainer.args.output_dir) / "checkpoints"
         raise UserError(
             f"resume {str(resume)!r}: expected True or False. True goes on from the newest intact checkpoint in "
             f"{folder}; to go on from an older one, move the newer step-N folders away first"

@@ -8,9 +8,9 @@ import random
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from lfpo.config.errors import UserError
+from lfpo.config.files import user_path
 from lfpo.core.attempts import RewardFailed
 from lfpo.core.rng import python_rng
 from lfpo.core.scoring import Row, accepted
@@ -121,7 +121,7 @@ class DataTask:
                     raise UserError(f"task {self.name!r}: expected train=PATH,test=PATH after '@', found {part!r}")
                 local.append((split, file))
             return dataclasses.replace(self, local=tuple(local))
-        path = Path(where).expanduser()
+        path = user_path(where)
         if path.is_dir():
             stems = dict(self.stems)
             present = [split for split in SPLITS if has_split(path, stems[split])]
@@ -164,7 +164,7 @@ def _records(task: DataTask, split: str) -> list[Record]:
     """The records of a split, from its local files or the hub."""
     local, hub = dict(task.local), dict(task.hub)
     if split in local:
-        path = Path(local[split]).expanduser()
+        path = user_path(local[split])
         files = find_split(path, dict(task.stems)[split]) if path.is_dir() else [path]
         return [record for file in files for record in read_records(file)]
     if split not in hub:
