@@ -233,7 +233,8 @@ def run(study: dict[str, Any], path: Path, stages: list[str], workers: int, chec
         names = ("forwards", "frontier", "reward", "pass_at_k", "same_ending", "entropy", "flops", "seconds")
         kept = {name: result[name] for name in names if name in result}
         kept["curve"] = [{k: p[k] for k in ("step", "flops", "accuracy", "nfe")} for p in result["curve"] if p["step"]]
-        store.add({"key": key, **cells[key], "fingerprint": (folder / "fingerprint").read_text(), **kept})
+        cell = {name: value for name, value in cells[key].items() if name != "setting"}  # label and config say it
+        store.add({"key": key, **cell, "fingerprint": (folder / "fingerprint").read_text(), **kept})
         shutil.rmtree(folder)
         return f"{100 * frontier_area(result['frontier'], result['forwards']):.1f}, {result['flops'] / 1e12:.1f} TFLOP"
 
