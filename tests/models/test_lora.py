@@ -169,7 +169,7 @@ def test_training_resumes_exactly_and_exports_a_plain_model(objective: str, expe
     checkpoint = latest_checkpoint(tmp_path / "whole")
     assert checkpoint is not None
     names = sorted(p.name for p in (checkpoint / "model").iterdir())
-    assert names == ["README.md", "adapter_config.json", "adapter_model.safetensors"]
+    assert names == ["README.md", "adapter_config.json", "adapter_model.safetensors", "base.json"]
     plain = LFPOTrainer(args=LFPOConfig(output_dir=str(tmp_path / "parts"), model=str(llada), task="choice"))
     with pytest.raises(UserError, match="holds an adapter"):
         plain.train(resume=True)

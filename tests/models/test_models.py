@@ -361,7 +361,7 @@ def test_a_config_that_is_not_supported(
         ({"rope_scaling": {"type": "yarn", "factor": 4}}, ("rope_scaling", "yarn")),
         ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, ("rope_parameters", "'linear'")),
         ({"hidden_act": "gelu"}, ("hidden_act 'gelu'",)),
-        ({"use_sliding_window": True}, ("use_sliding_window True",)),
+        ({"use_sliding_window": True}, ("use_sliding_window",)),
     ],
 )
 def test_fields_of_dream_that_are_not_supported(

@@ -16,6 +16,7 @@ from lfpo.core.forward import block_sizes
 from lfpo.core.messages import prefill
 from lfpo.core.rng import key
 from lfpo.core.trajectory import Trajectory
+from lfpo.eval.evaluate import finite
 from lfpo.eval.terminal import progress
 from lfpo.models import load_model, load_tokenizer
 from lfpo.models.loading import resolve
@@ -50,7 +51,7 @@ def run_sample(config: SampleConfig) -> None:
     engine = as_it_is(model)
     with progress("sampling", 1, "completions", Console(stderr=True)) as state:
         engine.forwarded = state.forward
-        trajectory = engine.sample(Request(ids, [key(config.seed, "sample")], sampler))
+        trajectory = finite(engine.sample(Request(ids, [key(config.seed, "sample")], sampler)), model)
     shown = prompt if isinstance(prompt, str) else prompt[0]["content"]
     console.print(Text(shown.rstrip("\n"), style="dim"))
     if config.show_steps:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lfpo.base import distributed
+from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core import collectives
 from lfpo.core.completions import decode_completions
@@ -104,7 +105,7 @@ def generate(
 ) -> Trajectory:
     """Sample the `wanted` (problem, sample) pairs, at least one; row i of the trajectory is `wanted[i]`.
 
-    The other arguments are those of `evaluate`.
+    The other arguments are those of `evaluate`. Raises UserError as `finite`.
     """
     assert sampler.gen_length is not None
     numbers = sorted({problem for problem, _ in wanted})
@@ -117,7 +118,17 @@ def generate(
 
     seeds = [key(seed, "eval", problem, sample) for problem, sample in wanted]
     request = Request([prompts[problem] for problem, _ in wanted], seeds, sampler)
-    return engine.sample(request, hand_over if finished else None)
+    return finite(engine.sample(request, hand_over if finished else None), model)
+
+
+def finite(trajectory: Trajectory, model: MaskedDiffusionLM) -> Trajectory:
+    """The trajectory. Raises UserError where a confidence is not finite: predictions that are not numbers give tokens
+    that mean nothing."""
+    if bool(trajectory.confidence.isfinite().all()):
+        return trajectory
+    wrong = (name for name, p in model.backbone.named_parameters() if not bool(p.isfinite().all()))
+    why = f"{name} holds values that are not finite" if (name := next(wrong, "")) else "its weights are finite"
+    raise UserError(f"model {model.source or 'in memory'}: its predictions are not numbers ({why}); take another one")
 
 
 def answers_of(trajectory: Trajectory, pairs: Sequence[tuple[int, int]], tokenizer: object) -> list[Answer]:

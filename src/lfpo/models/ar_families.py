@@ -29,10 +29,7 @@ OWN = ("model_type", "architectures", "auto_map", "transformers_version", "_name
 
 def own_config(class_name: str, config: Json) -> transformers.PretrainedConfig:
     """The configuration of a class of transformers from its own config.json, with scaled rotary embeddings, biases and
-    head widths as it says. Raises UserError for windows of attention, which published diffusion models do not have."""
-    windows = config.get("use_sliding_window") or set(config.get("layer_types") or ()) - {"full_attention"}
-    if windows:
-        raise UserError("config.json: use_sliding_window and layer_types other than 'full_attention' are not supported")
+    head widths as it says. Raises UserError for rotary embeddings whose frequencies depend on a pass's longest row."""
     scaling = [config.get(key) or {} for key in ("rope_scaling", "rope_parameters")]
     if any("longrope" in (rope.get("rope_type"), rope.get("type")) for rope in scaling):
         # A pass takes one of two sets of frequencies, by its longest row: a row would depend on those beside it.

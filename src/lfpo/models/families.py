@@ -13,7 +13,8 @@ from transformers import __version__ as VERSION
 from lfpo.config.errors import UserError
 from lfpo.config.json import Json
 from lfpo.models.ar_families import A2D, CONVERTIBLE, EXPORTED, STACKED_EXPERTS
-from lfpo.models.family import Family, expect
+from lfpo.models.config_checks import expect, is_number
+from lfpo.models.family import Family
 from lfpo.models.modernbert import MODERNBERT
 
 ATTENTION = "model.layers.N.self_attn"
@@ -24,11 +25,13 @@ SHARED += ["max_position_embeddings", "rope_theta", "rms_norm_eps"]
 
 def shared_fields(config: Json, *extra: str) -> Json:
     """The fields of SHARED, and of `extra`, as config.json has them."""
-    expect(config, quantization_config=(None,))
     rope = config.get("rope_parameters") or {}  # where transformers 5 writes rope_theta and rope_scaling
-    if rope.get("rope_type", "default") != "default":
-        raise UserError(f"config.json: rope_parameters of type {rope['rope_type']!r} are not supported")
+    if (kind := rope.get("rope_type") or rope.get("type") or "default") != "default":
+        raise UserError(f"config.json: rope_parameters of type {kind!r} are not supported")
     config = {**({"rope_theta": rope["rope_theta"]} if "rope_theta" in rope else {}), **config}
+    # Classes have a default for what is null, and it may be another than that of the published class.
+    if null := [name for name in (*SHARED, *extra) if config[name] is None]:
+        raise UserError(f"config.json: {null[0]} must not be null")
     return {
         **{name: config[name] for name in (*SHARED, *extra)},
         "tie_word_embeddings": bool(config.get("tie_word_embeddings")),
@@ -47,7 +50,6 @@ def llada_config(config: Json) -> LlamaConfig:
         clip_qkv=(None,),
         input_emb_norm=(False, None),
         layer_norm_type=("rms", None),
-        quantization_config=(None,),
         rope=(True, None),
         rope_scaling=(None,),
         scale_logits=(False, None),
@@ -112,6 +114,8 @@ def llada_moe_config(config: Json) -> Qwen3MoeConfig:
     )
     layers = config["num_hidden_layers"]
     sparse = config.get("moe_layer_freq") or [1] * layers
+    if len(sparse) != layers:
+        raise UserError(f"config.json: moe_layer_freq has {len(sparse)} values for {layers} layers")
     return Qwen3MoeConfig(
         **shared_fields(config, "num_experts", "num_experts_per_tok"),
         head_dim=config["hidden_size"] // config["num_attention_heads"],
@@ -146,15 +150,20 @@ def llada2_config(config: Json) -> Glm4MoeConfig:
         moe_router_enable_expert_bias=(True,),
         using_split_qkv_in_self_attention=(False, None),
         use_bias=(False, None),
+        attention_bias=(False, None),
+        use_rmsnorm=(True, None),
         norm_head=(False, None),
+        norm_softmax=(False, None),
         rope_scaling=(None,),
         use_sliding_window=(False, None),
         hidden_act=("silu", None),
     )
     same = ["head_dim", "intermediate_size", "moe_intermediate_size", "first_k_dense_replace", "num_experts_per_tok"]
     same += ["n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor", "use_qk_norm", "partial_rotary_factor"]
+    fields = shared_fields(config, *same)
+    expect(config, rotary_dim=(fields["head_dim"] * fields["partial_rotary_factor"], None))
     return Glm4MoeConfig(
-        **shared_fields(config, *same),
+        **fields,
         n_routed_experts=config["num_experts"],
         n_shared_experts=config["num_shared_experts"],
         attention_bias=bool(config.get("use_qkv_bias")),
@@ -283,17 +292,23 @@ ILLADA = Family(
 
 
 def nemotron_diffusion_config(config: Json) -> Ministral3Config:
-    """Raises UserError also for biases and windows, which the class has not or no published checkpoint uses."""
+    """Raises UserError also for biases, windows and other ways to denoise, which the class has not or no published
+    checkpoint uses."""
     expect(
         config,
+        dlm_paradigm=("bidirectional", None),
+        rope_scaling=(None,),
         hidden_act=("silu", None),
         attention_bias=(False, None),
         mlp_bias=(False, None),
         sliding_window=(None,),
     )
     rope = config["rope_parameters"]
-    for name in ("rope_type", "llama_4_scaling_beta", "original_max_position_embeddings"):
-        rope[name]  # the class scales queries by them
+    expect(rope, partial_rotary_factor=(1, None))
+    for name in ("llama_4_scaling_beta", "original_max_position_embeddings"):  # the class scales queries by them
+        if not is_number(rope[name]):
+            raise UserError(f"config.json: rope_parameters.{name} {rope[name]!r} must be a number")
+    rope["rope_type"]  # the class has a default: KeyError
     unscaled = {"rope_theta": rope["rope_theta"], **config, "rope_parameters": None}
     fields = shared_fields(unscaled, "head_dim", "intermediate_size")
     del fields["rope_theta"]
@@ -325,8 +340,12 @@ def diffusion_gemma_config(config: Json) -> object:
             "pip install -U transformers"
         ) from error
     expect(config, tie_word_embeddings=(True, None))  # False would untie the context's layers from the canvas's
-    expect(config["text_config"], use_bidirectional_attention=(None, "vision"), tie_word_embeddings=(True, None))
-    return text_config(config["text_config"])
+    fields = config["text_config"]
+    expect(fields, use_bidirectional_attention=(None, "vision"), tie_word_embeddings=(True, None))
+    cap = fields.get("final_logit_softcapping")
+    if cap is not None and not (is_number(cap) and cap > 0):
+        raise UserError(f"config.json: final_logit_softcapping {cap!r} must be a number above 0, or null")
+    return text_config(fields)
 
 
 def diffusion_gemma_model(config: object) -> Any:

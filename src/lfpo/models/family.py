@@ -15,6 +15,7 @@ from lfpo.config.errors import UserError
 from lfpo.config.json import Json
 from lfpo.core.attention import NAME as ATTENTION
 from lfpo.core.attention import FullPrecisionRope
+from lfpo.models.config_checks import check_config, check_experts
 from lfpo.models.experts import NAME as EXPERTS
 from lfpo.models.experts import without_autocast
 
@@ -81,16 +82,16 @@ class Family:
     carried: tuple[str, ...] = ()
     template_prefix: str = ""
 
-    def block_length(self, config: Json) -> int | None:
+    def block_length(self, config: Json, where: object = "config.json") -> int | None:
         """Tokens of a block: a token attends to its own block and to those before it. None: full attention. Raises
-        UserError for a block length that is not a positive whole number."""
+        UserError, beginning with `where`, for a block length that is not a positive whole number."""
         if self.block_key is None:
             return None
         length = config.get(self.block_key)
         if length is None:
             return self.block_default
         if not isinstance(length, int) or isinstance(length, bool) or length < 1:
-            raise UserError(f"config.json: {self.block_key} {length!r} must be a whole number of at least 1")
+            raise UserError(f"{where}: {self.block_key} {length!r} must be a whole number of at least 1")
         return length
 
     def to_checkpoint(self, key: str) -> str:
@@ -110,22 +111,26 @@ def replace_prefix(key: str, pairs: Iterable[tuple[str, str]]) -> str:
     return key
 
 
-def expect(config: Json, **known: tuple[object, ...]) -> None:
-    """Raise UserError for a field of config.json that is not one of the values that are known to work. A field that is
-    missing is None."""
-    for name, values in known.items():
-        if config.get(name) not in values:
-            raise UserError(f"config.json: {name} {config.get(name)!r} is not supported, expected {values[0]!r}")
-
-
-REFUSED = (UserError, StrictDataclassError, TypeError, ValueError, ArithmeticError, RuntimeError)
+REFUSED = (
+    UserError,
+    StrictDataclassError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    RuntimeError,
+    AttributeError,
+    IndexError,
+)
 
 
 def build_backbone(family: Family, config: Json, where: object = "config.json") -> nn.Module:
     """The transformers model of a family's config.json on the meta device, bidirectional, with float32 RoPE (its
     inv_freq buffer holds real values, on the CPU). Raises UserError, beginning with `where`, for a wrong field."""
     try:
+        for fields in (config, config["text_config"]) if family.uniform else (config,):
+            check_config(fields, windows=family.build is not None)
         hf_config = family.hf_config(config)
+        check_experts(hf_config)
     except KeyError as error:
         raise UserError(f"{where}: field {error} is missing") from error
     except REFUSED as error:

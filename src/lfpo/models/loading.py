@@ -87,11 +87,12 @@ def resolve(name: str | Path) -> Path:
 
 def described(source: Path) -> tuple[Family, Json]:
     """The family and config.json of a checkpoint's folder, with the block length that its name tells. Raises UserError
-    as `family_of`."""
+    as `family_of` and `Family.block_length`."""
     config = read_json(source / "config.json")
     family = family_of(config, source / "config.json")
     if family.named_block is not None and family.named_block[0] in _own_name(source):
         config = family.named_block[1] | config
+    family.block_length(config, source / "config.json")
     return family, config
 
 
@@ -206,8 +207,10 @@ def token_ids(config: Json, vocab_size: int, source: Path | None, tokenizer: Any
     ids: Json = {name: fields.get(f"{name}_token_id") for name in ("mask", "eos", "pad")}
     if family.uniform:
         ids["mask"] = NO_MASK
-    if isinstance(ids["eos"], list):  # all that may end a completion
-        ids["eos"] = ids["eos"][0] if ids["eos"] else None
+    ends = listed(ids["eos"])  # all that may end a completion
+    ids["eos"] = ends[0] if ends else None
+    if ids["pad"] == -1:  # some publish it for a model without a padding token
+        ids["pad"] = None
     if None in ids.values() and tokenizer is None and source is not None:
         tokenizer = load_tokenizer(source)
     for name, value in ids.items():
@@ -216,19 +219,29 @@ def token_ids(config: Json, vocab_size: int, source: Path | None, tokenizer: Any
     if family.ends_with_pad:
         ids["eos"] = ids["pad"]
     turn_end = None if source is None else family.turn_end
-    if source is not None and turn_end is not None and (source / GENERATION).exists():
-        listed = read_json(source / GENERATION).get("eos_token_id")
-        turn_end_id = (tokenizer or load_tokenizer(source)).convert_tokens_to_ids(turn_end)
-        if turn_end_id is not None and turn_end_id in (listed if isinstance(listed, list) else [listed]):
-            ids["eos"] = turn_end_id
+    if source is not None and turn_end is not None:
+        if (source / GENERATION).exists():
+            ends += listed(read_json(source / GENERATION).get("eos_token_id"))
+        if any(end != ids["eos"] for end in ends):
+            turn_end_id = (tokenizer or load_tokenizer(source)).convert_tokens_to_ids(turn_end)
+            ids["eos"] = turn_end_id if turn_end_id is not None and turn_end_id in ends else ids["eos"]
     if ids["pad"] is None:
         ids["pad"] = ids["eos"]
     for name, value in ids.items():
         if value is None:
             raise UserError(f"{where}: neither the configuration nor the tokenizer names the {name} token")
-        if value != NO_MASK and (not isinstance(value, int) or not 0 <= value < vocab_size):
-            raise UserError(f"{where}: {name}_token_id {value!r} must be a whole number from 0 to {vocab_size - 1}")
+        if (name == "mask" and family.uniform) or (type(value) is int and 0 <= value < vocab_size):
+            continue
+        raise UserError(f"{where}: {name}_token_id {value!r} must be a whole number from 0 to {vocab_size - 1}")
+    for name in ("eos", "pad"):
+        if ids["mask"] == ids[name]:  # a finished completion would be one of blanks
+            raise UserError(f"{where}: the mask token is the {name} token, too (id {ids['mask']}); it must be another")
     return {f"{name}_id": value for name, value in ids.items()}
+
+
+def listed(ids: Any) -> list[Any]:
+    """Token ids of a field that holds one, several or none."""
+    return list(ids) if isinstance(ids, list) else [] if ids is None else [ids]
 
 
 def load_tokenizer(name: str | Path) -> Any:
@@ -247,7 +260,7 @@ def load_tokenizer(name: str | Path) -> Any:
     except Exception as error:  # the tokenizers library raises bare Exception for a malformed file
         raise UserError(f"{source}: the tokenizer files are corrupt ({error})") from error
     named = config.get("mask_token_id")
-    token = tokenizer.convert_ids_to_tokens(named) if isinstance(named, int) else None
+    token = tokenizer.convert_ids_to_tokens(named) if isinstance(named, int) and named >= 0 else None
     # A token that says so is taken before the tokenizer's own: SDAR's files give the token of this id two texts.
     if token is not None and ("mask" in token.lower() or tokenizer.mask_token is None):
         tokenizer.mask_token = token

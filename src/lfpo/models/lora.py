@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from lfpo.config.errors import UserError, nearest
-from lfpo.config.files import write_json
+from lfpo.config.files import read_json, write_json
 from lfpo.config.models import LoraSettings
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.rng import generator
@@ -40,6 +39,7 @@ TAKEN |= {"task_type", "inference_mode", "base_model_name_or_path", "revision", 
 MLP = ("experts", "gate", "gate_up_proj", "gate_proj", "up_proj", "down_proj", "shared_experts")
 # The list in the code of d1 (arXiv 2504.12216) and its successors, in Llama's names.
 PUBLISHED = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj", "gate_proj")
+BASE_FILE = "base.json"  # beside a saved adapter: a digest of the weights that it was trained on
 
 
 def settings_of(peft_config: Any) -> LoraSettings:
@@ -200,7 +200,8 @@ def save_adapter(policy: MaskedDiffusionLM, folder: Path) -> None:
     """Write a policy's factors in peft's format, which peft loads onto the same transformers model."""
     folder.mkdir(parents=True)
     tensors = {f"base_model.model.{n}": p.detach().cpu().contiguous() for n, p in policy.factors()}
-    save_tensors(tensors, folder / "adapter_model.safetensors", base=policy.base_digest)
+    save_tensors(tensors, folder / "adapter_model.safetensors")
+    write_json(folder / BASE_FILE, {"weights": policy.base_digest})
     config = policy.backbone.peft_config[policy.adapter].to_dict()
     plain = {k: sorted(v) if isinstance(v, set) else v for k, v in config.items()}
     write_json(folder / "adapter_config.json", plain, default=str)
@@ -209,8 +210,8 @@ def save_adapter(policy: MaskedDiffusionLM, folder: Path) -> None:
 def load_adapter(policy: MaskedDiffusionLM, folder: Path) -> None:
     """Copy saved factors into a policy's, in place. Raises UserError if layers, shapes or the base's weights differ."""
     saved = load_file(folder / "adapter_model.safetensors")
-    with safe_open(folder / "adapter_model.safetensors", framework="pt") as file:
-        base = (file.metadata() or {}).get("base")  # "": of a base that was not loaded from a folder
+    file = folder / BASE_FILE  # peft's own folders have none
+    base = read_json(file).get("weights") if file.exists() else ""
     if base and policy.base_digest and base != policy.base_digest:
         raise UserError(
             f"{folder}: the adapter was trained on other weights than those in {policy.source} now; put the weights "

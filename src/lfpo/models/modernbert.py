@@ -18,7 +18,8 @@ from lfpo.config.json import Json
 from lfpo.core.attention import product_dtype
 from lfpo.core.structure import mask_bias
 from lfpo.models.ar_families import OWN
-from lfpo.models.family import Family, expect
+from lfpo.models.config_checks import expect
+from lfpo.models.family import Family
 
 # Columns of the head behind those of the decoder: the bias, and zeros, because a GPU's matrix units read rows of a
 # multiple of 16 bytes.
@@ -87,9 +88,7 @@ class Backbone(published.ModernBertPreTrainedModel):
 
 
 def modernbert_config(config: Json) -> ModernBertConfig:
-    """config.json is transformers'. Raises UserError for dropout, and for a head without the published bias and tie."""
-    none = (0.0, None)
-    expect(config, attention_dropout=none, embedding_dropout=none, mlp_dropout=none)
+    """config.json is transformers'. Raises UserError for a head without the published bias and tie."""
     expect(config, decoder_bias=(True, None), tie_word_embeddings=(True, None))
     for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
         config[name]  # the class has a default for each, of ModernBERT-base: KeyError

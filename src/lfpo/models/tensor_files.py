@@ -103,12 +103,12 @@ def whole_on(tensor: torch.Tensor, writer: int) -> torch.Tensor | None:
     return collected
 
 
-def save_tensors(tensors: dict[str, torch.Tensor], path: Path, **metadata: str) -> None:
+def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
     """Write a safetensors file whose mode follows the umask, as that of other files; safetensors writes it as 0600."""
     partial = path.with_name(f".{path.name}.partial")  # the file at `path` may be mapped as a model's weights
     partial.touch()
     mode = partial.stat().st_mode
-    save_file(tensors, partial, FORMAT | metadata)
+    save_file(tensors, partial, FORMAT)
     partial.chmod(mode)
     partial.replace(path)
 

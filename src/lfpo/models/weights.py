@@ -148,7 +148,7 @@ def weight_files(source: Path) -> list[Path]:
     index = source / "model.safetensors.index.json"
     if index.exists():
         listed = read_json(index).get("weight_map")
-        if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
+        if not isinstance(listed, dict) or not listed or not all(isinstance(name, str) for name in listed.values()):
             raise UserError(f"{index}: 'weight_map' must name a file for each tensor; copy the checkpoint again")
         named = sorted(set(listed.values()))
         missing = [n for n in named if not (source / n).exists()]

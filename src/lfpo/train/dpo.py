@@ -16,6 +16,7 @@ from lfpo.config.sampler import SamplerConfig
 from lfpo.config.training import examples_length
 from lfpo.core import collectives
 from lfpo.core.batch_metrics import means_of_sums
+from lfpo.core.failures import count_skipped
 from lfpo.core.forward import left_pad
 from lfpo.core.learner import accumulate_gradients
 from lfpo.core.observer import Observer
@@ -65,7 +66,7 @@ class DPOTrainer(Trainer):
         self.length = examples_length(config, config.max_steps, rows)
         self.total_steps = self.length.iterations
         self.user_args, self.args = config, replace(config, max_steps=self.total_steps)
-        self.state: Json = {"skipped": 0, "seconds": 0.0, "flops": 0.0}
+        self.state: Json = {"skipped": 0, "skipped_in_a_row": 0, "seconds": 0.0, "flops": 0.0}
         self.optimizer, self.about = build_adamw(self.model, config), about(config, self.model)
 
     def run_iteration(self, step: int, context: Context) -> Json:
@@ -83,8 +84,9 @@ class DPOTrainer(Trainer):
         )
         loss, norm, stepped = step_if_finite(self.optimizer, self.model, loss, config.max_grad_norm)
         if not stepped:
-            self.state["skipped"] += 1
             context.observer.note(f"step {step + 1}: loss is {loss}, gradient norm {norm}; update skipped")
+            count_skipped(self.state, Path(config.output_dir), step)
+        self.state["skipped_in_a_row"] *= not stepped
         self.state["seconds"] += time.perf_counter() - started
         self.state["flops"] += collectives.sum_number(sum(pass_flops(self.policies[ran.policy], ran) for ran in passes))
         sums, done = {name: value.tolist() for name, value in measures.items()}, step + 1

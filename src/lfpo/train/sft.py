@@ -26,6 +26,7 @@ from lfpo.config.training import examples_length
 from lfpo.core import collectives
 from lfpo.core.doubled import noised_hidden, training_structure
 from lfpo.core.encoding import encode_prompt, misfit, unusable
+from lfpo.core.failures import count_skipped
 from lfpo.core.forward import left_pad
 from lfpo.core.fused import rectified_sum
 from lfpo.core.optim import set_lr, step_if_finite
@@ -79,7 +80,8 @@ class SFTTrainer(Trainer):
         self.length = examples_length(config, config.steps, rows)
         self.total_steps = self.length.iterations
         self.user_args, self.args = config, replace(config, steps=self.total_steps)
-        self.state: Json = {"losses": []}  # since the last logged line
+        # losses: since the last logged line.
+        self.state: Json = {"losses": [], "skipped": 0, "skipped_in_a_row": 0}
         self.optimizer, self.about = build_adamw(self.model, config), about(config, self.model)
 
     def run_iteration(self, step: int, context: Context) -> Json:
@@ -95,6 +97,8 @@ class SFTTrainer(Trainer):
         losses.append(loss)
         if not stepped:
             context.observer.note(f"step {step + 1}: loss is {loss}, gradient norm {norm}; update skipped")
+            count_skipped(self.state, Path(config.output_dir), step)
+        self.state["skipped_in_a_row"] *= not stepped
         done = step + 1
         if done % config.logging_steps and done < self.total_steps:
             return {}
