@@ -20,6 +20,7 @@ from lfpo.config.compare import CompareConfig
 from lfpo.config.dpo import DPOConfig
 from lfpo.config.errors import UserError
 from lfpo.config.eval import EvalConfig
+from lfpo.config.files import read_json
 from lfpo.config.plan import PlanConfig
 from lfpo.config.sample import SampleConfig, demo_config
 from lfpo.config.sft import SFTConfig
@@ -126,6 +127,20 @@ def test_errors_name_the_key(values: dict[str, Any], parts: list[str]) -> None:
     text = complaint(**values)
     for part in parts:
         assert part in text, text
+
+
+def test_a_json_file_may_have_a_byte_order_mark_and_no_key_twice(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_bytes(b'\xef\xbb\xbf{"a": {"b": 1}}')
+    assert read_json(file) == {"a": {"b": 1}}
+    for text, said in {
+        '{"a": 1, "a": 1}': "key 'a' is given twice",
+        '{"a": [{"b": 1, "c": 2, "b": 3}]}': "key 'b' is given twice",
+        '{"a": ' + "[" * 100_000: "recursion",
+    }.items():
+        file.write_text(text)
+        with pytest.raises(UserError, match=rf"config.json: not readable as JSON \(.*{said}"):
+            read_json(file)
 
 
 def test_a_missing_key_is_named() -> None:

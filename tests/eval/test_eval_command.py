@@ -281,6 +281,19 @@ def test_plain_text_for_a_model_without_a_chat_template(llada: Path, tmp_path: P
     assert shown == f"{get_task(task).row('test', 0)['prompt'][0]['content']}\n"
 
 
+@pytest.mark.parametrize("changes", [{"question": "b" * 600}, {"question": "<|mdm_mask|>"}], ids=["long", "mask"])
+def test_a_prompt_that_does_not_fit_is_named_by_file_and_line(
+    changes: dict[str, str], llada: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Before the first task is sampled."""
+    rows = [{"question": "a", "answer": "#### 4"}] * 2
+    tasks = f"choice,gsm8k@{write_rows(tmp_path / 'mine.jsonl', [*rows, {**rows[0], **changes}])}"
+    assert run(llada, tmp_path / "out", "--prompt_format", "text", "--sampler.gen_length", "8", task=tasks) == 2
+    error = capsys.readouterr().err
+    assert f"error: {tmp_path}/mine.jsonl:3: prompt 'You are" in error and error.count("error") == 1
+    assert not (tmp_path / "out").exists()
+
+
 def test_weights_are_read_for_a_hash_only_where_a_file_keeps_it(
     llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

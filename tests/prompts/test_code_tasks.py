@@ -20,7 +20,6 @@ from lfpo.core.encoding import encode_prompt
 from lfpo.prompts.sources import task_source
 from lfpo.prompts.tasks import DataTask, code_task, get_task
 from lfpo.prompts.tasks.code_task import STRICT, CodeTask
-from lfpo.prompts.tasks.data_task import split_rows
 from lfpo.prompts.tasks.records import Record
 from lfpo.rewards.code import parses
 from lfpo.sandbox import launch
@@ -90,7 +89,7 @@ def rows_of(name: str, folder: Path = DATA) -> list[dict[str, Any]]:
     """All rows of a suite, for MBPP those of both splits."""
     task = get_task(f"{name}@{folder / name}")
     assert isinstance(task, DataTask)
-    train = list(split_rows(task, "train")) if name == "mbpp" else []
+    train = task.train_rows() if name == "mbpp" else []
     return [*train, *task.test_rows()]
 
 
@@ -297,7 +296,7 @@ def test_mbpp_plus_does_not_train_on_its_test_rows(tmp_path: Path) -> None:
     train = write_rows(tmp_path / "train.jsonl", [*mine, {**shared, "test_list": plus[0]["test_list"]}])
     task = get_task(f"mbpp_plus@train={train},test={OWN / 'mbpp_plus' / 'test.jsonl'}")
     assert isinstance(task, DataTask)
-    assert len(split_rows(task, "train")) == len(mine)
+    assert len(task.train_rows()) == len(mine)
 
 
 # Samples for other scorers

@@ -139,10 +139,14 @@ def test_training_rows_repeat_in_a_seeded_order_and_test_rows_keep_the_files_ord
 
 def test_training_rows_that_are_in_the_test_split_are_left_out(tmp_path: Path) -> None:
     rows = [{"problem": f"What is $ {i} + 1 $?", "answer": str(i + 1)} for i in range(6)]
-    write_rows(tmp_path / "train.jsonl", [*rows[:4], {**rows[4], "problem": "What is $4+1$?"}])
+    write_rows(tmp_path / "train.jsonl", [rows[3], *rows[:3], {**rows[4], "problem": "What is $4+1$?"}])
     write_rows(tmp_path / "test.jsonl", rows[3:])
     task = data_task(f"math@{tmp_path}")
     assert {task.row("train", i)["answer"] for i in range(20)} == {"1", "2", "3"}
+    source = task_source(task, seed=1)
+    assert [source.place("train", i) for i in range(3)] == [f"{tmp_path}/train.jsonl:{line}" for line in (2, 3, 4)]
+    assert source.place("eval", 1) == f"{tmp_path}/test.jsonl:2"
+    assert task_source(get_task("words"), seed=1).place("eval", 1) == "task 'words': eval row 2"
 
 
 def test_a_folder_with_one_split_leaves_the_other_on_the_hub(tmp_path: Path, hub: Hub) -> None:
@@ -236,6 +240,8 @@ GOOD: dict[str, dict[str, Any]] = {
     ("name", "line", "said"),
     [
         ("gsm8k", {"question": "1?"}, "'answer' is missing (found: question)"),
+        ("gsm8k", {"question": None, "answer": "#### 5"}, "'question' is null, or an empty cell"),
+        ("gpqa", GPQA[0] | {"Correct Answer": None}, "'Correct Answer' is null"),
         ("gsm8k", {"question": "1?", "answer": "5"}, "'answer' must be a solution that ends with"),
         ("gsm8k", {"question": " ", "answer": "#### 5"}, "'question' must be text"),
         ("math", {"problem": "1?"}, "'answer' is missing"),

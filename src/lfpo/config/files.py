@@ -25,14 +25,23 @@ def user_path(name: str | Path) -> Path:
 def read_json(path: Path) -> Json:
     """A JSON object from a file. Raises UserError, naming the file, where it is missing or holds something else."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=once)
     except FileNotFoundError:
         raise UserError(f"{path}: missing; expected a file written by `lfpo` or by the model's authors") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: not readable as JSON ({error})") from error
     if not isinstance(value, dict):
         raise UserError(f"{path}: expected a JSON object, found {type(value).__name__}")
     return value
+
+
+def once(pairs: list[tuple[str, Any]]) -> Json:
+    """A JSON object. Raises ValueError where it has a key twice, of which json takes the last."""
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"key {next(name for name in names if names.count(name) > 1)!r} is given twice")
+    return row
 
 
 def write_json(path: Path, value: object, *, default: Callable[[object], object] | None = None) -> None:

@@ -11,21 +11,21 @@ from lfpo.core.scoring import Row
 
 
 def encode_prompt(tokenizer: Any, prompt: str | list[Json], where: str = "") -> list[int]:
-    """Token ids of a prompt. Text is encoded as it is; a list of messages through the tokenizer's chat template. A last
-    message of the assistant's is the beginning of the answer: it is left open, so that a completion continues it.
-    Raises UserError as `rendered`."""
-    if isinstance(prompt, str):
-        return tokenizer.encode(prompt, add_special_tokens=False)
-    return tokenizer.encode(rendered(tokenizer, prompt, where), add_special_tokens=False)
+    """Token ids of a prompt: text as it is, messages through the chat template. A last message of the assistant's is
+    the beginning of the answer, which a completion continues: it is left open. Raises UserError as `rendered`."""
+    text = prompt if isinstance(prompt, str) else rendered(tokenizer, prompt, where)
+    return tokenizer.encode(text, add_special_tokens=False)
 
 
-def encode_rows(rows: Sequence[Row], tokenizer: object, model: MaskedDiffusionLM, gen_length: int) -> list[list[int]]:
-    """Token ids of the rows' prompts, without padding. Raises UserError quoting a prompt that is a `misfit`."""
+def encode_rows(
+    rows: Sequence[Row], tokenizer: object, model: MaskedDiffusionLM, gen_length: int, places: Sequence[str] = ()
+) -> list[list[int]]:
+    """Token ids of prompts, unpadded. places: where rows are from. Raises UserError, quoting it, for a `misfit`."""
     encoded = []
-    for row in rows:
-        ids = encode_prompt(tokenizer, row["prompt"])
+    for row, where in zip(rows, places or [""] * len(rows), strict=True):
+        ids = encode_prompt(tokenizer, row["prompt"], where)
         if reason := misfit(ids, model, gen_length):
-            raise UserError(f"prompt {str(row['prompt'])[:60]!r}: {reason}")
+            raise UserError(f"{where and where + ': '}prompt {str(row['prompt'])[:60]!r}: {reason}")
         encoded.append(ids)
     return encoded
 

@@ -36,6 +36,7 @@ from lfpo.eval.terminal import open_console, progress, show
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.models.loading import resolve, trained_block_length
 from lfpo.models.tensor_files import check_memory
+from lfpo.prompts.sources import row_place
 from lfpo.prompts.tasks import DataTask, Row, Task, get_task, source_file
 from lfpo.rollout.sampling import as_it_is
 
@@ -95,7 +96,8 @@ def run_eval(config: EvalConfig) -> list[Json]:
         model = load_model(config.model, dtype=dtype, device=device)
         tokenizer = load_tokenizer(config.model)
         for job in jobs:  # prompts that do not fit are told before hours are spent on the first task
-            encode_rows(job.prompted, tokenizer, model, job.sampler.gen_length or 0)
+            places = [row_place(job.task, "eval", i) for i in range(len(job.rows))]
+            encode_rows(job.prompted, tokenizer, model, job.sampler.gen_length or 0, places)
         distributed.begin_work()
         results = [
             sample_and_grade(job, config, model, tokenizer, console) if result is None else result

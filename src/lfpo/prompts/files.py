@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lfpo.config.errors import UserError
-from lfpo.config.files import user_path
+from lfpo.config.files import once, user_path
 from lfpo.config.json import Json
 from lfpo.prompts.jsonl import check_row, parse_lines
 
@@ -120,9 +120,9 @@ def _json_rows(text: str, file: Path) -> Rows:
     if isinstance(_parsed(first), dict) and (first != text.strip() or suffix_of(file) == ".jsonl"):
         return parse_lines(text, file)
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
-        if suffix_of(file) != ".json":
+        if suffix_of(file) != ".json" and _parsed(text) is None:
             return parse_lines(text, file)  # its message has the line
         raise UserError(f"{file}: not valid JSON ({error})") from error
     if isinstance(value, dict):

@@ -6,10 +6,9 @@ import math
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from lfpo.config.errors import UserError, nearest
-from lfpo.config.files import json_text
+from lfpo.config.files import json_text, once
 from lfpo.config.json import Json
 
 ROLES = ("system", "developer", "user", "assistant", "tool")  # of messages
@@ -55,15 +54,6 @@ def parse_lines(text: str, file: Path) -> list[tuple[Json, str]]:
     return rows
 
 
-def once(pairs: list[tuple[str, Any]]) -> Json:
-    """A JSON object. Raises ValueError where it has a key twice, of which json takes the last."""
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"key {next(name for name in names if names.count(name) > 1)!r} is given twice")
-    return row
-
-
 def check_row(row: object, where: str, required: tuple[str, ...] = ("prompt",)) -> None:
     """Raise UserError, starting with `where`, unless `row` is a dict whose required columns are valid text."""
     if not isinstance(row, Mapping):
@@ -73,10 +63,7 @@ def check_row(row: object, where: str, required: tuple[str, ...] = ("prompt",)) 
         if isinstance(value, float) and math.isnan(value):
             raise UserError(f"{where}: column {column!r} is empty (NaN)")
         if value is None:
-            problem = (
-                "null, or an empty cell" if column in row else f"missing (found: {', '.join(map(str, row)) or 'none'})"
-            )
-            raise UserError(f"{where}: column {column!r} is {problem}")
+            raise UserError(f"{where}: column {column!r} is {absence(column, row)}")
         if column == "prompt" and isinstance(value, list):
             if not value or not all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in value):
                 raise UserError(f"{where}: a prompt list must hold messages with 'role' and 'content'")
@@ -95,3 +82,8 @@ def check_row(row: object, where: str, required: tuple[str, ...] = ("prompt",)) 
                 f"{where}: column {column!r} holds a lone surrogate ({error.object[error.start]!a}), which is not a "
                 "character; write the text again as UTF-8"
             ) from error
+
+
+def absence(name: str, row: Mapping[str, object]) -> str:
+    """How a row lacks a value, for messages."""
+    return "null, or an empty cell" if name in row else f"missing (found: {', '.join(map(str, row)) or 'none'})"

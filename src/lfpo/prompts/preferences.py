@@ -32,9 +32,9 @@ def load_preferences(path: str | Path) -> list[Preference]:
 def preference(row: Json, where: str) -> Preference:
     """The pair of a row in TRL's preference format.
 
-    All columns are text; or conversational: `prompt` is a list of messages, and `chosen` and `rejected` each hold the
-    one message of the assistant that follows. Without `prompt`, `chosen` and `rejected` are whole conversations, and
-    their common beginning is the prompt.
+    `chosen` and `rejected` are text; or conversational: `prompt` is a list of messages, and `chosen` and `rejected`
+    each hold the one message of the assistant that follows. Without `prompt`, `chosen` and `rejected` are whole
+    conversations, and their common beginning is the prompt.
     Raises UserError, starting with `where`, for anything else, and for completions that do not differ.
     """
     text = dict(row)
@@ -53,14 +53,24 @@ def _from_messages(row: Json, where: str) -> Json:
             raise UserError(f"{where}: 'chosen' and 'rejected' must both be text, or both lists of messages")
         check_row({"prompt": row[column]}, f"{where}: {column}")
     sides, prompt = (row["chosen"], row["rejected"]), row.get("prompt")
+    whole = "leave 'prompt' out where 'chosen' and 'rejected' are whole conversations"
     if prompt is None:
-        shared = 0
-        while shared < min(map(len, sides)) and sides[0][shared] == sides[1][shared]:
+        shared, whole = 0, "the prompt is the messages that both conversations begin with"
+        while shared < min(map(len, sides)) - 1 and sides[0][shared] == sides[1][shared]:
             shared += 1
+        if not shared:
+            raise UserError(
+                f"{where}: without 'prompt', 'chosen' and 'rejected' must be whole conversations: first the same "
+                "messages, then one of the assistant"
+            )
         prompt, sides = sides[0][:shared], (sides[0][shared:], sides[1][shared:])
+    elif not isinstance(prompt, list):
+        raise UserError(f"{where}: 'prompt' must be a list of messages, as 'chosen' and 'rejected' are; {whole}")
     for column, messages in zip(COLUMNS[1:], sides, strict=True):
         if len(messages) != 1 or messages[0]["role"] != "assistant":
-            raise UserError(f"{where}: {column!r} must be one message of the assistant that follows the prompt")
+            raise UserError(
+                f"{where}: {column!r} must be one message of the assistant that follows the prompt; {whole}"
+            )
     return {"prompt": prompt, "chosen": sides[0][0]["content"], "rejected": sides[1][0]["content"]}
 
 

@@ -68,8 +68,15 @@ def task_source(task: Task | DataTask, *, seed: int, n_eval: int | None = None) 
         correct_all=task.correct_all,
         gen_length=task.gen_length,
         rows=task.train_rows(),
-        place=lambda split, index: f"task {task.name!r}: {split} row {index + 1}",
+        place=functools.partial(row_place, task),
     )
+
+
+def row_place(task: Task | DataTask, split: str, index: int) -> str:
+    """Where a task's row of "train" or "eval" is from, for messages: its record, or its number if it is generated."""
+    if isinstance(task, DataTask):
+        return task.place("train" if split == "train" else "test", index)
+    return f"task {task.name!r}: {split} row {index + 1}"
 
 
 def in_epochs(examples: Sequence[T], seed: int) -> Callable[[int], T]:

@@ -39,7 +39,7 @@ from lfpo.runs.context import Context
 from lfpo.train.adamw import build_adamw
 from lfpo.train.run import train_on_examples
 from lfpo.train.setup import about, check_ranks
-from lfpo.train.sft import encode_example, sampled_length
+from lfpo.train.sft import encode_example, sampled_length, through_eos
 from lfpo.train.trainer import Trainer
 
 # A pair's prompt and its two completions, chosen first, as token ids; completions end with EOS or fill gen_length.
@@ -173,7 +173,12 @@ def _pairs(
 
     def encode(pair: Preference, length: int) -> Pair:
         prompt, chosen = encode_example(tokenizer, model, pair.prompt, pair.chosen, length, pair.where)
-        return prompt, chosen, encode_example(tokenizer, model, pair.prompt, pair.rejected, length, pair.where)[1]
+        rejected = encode_example(tokenizer, model, pair.prompt, pair.rejected, length, pair.where)[1]
+        ends = [length if config.after_eos else through_eos(side, model) for side in (chosen, rejected)]
+        if chosen[: ends[0]] == rejected[: ends[1]]:
+            scored = "" if config.after_eos else ", up to the first EOS"
+            raise UserError(f"{pair.where}: chosen and rejected are the same tokens{scored}; a pair must differ")
+        return prompt, chosen, rejected
 
     if config.data_file is not None:
         rows = [encode(pair, config.gen_length) for pair in load_preferences(config.data_file)]

@@ -57,18 +57,22 @@ class DataTask:
         rows = split_rows(self, split)
         if split == "train":
             epoch, position = divmod(index, len(rows))
-            return rows[_order(self.name, len(rows), seed, epoch)[position]]
+            return rows[_order(self.name, len(rows), seed, epoch)[position]].values
         if index >= len(rows):
             raise UserError(f"task {self.name!r}: the test split has {len(rows)} rows, row {index + 1} was asked for")
-        return rows[index]
+        return rows[index].values
+
+    def place(self, split: str, index: int) -> str:
+        """Where a row is from: `file:line`, or data set, split and row. index: in `train_rows` or `test_rows`."""
+        return split_rows(self, split)[index].where
 
     def train_rows(self) -> list[Row]:
         """All training rows, in the data set's order."""
-        return list(split_rows(self, "train"))
+        return [row.values for row in split_rows(self, "train")]
 
     def test_rows(self, n: int | None = None) -> list[Row]:
         """The first n test rows, or all if there are fewer or n is None. 0 does not load the split."""
-        return [] if n == 0 else list(split_rows(self, "test")[:n])
+        return [] if n == 0 else [row.values for row in split_rows(self, "test")[:n]]
 
     def correct(self, completion: str, row: Row) -> bool:
         """Whether a completion gets the accuracy reward."""
@@ -133,15 +137,16 @@ class DataTask:
 
 
 @functools.lru_cache(maxsize=16)
-def split_rows(task: DataTask, split: str) -> Sequence[Row]:
-    """All rows of a split, cached. Training rows with the solution_key of a test row are left out."""
-    rows = [row for record in _records(task, split) if (row := _built(task, record)) is not None]
+def split_rows(task: DataTask, split: str) -> Sequence[Record]:
+    """All rows of a split and their places, cached. Training rows with the solution_key of a test row are left out."""
+    records = _records(task, split)
+    rows = [Record(row, record.where) for record in records if (row := _built(task, record)) is not None]
     built = len(rows)
     local, hub = dict(task.local), dict(task.hub)
     # Local training rows do not load the test split from the hub.
     if split == "train" and ("test" in local or ("train" not in local and "test" in hub)):
-        held_out = {_key(task, row) for row in split_rows(task, "test")}
-        rows = [row for row in rows if _key(task, row) not in held_out]
+        held_out = {_key(task, row.values) for row in split_rows(task, "test")}
+        rows = [row for row in rows if _key(task, row.values) not in held_out]
     if not rows:
         why = f": the solutions of all {built} are in the test split, too" if built else ""
         raise UserError(f"task {task.name!r}: the {split} split has no rows{why}")

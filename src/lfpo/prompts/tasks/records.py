@@ -9,6 +9,7 @@ from typing import Any
 from lfpo.config.errors import UserError
 from lfpo.config.json import Json
 from lfpo.prompts.files import SUFFIXES, load_rows, suffix_of
+from lfpo.prompts.jsonl import absence
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,7 @@ class Record:
     def __getitem__(self, field: str) -> Any:
         """The value of a field. Raises UserError if it is missing or None."""
         if field not in self:
-            fields = ", ".join(map(str, self.values)) or "none"
-            raise UserError(f"{self.where}: field {field!r} is missing (found: {fields})")
+            raise UserError(f"{self.where}: field {field!r} is {absence(field, self.values)}")
         return self.values[field]
 
     def text(self, field: str) -> str:
