@@ -128,8 +128,9 @@ def configure_each(overrides: Json) -> list[EvalConfig]:
     """A configuration for each of the protocols. Raises UserError."""
     protocol = overrides.get("protocol")
     names = [str(name).strip() for name in (protocol if isinstance(protocol, list) else str(protocol).split(","))]
+    names = list(dict.fromkeys(names))
     if protocol is None or len(names) == 1:
-        return [configure(overrides)]
+        return [configure(overrides if protocol is None else {**overrides, "protocol": names[0]})]
     output = overrides.get("output")
     if str(output).endswith(".json"):
         raise UserError(f"output {output!r} is one file for {len(names)} protocols; give a folder")
