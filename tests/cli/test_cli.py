@@ -14,7 +14,8 @@ import pytest
 
 from lfpo.base.environment import before_torch
 from lfpo.cli.command_line import main
-from processes import environment
+from lfpo.cli.commands import COMMANDS
+from processes import environment, run_lfpo
 
 
 @pytest.fixture
@@ -187,6 +188,26 @@ def test_outside_torchrun_a_rank_silences_nothing(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert "nowhere" in fails("report", "nowhere")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_whose_ranks_share_no_work_is_done_by_one(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    done: list[str | None] = []
+    monkeypatch.setitem(COMMANDS, name, lambda rest: done.append(os.environ.get("WORLD_SIZE")))
+    for rank in "10":
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.setenv("RANK", rank)
+        assert main([name]) == 0
+    shared = name in ("train", "sft", "dpo", "eval", "lm-eval", "demo")
+    assert done == (["2", "2"] if shared else [None])  # the one belongs to no group, nor does what it starts
+    assert (f"process 1: lfpo {name} is done by process 0 alone" in capsys.readouterr().err) is not shared
+
+
+def test_two_ranks_export_one_model(tmp_path: Path):
+    ended = run_lfpo("export", "embedded", "--output", str(tmp_path / "model"), ranks=2)
+    assert ended.stdout == f"{tmp_path / 'model'}\n" and (tmp_path / "model" / "config.json").exists()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator, and /proc")

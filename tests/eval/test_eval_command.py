@@ -1,8 +1,10 @@
 """`lfpo eval`: several tasks, killed and continued, one process or two, and what it leaves on disk."""
 
+import errno
 import hashlib
 import io
 import json
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -21,6 +23,7 @@ from lfpo.eval.estimates import scores
 from lfpo.eval.store import Journal, file_sha256, read_partial
 from lfpo.eval.terminal import group_means, progress, show
 from lfpo.prompts.tasks import get_task
+from lfpo.runs.directory import Run
 from processes import run_lfpo
 from written_runs import write_rows
 
@@ -181,6 +184,76 @@ def test_protocols_side_by_side(llada: Path, tmp_path: Path, capsys: pytest.Capt
     assert (full.output, parallel.output) == ("r/llada-full", "r/fast-dllm")
     with pytest.raises(UserError, match="one file for 3 protocols"):
         configure_each({"task": "gsm8k", "protocol": names, "output": "r.json"})
+
+
+OTHERS = {  # a second protocol -> what is told of it
+    "{sampler: {gen_length: 100000}}": "protocol '.*b.yaml': prompt .* exceeds the model's context",
+    "{sampler: {gen_length: 4, first_token: causal}}": "protocol '.*b.yaml': sampler: first_token 'causal' is for",
+    "{sampler: {gen_length: 4, block_length: 3}}": "block_length 3 does not divide gen_length 4",
+    "{sampler: {gen_length: 4}, seed: 1}": "b/choice.json: holds an evaluation with other settings",
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_all_protocols_are_checked_before_the_first_begins(
+    other: str, llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    first, second = tmp_path / "a.yaml", tmp_path / "b.yaml"
+    for file, text in ((first, "{sampler: {gen_length: 4}}"), (second, "{sampler: {gen_length: 4}}"), (second, other)):
+        file.write_text(text)
+        if text != other:
+            assert run(llada, tmp_path / "out" / file.stem, "--protocol", str(file)) == 0
+    before = {path: path.read_text() for path in (tmp_path / "out").rglob("*.json*")}
+    monkeypatch.setattr(command, "load_model", lambda *a, **k: pytest.fail("loaded"))
+    capsys.readouterr()
+    more = [] if "seed" in other else ["--overwrite", "true"]
+    assert run(llada, tmp_path / "out", "--protocol", f"{first},{second}", *more) == 2
+    assert re.search(OTHERS[other], capsys.readouterr().err)
+    assert {path: path.read_text() for path in (tmp_path / "out").rglob("*.json*")} == before
+
+
+def test_two_protocols_never_write_one_file(
+    llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    for folder in ("x", "y"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.yaml").write_text("{sampler: {gen_length: 4}}")
+    names = [str(tmp_path / folder / "a.yaml") for folder in ("x", "y", "x")]
+    assert [config.protocol for config in configure_each({"task": "choice", "protocol": names})] == names[:2]
+    assert configure_each({"task": "choice", "protocol": f"{names[0]},{names[0]}"})[0].protocol == names[0]
+    monkeypatch.setattr(command, "load_model", lambda *a, **k: pytest.fail("loaded"))
+    assert run(llada, tmp_path / "out", "--protocol", ",".join(names)) == 2
+    assert "a/choice.json: two tasks or protocols would write this file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("output", ["file/out", "file/a/b.json", "/proc/nope"])
+def test_an_output_that_cannot_be_made_is_told_before_the_model_is_loaded(
+    output: str, llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(command, "load_model", lambda *a, **k: pytest.fail("loaded"))
+    assert run(llada, tmp_path / output) == 2
+    told = capsys.readouterr().err
+    assert "could not be written (No" in told and told.endswith("; give another --output\n") and "disk" not in told
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.ENOENT, errno.EIO])
+def test_a_full_disk_alone_is_told_to_be_freed(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def fails(*given: object) -> None:
+        raise OSError(number, "what happened")
+
+    monkeypatch.setattr("lfpo.eval.store.replace_file", fails)
+    monkeypatch.setattr("lfpo.runs.directory.replace_file", fails)
+    for write in (lambda: Journal(tmp_path / "a.json", {}, 0).add([]), lambda: Run(tmp_path).write_rows("b", [])):
+        with pytest.raises(UserError, match=r"could not be written \(what happened\)") as raised:
+            write()
+        assert ("free disk space" in str(raised.value)) is (number in (errno.ENOSPC, errno.EDQUOT))
+
+
+def test_another_number_of_problems_is_told_as_n(llada: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert run(llada, tmp_path) == 0
+    assert run(llada, tmp_path, "--n", "7", "--seed", "1") == 2
+    assert "with other settings (n 5 there, 7 here; " in capsys.readouterr().err
 
 
 class Judge:

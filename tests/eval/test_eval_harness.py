@@ -12,6 +12,7 @@ import pytest
 
 from lfpo.cli.command_line import main
 from lfpo.config.errors import UserError
+from lfpo.config.sampler import SamplerConfig
 from lfpo.eval.likelihood import Pair, likelihood_bounds, text_pair
 from lfpo.models import load_model, load_tokenizer
 from lfpo.prompts.tasks import get_task
@@ -127,6 +128,82 @@ def test_stop_texts_and_settings_of_a_task():
         LfpoLM(step=4)
     with pytest.raises(UserError, match="rollout_tokens"):
         LfpoLM(batch_size=8)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"mc_num": 2.5}, "mc_num: expected a whole number, found 2.5"),
+        ({"mc_num": 0}, "mc_num 0 must be at least 1"),
+        ({"rollout_tokens": -5}, "rollout_tokens -5 must be at least 1"),
+        ({"rollout_tokens": "many"}, "rollout_tokens: expected a whole number"),
+        ({"seed": 1.5}, "seed: expected a whole number"),
+        ({"check_greedy": "no"}, "check_greedy: expected true or false, found 'no'"),
+        ({"dtype": "float64"}, "dtype: 'float64' is not valid"),
+        ({"pretrained": ["embedded"]}, "pretrained: expected text"),
+        ({"device": "mps"}, "lfpo runs on no device 'mps'"),
+        ({"device": "cuda:99"}, "lfpo runs on no device 'cuda:99'"),
+        ({"device": "gpu"}, "lfpo runs on no device 'gpu'"),
+    ],
+)
+def test_wrong_model_arguments_are_one_sentence(wrong: dict[str, Any], told: str):
+    from lfpo.eval.harness import LfpoLM
+
+    with pytest.raises(UserError, match=f"^lm-eval: .*{told}"):
+        LfpoLM(**wrong)
+
+
+def sampler_of(options: dict[str, Any], **arguments: Any) -> SamplerConfig:
+    from lfpo.eval.harness import LfpoLM
+
+    return LfpoLM(**arguments)._sampler(options, "task 't'")[0]
+
+
+@pytest.mark.parametrize("name", ["max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"])
+def test_a_task_names_the_length_as_other_models_do(name: str):
+    assert sampler_of({name: 24}).gen_length == 24
+    assert sampler_of({name: 24}, gen_length=16).gen_length == 16
+    assert sampler_of({"gen_length": 24}, **{name: 16}).gen_length == 16
+    with pytest.raises(UserError, match=r"task 't': generation_kwargs: .* mean the same; give one"):
+        sampler_of({name: 24, "gen_length": 24})
+
+
+def test_a_task_draws_at_the_temperature_that_transformers_takes():
+    assert sampler_of({"do_sample": True}).temperature == 1
+    assert sampler_of({"do_sample": True, "temperature": None}).temperature == 1
+    assert sampler_of({"do_sample": True, "temperature": 0.3}).temperature == 0.3
+    assert sampler_of({"do_sample": True}, temperature=0.5).temperature == 0.5
+    assert sampler_of({"do_sample": False, "temperature": 0.3}).temperature == 0
+    assert sampler_of({"temperature": 0.3}).temperature == 0.3
+    assert sampler_of({}).temperature == sampler_of({"do_sample": None}).temperature == 0
+    with pytest.raises(UserError, match="do_sample: expected true or false, found 'yes'"):
+        sampler_of({"do_sample": "yes"})
+
+
+def test_settings_that_do_nothing_are_left_out_and_others_refused():
+    off: dict[str, Any] = {
+        "num_beams": 1,
+        "top_k": 0,
+        "repetition_penalty": 1.0,
+        "min_p": 0,
+        "no_repeat_ngram_size": 0,
+        "top_p": 1.0,
+    }
+    off |= {"length_penalty": 1, "early_stopping": False, "use_cache": True, "num_return_sequences": 1, "seed": None}
+    assert sampler_of(off) == sampler_of({"top_p": 1.0})
+    assert sampler_of({"top_k": -1}) == sampler_of({})
+    on = {"num_beams": 2, "repetition_penalty": 1.1, "min_p": 0.1, "num_return_sequences": 0, "early_stopping": True}
+    for name, value in on.items():
+        with pytest.raises(UserError, match=f"task 't': generation_kwargs: unknown key '{name}'"):
+            sampler_of({name: value})
+    with pytest.raises(UserError, match="top_k -2 must be at least 1"):
+        sampler_of({"top_k": -2})
+
+
+@pytest.mark.parametrize("until", [3, [3], ["a", None], {"a": 1}, True])
+def test_until_holds_texts(until: object):
+    with pytest.raises(UserError, match=r"generation_kwargs: until .* must be text or a list of texts"):
+        sampler_of({"until": until})
 
 
 def test_rolling_likelihood_covers_a_text_longer_than_the_context(llada: Path, monkeypatch: pytest.MonkeyPatch):

@@ -6,7 +6,7 @@ import signal
 import sys
 
 from lfpo.base.environment import before_torch
-from lfpo.cli.commands import COMMANDS, launched_rank
+from lfpo.cli.commands import COLLECTIVE, COMMANDS, launched_rank
 from lfpo.cli.list_recipes import wrapped
 from lfpo.config.build import recipe_names
 from lfpo.config.errors import LOST, ProcessLost, UserError, nearest
@@ -106,5 +106,10 @@ def _run(arguments: list[str]) -> int:
     name, *rest = arguments
     if name not in COMMANDS:
         raise UserError(f"unknown command {name!r}{nearest(name, COMMANDS)}")
+    if name not in COLLECTIVE:
+        if rank := launched_rank():
+            print(f"process {rank}: lfpo {name} is done by process 0 alone", file=sys.stderr)
+            return 0
+        os.environ.pop("WORLD_SIZE", None)  # process 0 belongs to no group, nor do those that it starts
     COMMANDS[name](rest)
     return 0

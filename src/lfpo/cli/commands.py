@@ -283,3 +283,4 @@ _ALL = [
     doctor,
 ]
 COMMANDS = {command.__name__.rstrip("_").replace("_", "-"): command for command in _ALL}
+COLLECTIVE = {"train", "sft", "dpo", "eval", "lm-eval", "demo"}  # whose ranks share the work

@@ -18,6 +18,33 @@ GROUPS = {"evalplus": ("humaneval_plus", "mbpp_plus")}
 
 
 @dataclass
+class LmEvalConfig:
+    """Arguments of the model "lfpo" in lm-evaluation-harness, besides the sampler's."""
+
+    pretrained: ModelName = "embedded"
+    """Checkpoint folder, hub id, or a model that comes with the package."""
+
+    dtype: Dtype = "float32"
+    """Of the weights."""
+
+    seed: int = 0
+    """The key of all noise."""
+
+    mc_num: Count = 128
+    """Noised copies of each likelihood."""
+
+    check_greedy: bool = True
+    """Test whether greedy decoding gives the continuation, at one forward a token. Accuracy of multiple choice does not
+    need it, LAMBADA's does."""
+
+    rollout_tokens: Count = 16384
+    """Rows x length in one forward, in place of batch_size."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass
 class EvalConfig:
     """Configuration of `lfpo eval`."""
 
@@ -101,8 +128,9 @@ def configure_each(overrides: Json) -> list[EvalConfig]:
     """A configuration for each of the protocols. Raises UserError."""
     protocol = overrides.get("protocol")
     names = [str(name).strip() for name in (protocol if isinstance(protocol, list) else str(protocol).split(","))]
+    names = list(dict.fromkeys(names))
     if protocol is None or len(names) == 1:
-        return [configure(overrides)]
+        return [configure(overrides if protocol is None else {**overrides, "protocol": names[0]})]
     output = overrides.get("output")
     if str(output).endswith(".json"):
         raise UserError(f"output {output!r} is one file for {len(names)} protocols; give a folder")

@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import errno
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -113,4 +114,5 @@ def writing(path: Path, advice: str = "") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"{path}: could not be written ({error.strerror or error}){advice}") from error
+        full = "; free disk space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise UserError(f"{path}: could not be written ({error.strerror or error}){full}{advice}") from error

@@ -177,6 +177,9 @@ class SamplerConfig:
     ALIASES: ClassVar[dict[str, str]] = {
         "max_completion_length": "gen_length",  # TRL
         "max_new_tokens": "gen_length",  # Nemotron-Labs-Diffusion
+        "max_gen_toks": "gen_length",  # lm-evaluation-harness, with the next two
+        "max_tokens": "gen_length",
+        "max_completion_tokens": "gen_length",
         "diffusion_steps": "steps",  # d1
         "block_size": "block_length",  # dllm
         "remasking_strategy": "remasking",  # SDAR

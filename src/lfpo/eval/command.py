@@ -24,8 +24,10 @@ from lfpo.eval.evaluate import Answer, generate, grade
 from lfpo.eval.store import (
     Journal,
     Record,
+    check_writable,
     content_sha256,
     data_sha256,
+    delete,
     file_sha256,
     find,
     pair_of,
@@ -34,11 +36,12 @@ from lfpo.eval.store import (
 )
 from lfpo.eval.terminal import open_console, progress, show
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
-from lfpo.models.loading import resolve, trained_block_length
+from lfpo.models.loading import resolve, trained_block_length, without_weights
 from lfpo.models.tensor_files import check_memory
 from lfpo.prompts.sources import row_place
 from lfpo.prompts.tasks import DataTask, Row, Task, get_task, source_file
 from lfpo.rollout.sampling import as_it_is
+from lfpo.rollout.variants import check_context
 
 
 @dataclass(frozen=True)
@@ -58,10 +61,19 @@ class Job:
 
 
 def run_each(configs: Sequence[EvalConfig]) -> list[Json]:
-    """`run_eval` under several protocols, in turn, and a table of all results, with what decides them."""
-    results = [result for config in configs for result in run_eval(config)]
+    """`run_eval` under several protocols, in turn, and a table of all results, with what decides them. All are checked
+    before the first begins."""
+    distributed.start()
+    console = open_console(quiet=collectives.rank() != 0)
+    planned = [(config, plan(config, console)) for config in configs]
+    paths = [job.path for _, jobs in planned for job, _ in jobs if job.path is not None]
+    if twice := [path for path in paths if paths.count(path) > 1]:
+        raise UserError(f"{twice[0]}: two tasks or protocols would write this file; evaluate them with two outputs")
+    missing = [job.path for _, jobs in planned for job, result in jobs if result is None]
+    collectives.together(lambda: check_writable(missing))
+    results = [result for config, jobs in planned for result in run_jobs(config, jobs, console)]
     if len(configs) > 1:
-        console, first = open_console(quiet=collectives.rank() != 0), results[0]
+        first = results[0]
         show([{**r, "task": f"{r['task']}, {r['protocol']}"} for r in results], console)
         software = ", ".join(f"{name} {version}" for name, version in first["versions"].items())
         console.print(f"{first['dtype']}, {first['device']}, {software}, seed {first['seed']}", highlight=False)
@@ -73,35 +85,50 @@ def run_eval(config: EvalConfig) -> list[Json]:
 
     Each rank takes its share of the problems; rank 0 prints and writes. Raises UserError for wrong settings or files.
     """
-    distributed.start()
-    rank = collectives.rank()
-    console = open_console(quiet=rank != 0)
-    use_threads(config.threads)
-    hashed = config.output is not None and rank == 0  # without output nothing is compared, so no file is read for it
+    return run_each([config])
+
+
+def plan(config: EvalConfig, console: Console) -> list[tuple[Job, Json | None]]:
+    """The jobs of an evaluation, each with its result if that is there already. Loads no weights, writes and
+    deletes nothing, and raises UserError for what would stop a job later. A collective."""
+    # Without output nothing is compared, so no file is read for it.
+    hashed = config.output is not None and collectives.rank() == 0
     weights = collectives.together(lambda: file_sha256(resolve(config.model)) if hashed else None)[0]
     jobs = [prepare(name, config, weights, trained_block_length(config.model)) for name in config.task_names]
-    if len({job.path for job in jobs}) < len(jobs) and config.output:
-        raise UserError("two of the tasks would write the same file; evaluate them with different outputs")
-    stored = collectives.together(lambda: [find(job.path, job.settings, config.overwrite) for job in jobs])[0]
+    wanted = [] if config.overwrite else jobs
+    stored = collectives.together(lambda: [find(job.path, job.settings) for job in wanted])[0] or [None] * len(jobs)
     for job, result in zip(jobs, stored, strict=True):
         if result is not None:
             console.print(f"{job.task.name}: already evaluated with these settings, see {job.path}", highlight=False)
-    results = [result for result in stored if result is not None]
-    if len(results) < len(jobs):
-        for job, result in zip(jobs, stored, strict=True):
-            if result is None:  # what a grader lacks is told before anything is loaded or sampled
-                job.task.correct_all(copied(job.rows[:1]), [""] * len(job.rows[:1]))
-        dtype, device = getattr(torch, config.dtype), devices.device()
-        collectives.together(lambda: check_memory(resolve(config.model), dtype, device))
-        model = load_model(config.model, dtype=dtype, device=device)
-        tokenizer = load_tokenizer(config.model)
-        for job in jobs:  # prompts that do not fit are told before hours are spent on the first task
+    if pending := [job for job, result in zip(jobs, stored, strict=True) if result is None]:
+        for job in pending:
+            job.task.correct_all(copied(job.rows[:1]), [""] * len(job.rows[:1]))  # says what the grader lacks
+        model, tokenizer = without_weights(config.model), load_tokenizer(config.model)
+        for job in pending:
+            protocol = f", protocol {config.protocol!r}" if config.protocol else ""
+            where = f"lfpo eval: task {job.task.name!r}{protocol}: "
+            check_context(job.sampler, model, f"{where}sampler")
             places = [row_place(job.task, "eval", i) for i in range(len(job.rows))]
-            encode_rows(job.prompted, tokenizer, model, job.sampler.gen_length or 0, places)
+            try:
+                encode_rows(job.prompted, tokenizer, model, job.sampler.gen_length or 0, places)
+            except UserError as error:
+                raise UserError(f"{where}{error}") from error
+        dtype = getattr(torch, config.dtype)
+        collectives.together(lambda: check_memory(resolve(config.model), dtype, devices.device()))
+    return list(zip(jobs, stored, strict=True))
+
+
+def run_jobs(config: EvalConfig, jobs: Sequence[tuple[Job, Json | None]], console: Console) -> list[Json]:
+    """Do the jobs that have no result yet; prints and returns the results of all."""
+    results = [result for _, result in jobs if result is not None]
+    if len(results) < len(jobs):
+        use_threads(config.threads)
+        model = load_model(config.model, dtype=getattr(torch, config.dtype), device=devices.device())
+        tokenizer = load_tokenizer(config.model)
         distributed.begin_work()
         results = [
             sample_and_grade(job, config, model, tokenizer, console) if result is None else result
-            for job, result in zip(jobs, stored, strict=True)
+            for job, result in jobs
         ]
     show(results, console)
     return results
@@ -115,6 +142,7 @@ def prepare(name: str, config: EvalConfig, weights: str | None, block_length: in
     prompted = rows if config.prompt_format == "chat" else [{**row, "prompt": as_text(row["prompt"])} for row in rows]
     settings = {
         "task": task.name,
+        "n": len(rows),
         "model_sha256": weights,
         "data_sha256": data_sha256(prompted),
         "prompt_format": config.prompt_format,
@@ -147,6 +175,8 @@ def sample_and_grade(
 ) -> Record:
     """Sample the completions that no journal holds yet, grade all; writes and returns the result."""
     rank, world = collectives.rank(), collectives.world()
+    if config.overwrite:
+        collectives.together(lambda: delete(job.path))
     journal = Journal(job.path, job.settings, rank)
     done = journal.load()
     had = {pair_of(record) for record in done}

@@ -9,8 +9,9 @@ model and takes its share of the requests.
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from itertools import islice
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import torch
 from lm_eval.api.model import LM
@@ -18,9 +19,9 @@ from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from lfpo.base import distributed
-from lfpo.config.build import build
-from lfpo.config.errors import UserError
-from lfpo.config.eval import Dtype
+from lfpo.config.build import build, read_value
+from lfpo.config.errors import UserError, nearest
+from lfpo.config.eval import LmEvalConfig
 from lfpo.config.json import Json
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core import collectives, devices
@@ -28,6 +29,7 @@ from lfpo.core.completions import decode_completions
 from lfpo.core.encoding import encode_rows
 from lfpo.core.engine import Request
 from lfpo.core.rng import key
+from lfpo.eval.evaluate import finite
 from lfpo.eval.likelihood import Pair, first_token, likelihood_bounds, text_pair
 from lfpo.eval.terminal import open_console, progress
 from lfpo.models import load_model, load_tokenizer
@@ -38,57 +40,49 @@ R = TypeVar("R")
 
 DEFAULT_LENGTH = 256  # tokens of a completion if neither task nor arguments give it: the harness's default
 CHUNK = 256  # requests between two updates of the progress bar
+ARGUMENTS = "lm-eval: model arguments"
+# Settings of other samplers, with the values by which they do nothing.
+OFF: dict[str, tuple[float, ...]] = {
+    **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences", "n", "best_of"), (1,)),
+    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "length_penalty", "typical_p"), (1,)),
+    **dict.fromkeys(("min_p", "epsilon_cutoff", "eta_cutoff", "penalty_alpha", "no_repeat_ngram_size"), (0,)),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty", "diversity_penalty"), (0,)),
+    **dict.fromkeys(("min_length", "min_new_tokens", "min_tokens", "early_stopping"), (0,)),
+    "top_k": (0, -1),
+    "use_cache": (0, 1),  # of keys and values: speed only
+}
 
 
 @register_model("lfpo")
 class LfpoLM(LM):
-    """pretrained: checkpoint folder, hub id, or "embedded". dtype: float32 or bfloat16. seed: keys all noise.
-
-    mc_num: noised copies of each likelihood. cfg_scale: guidance, for likelihoods and generation.
-    check_greedy: whether to test if greedy decoding gives the continuation, at one forward a token. Accuracy of
-        multiple choice does not need it, LAMBADA's does.
-    rollout_tokens: rows x length in one forward, in place of batch_size.
-    Every field of the sampler is an argument too (steps, block_length, threshold, ...). Arguments override a task's
-    generation_kwargs (max_gen_toks is gen_length; temperature counts unless do_sample is false).
-    Raises UserError for unknown or wrong arguments.
+    """arguments: the fields of LmEvalConfig and those of the sampler (steps, block_length, threshold, ...; cfg_scale is
+    for likelihoods too), which override a task's generation_kwargs. Raises UserError for unknown or wrong ones.
     """
 
     def __init__(
         self,
-        pretrained: str = "embedded",
-        dtype: str = "float32",
-        seed: int = 0,
-        mc_num: int = 128,
-        check_greedy: bool = True,
-        rollout_tokens: int = 16384,
         batch_size: int | str | None = None,
         max_batch_size: int | None = None,
         device: str | None = None,
-        **sampler: Any,
+        **arguments: Any,
     ):
         super().__init__()
         if batch_size not in (None, 1, "1", "auto") or max_batch_size is not None:
             raise UserError("lm-eval: rows are packed by tokens; leave batch_size out and give rollout_tokens")
-        if dtype not in get_args(Dtype):
-            raise UserError(f"lm-eval: dtype {dtype!r} must be one of {', '.join(get_args(Dtype))}")
-        self.cfg_scale = build(SamplerConfig, sampler, "lm-eval: model arguments").cfg_scale
-        self.mc_num = int(mc_num)
-        if self.mc_num < 1:
-            raise UserError(f"lm-eval: mc_num {mc_num} must be at least 1")
+        own = {field.name for field in fields(LmEvalConfig)}
+        self.sampler = {name: value for name, value in arguments.items() if name not in own}
+        self.cfg_scale = build(SamplerConfig, self.sampler, ARGUMENTS).cfg_scale
+        self.config = build(LmEvalConfig, {k: v for k, v in arguments.items() if k in own}, ARGUMENTS)
         distributed.start()
-        # "cuda" is the harness's default, with or without a GPU.
-        own = device is None or device in ("cuda", "cuda:0")
-        self._device = devices.device() if own else torch.device(str(device))
-        self.model = load_model(pretrained, dtype=getattr(torch, dtype), device=self._device)
-        self.tokenizer = load_tokenizer(pretrained)
-        self.engine = as_it_is(self.model, int(rollout_tokens))
-        self.pretrained, self.seed, self.sampler = pretrained, int(seed), sampler
-        self.check_greedy, self.rollout_tokens = bool(check_greedy), int(rollout_tokens)
+        self._device, name = device_named(device), self.config.pretrained
+        self.model = load_model(name, dtype=getattr(torch, self.config.dtype), device=self._device)
+        self.tokenizer = load_tokenizer(name)
+        self.engine = as_it_is(self.model, self.config.rollout_tokens)
         self.console = open_console(quiet=collectives.rank() != 0)
 
     @property
     def tokenizer_name(self) -> str:
-        return self.pretrained.replace("/", "__")
+        return self.config.pretrained.replace("/", "__")
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
         """The template's text, which the harness records."""
@@ -96,7 +90,8 @@ class LfpoLM(LM):
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         if self.tokenizer.chat_template is None:
-            raise UserError(f"{self.pretrained}: its tokenizer has no chat template; leave out --apply_chat_template")
+            name = self.config.pretrained
+            raise UserError(f"{name}: its tokenizer has no chat template; leave out --apply_chat_template")
         return self.tokenizer.apply_chat_template(
             chat_history,
             tokenize=False,
@@ -111,27 +106,28 @@ class LfpoLM(LM):
         for request in requests:
             context, options = request.args
             document = (request.task_name, request.doc_id, context)
-            number = key(self.seed, "eval", 0 if request.doc_id is None else request.doc_id, seen[document])
+            number = key(self.config.seed, "eval", 0 if request.doc_id is None else request.doc_id, seen[document])
             seen[document] += 1
-            generations.append((context, *self._sampler(dict(options)), number))
+            sampler, stops = self._sampler(options, f"lm-eval: task {request.task_name!r}")
+            generations.append((context, sampler, stops, number))
         return self._cached("generate_until", requests, self._shared("generate", generations, self._generate))
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """The likelihood bound of each continuation, and whether greedy decoding gives it (False if not checked)."""
         texts = [request.args for request in requests]
-        pairs = [text_pair(before, after, self.tokenizer, self.model, self.seed) for before, after in texts]
+        pairs = [text_pair(before, after, self.tokenizer, self.model, self.config.seed) for before, after in texts]
         return self._cached("loglikelihood", requests, self._shared("likelihoods", pairs, self._bounds))
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         """The likelihood bound of each text, as the sum over windows if it is longer than the model's context."""
-        prefix = first_token(self.tokenizer, self.model)
+        prefix, seed = first_token(self.tokenizer, self.model), self.config.seed
         pairs, counts = [], []
         for request in requests:
             (text,) = request.args
             tokens = self.tokenizer.encode(text, add_special_tokens=False)
             windows = get_rolling_token_windows(tokens, prefix, self.model.max_length - 1, 1)
             parts = [make_disjoint_window(window) for window in windows]
-            pairs += [Pair(list(a), list(b), key(self.seed, "rolling", text, i)) for i, (a, b) in enumerate(parts)]
+            pairs += [Pair(list(a), list(b), key(seed, "rolling", text, i)) for i, (a, b) in enumerate(parts)]
             counts.append(len(parts))
         bounds = iter(self._shared("likelihoods", pairs, self._logp))
         return self._cached("loglikelihood_rolling", requests, [sum(islice(bounds, count)) for count in counts])
@@ -142,15 +138,21 @@ class LfpoLM(LM):
             self.cache_hook.add_partial(method, request.args, result)
         return results
 
-    def _sampler(self, options: Json) -> tuple[SamplerConfig, tuple[str, ...]]:
-        """Sampler and stop texts of a request."""
-        until = options.pop("until", None) or []
-        if options.pop("do_sample", None) is False:
-            options.pop("temperature", None)
-        values = {"gen_length": options.pop("max_gen_toks", DEFAULT_LENGTH), **options, **self.sampler}
-        where = "lm-eval: sampler"
-        sampler = build(SamplerConfig, values, where).fitted(where, DEFAULT_LENGTH, self.model.block_length)
-        return sampler, (until,) if isinstance(until, str) else tuple(until)
+    def _sampler(self, options: Json, where: str) -> tuple[SamplerConfig, tuple[str, ...]]:
+        """Sampler and stop texts of a request. Raises UserError, beginning with `where`, for options that it cannot
+        follow."""
+        given = f"{where}: generation_kwargs"
+        values = {k: v for k, v in options.items() if v is not None and v not in OFF.get(k, ())}
+        until = values.pop("until", [])
+        stops = [until] if isinstance(until, str) else until
+        if not isinstance(stops, list | tuple) or not all(isinstance(text, str) for text in stops):
+            raise UserError(f"{given}: until {until!r} must be text or a list of texts; put numbers into quotes")
+        if (drawn := values.pop("do_sample", None)) is not None:
+            # As in transformers, whose temperature is 1 where none is given.
+            drawn = read_value(drawn, bool, f"{given}: do_sample")
+            values["temperature"] = values.get("temperature", 1.0) if drawn else 0.0
+        sampler = build(SamplerConfig, self.sampler, where, build(SamplerConfig, values, given))
+        return sampler.fitted(where, DEFAULT_LENGTH, self.model.block_length), tuple(stops)
 
     def _shared(self, what: str, items: Sequence[T], work: Callable[[Sequence[T]], list[R]]) -> list[R]:
         """work(items), where each rank does its share, a chunk at a time; all ranks return all results in order."""
@@ -170,7 +172,8 @@ class LfpoLM(LM):
             index = [i for i, item in enumerate(generations) if item[1] == sampler]
             rows = [{"prompt": generations[i][0]} for i in index]
             prompts = encode_rows(rows, self.tokenizer, self.model, sampler.gen_length or 0)
-            trajectory = self.engine.sample(Request(prompts, [generations[i][3] for i in index], sampler))
+            request = Request(prompts, [generations[i][3] for i in index], sampler)
+            trajectory = finite(self.engine.sample(request), self.model)
             completions = decode_completions(self.tokenizer, trajectory.tokens, self.model.eos_id)
             for i, text in zip(index, completions, strict=True):
                 for stop in generations[i][2]:
@@ -179,11 +182,11 @@ class LfpoLM(LM):
         return texts
 
     def _logp(self, pairs: Sequence[Pair]) -> list[float]:
-        options: Json = {"mc_num": self.mc_num, "cfg_scale": self.cfg_scale, "tokens": self.rollout_tokens}
-        return likelihood_bounds(self.model, pairs, forwarded=self.forwarded, **options)
+        limits: Json = {"mc_num": self.config.mc_num, "tokens": self.config.rollout_tokens}
+        return likelihood_bounds(self.model, pairs, forwarded=self.forwarded, cfg_scale=self.cfg_scale, **limits)
 
     def _bounds(self, pairs: Sequence[Pair]) -> list[tuple[float, bool]]:
-        greedy = self._greedy(pairs) if self.check_greedy else [False] * len(pairs)
+        greedy = self._greedy(pairs) if self.config.check_greedy else [False] * len(pairs)
         return list(zip(self._logp(pairs), greedy, strict=True))
 
     def _greedy(self, pairs: Sequence[Pair]) -> list[bool]:
@@ -196,6 +199,16 @@ class LfpoLM(LM):
             for i, tokens in zip(index, trajectory.tokens.tolist(), strict=True):
                 equal[i] = tokens[:length] == pairs[i].answer
         return equal
+
+
+def device_named(name: object) -> torch.device:
+    """A device of this machine. Raises UserError where there is none of this name."""
+    if name in (None, "cuda", "cuda:0"):  # "cuda" is the harness's default, with or without a GPU
+        return devices.device()
+    known = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    if str(name) not in known:
+        raise UserError(f"lm-eval: lfpo runs on no device {str(name)!r} of this machine{nearest(str(name), known)}")
+    return torch.device(str(name))
 
 
 def main(arguments: list[str]) -> None:

@@ -8,6 +8,7 @@ import glob
 import hashlib
 import json
 import re
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,7 +50,7 @@ class Journal:
         if self.file is None:
             return
         lines = [{**r, "seconds": spent if i == 0 else 0.0} for i, r in enumerate(records)]
-        with writing(self.file, "; it keeps earlier answers: free disk space, then run the same command again"):
+        with writing(self.file, "; earlier answers are kept, and the same command goes on from them"):
             if not self.file.exists():
                 self.file.parent.mkdir(parents=True, exist_ok=True)
                 replace_file(self.file, json.dumps({"settings": self.settings}) + "\n")
@@ -82,16 +83,26 @@ def read_partial(file: Path) -> tuple[Settings, list[Record]]:
         raise UserError(f"{file}: not readable as a stopped evaluation ({error}); delete it to start anew") from error
 
 
-def find(path: Path | None, settings: Settings, overwrite: bool) -> Json | None:
+def check_writable(paths: Sequence[Path | None]) -> None:
+    """Make the folders of results, and a file in each that is gone at once. Raises UserError where that cannot be."""
+    for path in filter(None, paths):
+        with writing(path, "; give another --output"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=path.parent).close()
+
+
+def delete(path: Path | None) -> None:
+    """Delete a result and its partial files."""
+    for file in (path, *partial_files(path)) if path else ():
+        file.unlink(missing_ok=True)
+
+
+def find(path: Path | None, settings: Settings) -> Json | None:
     """The finished result at `path`, or None if work is left.
 
-    Raises UserError when `path` or a partial file beside it has other settings; with `overwrite` they are deleted.
+    Raises UserError when `path` or a partial file beside it has other settings.
     """
     if path is None:
-        return None
-    if overwrite:
-        for file in (path, *partial_files(path)):
-            file.unlink(missing_ok=True)
         return None
     result = read_json(path) if path.exists() else None
     if result is not None:

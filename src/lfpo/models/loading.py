@@ -110,6 +110,15 @@ def trained_block_length(model: str | Path | MaskedDiffusionLM) -> int | None:
     return family.block_length(config)
 
 
+def without_weights(name: str | Path) -> MaskedDiffusionLM:
+    """A model whose weights are on the meta device: it says what prompts fit. Raises UserError as `load_model`."""
+    source = resolve(name)
+    family, config = described(source)
+    backbone: Any = build_backbone(family, config, source / "config.json")
+    ids = token_ids(config, backbone.config.vocab_size, source)
+    return _model(backbone, family, config, source, **ids)
+
+
 def load_model(
     name: str | Path,
     *,
@@ -127,14 +136,12 @@ def load_model(
     four_bit: hold the layers' matrices in 4 bits, each quantised as it is read; the dtype of their products.
     Raises UserError for a missing or corrupt checkpoint, an unknown family, or tensors that do not match the config.
     """
-    source = resolve(name)
-    family, config = described(source)
-    backbone: Any = build_backbone(family, config, source / "config.json")
-    files = tensor_files(backbone, family, source)
+    model = without_weights(name)
+    backbone = model.backbone
+    assert model.source is not None
+    files = tensor_files(backbone, model.family, model.source)
     tie(backbone)
     backbone.model.rotary_emb.to(device)
-    ids = token_ids(config, backbone.config.vocab_size, source)
-    model = _model(backbone, family, config, source, **ids)
     if mesh is not None:
         shard(model, mesh, cast=cast)
     place_weights(model, files, dtype, device, four_bit)

@@ -22,7 +22,7 @@ try:
 except ImportError:  # on Windows
     fcntl = None  # type: ignore[assignment]
 
-RESUME = "; saved checkpoints are intact: free disk space or check permissions, then run the same command with --resume"
+RESUME = "; saved checkpoints are intact, and the same command with --resume goes on from them"
 LOCK = ".lock"
 _LOCKS: set[int] = set()  # open files with a lock
 
