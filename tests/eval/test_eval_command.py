@@ -187,8 +187,8 @@ def test_protocols_side_by_side(llada: Path, tmp_path: Path, capsys: pytest.Capt
 
 
 OTHERS = {  # a second protocol -> what is told of it
-    "{sampler: {gen_length: 100000}}": "protocol '.*b.yaml': prompt .* exceeds the model's context",
-    "{sampler: {gen_length: 4, first_token: causal}}": "protocol '.*b.yaml': sampler: first_token 'causal' is for",
+    "{sampler: {gen_length: 100000}}": "protocol '.*b.yaml': .* row 1: prompt .* exceeds the model's context",
+    "{sampler: {gen_length: 4, first_token: causal}}": "protocol '.*b.yaml': .*sampler: first_token 'causal' is for",
     "{sampler: {gen_length: 4, block_length: 3}}": "block_length 3 does not divide gen_length 4",
     "{sampler: {gen_length: 4}, seed: 1}": "b/choice.json: holds an evaluation with other settings",
 }

@@ -105,14 +105,10 @@ def plan(config: EvalConfig, console: Console) -> list[tuple[Job, Json | None]]:
             job.task.correct_all(copied(job.rows[:1]), [""] * len(job.rows[:1]))  # says what the grader lacks
         model, tokenizer = without_weights(config.model), load_tokenizer(config.model)
         for job in pending:
-            protocol = f", protocol {config.protocol!r}" if config.protocol else ""
-            where = f"lfpo eval: task {job.task.name!r}{protocol}: "
-            check_context(job.sampler, model, f"{where}sampler")
-            places = [row_place(job.task, "eval", i) for i in range(len(job.rows))]
-            try:
-                encode_rows(job.prompted, tokenizer, model, job.sampler.gen_length or 0, places)
-            except UserError as error:
-                raise UserError(f"{where}{error}") from error
+            protocol = f"protocol {config.protocol!r}: " if config.protocol else ""
+            check_context(job.sampler, model, f"lfpo eval: {protocol}task {job.task.name!r}: sampler")
+            places = [f"{protocol}{row_place(job.task, 'eval', i)}" for i in range(len(job.rows))]
+            encode_rows(job.prompted, tokenizer, model, job.sampler.gen_length or 0, places)
         dtype = getattr(torch, config.dtype)
         collectives.together(lambda: check_memory(resolve(config.model), dtype, devices.device()))
     return list(zip(jobs, stored, strict=True))
