@@ -190,23 +190,29 @@ def test_outside_torchrun_a_rank_silences_nothing(
     assert "nowhere" in fails("report", "nowhere")
 
 
+@pytest.mark.parametrize("torchrun", [True, False], ids=["torchrun", "scheduler"])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_whose_ranks_share_no_work_is_done_by_one(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_command_whose_ranks_share_no_work_is_done_by_one_of_torchrun_s(
+    name: str, torchrun: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
+    """A scheduler's nodes, which have a RANK too, may each run it for themselves."""
     done: list[str | None] = []
+    if torchrun:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     monkeypatch.setitem(COMMANDS, name, lambda rest: done.append(os.environ.get("WORLD_SIZE")))
     for rank in "10":
         monkeypatch.setenv("WORLD_SIZE", "2")
         monkeypatch.setenv("RANK", rank)
         assert main([name]) == 0
     shared = name in ("train", "sft", "dpo", "eval", "lm-eval", "demo")
-    assert done == (["2", "2"] if shared else [None])  # the one belongs to no group, nor does what it starts
-    assert (f"process 1: lfpo {name} is done by process 0 alone" in capsys.readouterr().err) is not shared
+    # The one belongs to no group, nor does what it starts.
+    assert done == (["2", "2"] if shared else [None] if torchrun else [None, None])
+    told = f"process 1: lfpo {name} is done by process 0 alone" in capsys.readouterr().err
+    assert told == (torchrun and not shared)
 
 
 def test_two_ranks_export_one_model(tmp_path: Path):
-    ended = run_lfpo("export", "embedded", "--output", str(tmp_path / "model"), ranks=2)
+    ended = run_lfpo("export", "embedded", "--output", str(tmp_path / "model"), ranks=2, TORCHELASTIC_RUN_ID="1")
     assert ended.stdout == f"{tmp_path / 'model'}\n" and (tmp_path / "model" / "config.json").exists()
 
 

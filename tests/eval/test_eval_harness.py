@@ -180,6 +180,13 @@ def test_a_task_draws_at_the_temperature_that_transformers_takes():
         sampler_of({"do_sample": "yes"})
 
 
+def test_a_task_s_options_go_with_the_rule_and_cache_of_the_model_arguments():
+    assert sampler_of({"cache_refresh": 4}, cache="prefix").cache_refresh == 4
+    assert sampler_of({"alg_temp": 0.1}, rule="maskgit_plus").alg_temp == 0.1
+    with pytest.raises(UserError, match="task 't': generation_kwargs: cache_refresh"):
+        sampler_of({"cache_refresh": 4})
+
+
 def test_settings_that_do_nothing_are_left_out_and_others_refused():
     off: dict[str, Any] = {
         "num_beams": 1,

@@ -107,7 +107,8 @@ def _run(arguments: list[str]) -> int:
     if name not in COMMANDS:
         raise UserError(f"unknown command {name!r}{nearest(name, COMMANDS)}")
     if name not in COLLECTIVE:
-        if rank := launched_rank():
+        # Of a scheduler's RANK nothing follows: a node may run such a command for itself.
+        if (rank := launched_rank()) and "TORCHELASTIC_RUN_ID" in os.environ:
             print(f"process {rank}: lfpo {name} is done by process 0 alone", file=sys.stderr)
             return 0
         os.environ.pop("WORLD_SIZE", None)  # process 0 belongs to no group, nor do those that it starts

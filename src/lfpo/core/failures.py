@@ -42,5 +42,5 @@ def count_skipped(state: Json, run_dir: Path, iteration: int) -> None:
         state["skipped_in_a_row"] = 0  # in the checkpoint: a resumed run may skip as often again
         raise CannotGoOn(
             f"{run_dir}: loss or gradient was not finite {MAX_SKIPPED} times in a row (iteration {iteration + 1}); "
-            "lower learning_rate, or take other weights if no update was ever applied"
+            "lower learning_rate; if no update was applied at all, load a checkpoint whose weights are finite"
         )

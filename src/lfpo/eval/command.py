@@ -1,7 +1,8 @@
 """`lfpo eval`: one model and one protocol on any number of tasks; prints a table and writes one JSON file a task."""
 
+import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -65,7 +66,8 @@ def run_each(configs: Sequence[EvalConfig]) -> list[Json]:
     before the first begins."""
     distributed.start()
     console = open_console(quiet=collectives.rank() != 0)
-    planned = [(config, plan(config, console)) for config in configs]
+    digest = functools.cache(file_sha256)  # protocols share a model
+    planned = [(config, plan(config, console, digest)) for config in configs]
     paths = [job.path for _, jobs in planned for job, _ in jobs if job.path is not None]
     if twice := [path for path in paths if paths.count(path) > 1]:
         raise UserError(f"{twice[0]}: two tasks or protocols would write this file; evaluate them with two outputs")
@@ -88,12 +90,12 @@ def run_eval(config: EvalConfig) -> list[Json]:
     return run_each([config])
 
 
-def plan(config: EvalConfig, console: Console) -> list[tuple[Job, Json | None]]:
+def plan(config: EvalConfig, console: Console, digest: Callable[[Path], str]) -> list[tuple[Job, Json | None]]:
     """The jobs of an evaluation, each with its result if that is there already. Loads no weights, writes and
     deletes nothing, and raises UserError for what would stop a job later. A collective."""
     # Without output nothing is compared, so no file is read for it.
     hashed = config.output is not None and collectives.rank() == 0
-    weights = collectives.together(lambda: file_sha256(resolve(config.model)) if hashed else None)[0]
+    weights = collectives.together(lambda: digest(resolve(config.model)) if hashed else None)[0]
     jobs = [prepare(name, config, weights, trained_block_length(config.model)) for name in config.task_names]
     wanted = [] if config.overwrite else jobs
     stored = collectives.together(lambda: [find(job.path, job.settings) for job in wanted])[0] or [None] * len(jobs)

@@ -70,12 +70,15 @@ def evaluate(
     """
     distributed.start()
     own_rows = collectives.share(len(rows))
-    own: list[Trajectory] = []
-    if own_rows:
-        wanted = [(i, 0) for i in own_rows]
-        own = [generate(engine, model, tokenizer, rows, wanted, sampler, seed=seed, finished=finished).to("cpu")]
-    else:
+    wanted = [(i, 0) for i in own_rows]
+
+    def sampled() -> list[Trajectory]:
+        if wanted:
+            return [generate(engine, model, tokenizer, rows, wanted, sampler, seed=seed, finished=finished).to("cpu")]
         engine.idle()
+        return []
+
+    own = collectives.raise_on_all(sampled)  # a rank without rows would wait for one that stopped
     texts = [text for t in own for text in decode_completions(tokenizer, t.tokens, t.eos_id)]
     parts = collectives.gather((own, texts))
     completions = [text for _, texts in parts for text in texts]
@@ -114,7 +117,8 @@ def generate(
 
     def hand_over(index: list[int], trajectory: Trajectory) -> None:
         assert finished is not None
-        finished(answers_of(trajectory, [wanted[i] for i in index], tokenizer))
+        # Before they are kept: a later call would take them as done.
+        finished(answers_of(finite(trajectory, model), [wanted[i] for i in index], tokenizer))
 
     seeds = [key(seed, "eval", problem, sample) for problem, sample in wanted]
     request = Request([prompts[problem] for problem, _ in wanted], seeds, sampler)
@@ -127,8 +131,11 @@ def finite(trajectory: Trajectory, model: MaskedDiffusionLM) -> Trajectory:
     if bool(trajectory.confidence.isfinite().all()):
         return trajectory
     wrong = (name for name, p in model.backbone.named_parameters() if not bool(p.isfinite().all()))
-    why = f"{name} holds values that are not finite" if (name := next(wrong, "")) else "its weights are finite"
-    raise UserError(f"model {model.source or 'in memory'}: its predictions are not numbers ({why}); take another one")
+    told = f" ({name} holds values that are not finite)" if (name := next(wrong, "")) else ""
+    raise UserError(
+        f"model {model.source or 'in memory'}: its predictions are not numbers{told}; load a checkpoint with finite "
+        "weights and its own config.json"
+    )
 
 
 def answers_of(trajectory: Trajectory, pairs: Sequence[tuple[int, int]], tokenizer: object) -> list[Answer]:

@@ -151,7 +151,10 @@ class LfpoLM(LM):
             # As in transformers, whose temperature is 1 where none is given.
             drawn = read_value(drawn, bool, f"{given}: do_sample")
             values["temperature"] = values.get("temperature", 1.0) if drawn else 0.0
-        sampler = build(SamplerConfig, self.sampler, where, build(SamplerConfig, values, given))
+        names = SamplerConfig.ALIASES
+        own = {names.get(name, name) for name in self.sampler}
+        values = {k: v for k, v in values.items() if names.get(k, k) not in own}
+        sampler = build(SamplerConfig, {**values, **self.sampler}, given)
         return sampler.fitted(where, DEFAULT_LENGTH, self.model.block_length), tuple(stops)
 
     def _shared(self, what: str, items: Sequence[T], work: Callable[[Sequence[T]], list[R]]) -> list[R]:

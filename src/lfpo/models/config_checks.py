@@ -20,7 +20,7 @@ def expect(config: Json, **known: tuple[object, ...]) -> None:
 
 
 def check_config(config: Json, *, windows: bool) -> None:
-    """Raise UserError for quantised weights, dropout, contradictory or meaningless rotary embeddings, numbers that are
+    """Raise UserError for quantised weights, contradictory or meaningless rotary embeddings, numbers that are
     not finite and, unless the family has them (`windows`), windows of attention.
 
     config: config.json, or its `text_config`.
@@ -29,9 +29,6 @@ def check_config(config: Json, *, windows: bool) -> None:
         raise UserError(f"config.json: text_config {config!r} must be an object")
     expect(config, quantization_config=(None,))
     for name, value in config.items():
-        # A classifier's head is not loaded.
-        if ("dropout" in name or name.endswith("pdrop")) and not name.startswith("classifier"):
-            expect(config, **{name: (0.0, None)})
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"config.json: {name} {value} must be a finite number")
     if not windows and (config.get("use_sliding_window") or set(config.get("layer_types") or ()) - {"full_attention"}):

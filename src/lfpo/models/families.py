@@ -160,10 +160,8 @@ def llada2_config(config: Json) -> Glm4MoeConfig:
     )
     same = ["head_dim", "intermediate_size", "moe_intermediate_size", "first_k_dense_replace", "num_experts_per_tok"]
     same += ["n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor", "use_qk_norm", "partial_rotary_factor"]
-    fields = shared_fields(config, *same)
-    expect(config, rotary_dim=(fields["head_dim"] * fields["partial_rotary_factor"], None))
     return Glm4MoeConfig(
-        **fields,
+        **shared_fields(config, *same),
         n_routed_experts=config["num_experts"],
         n_shared_experts=config["num_shared_experts"],
         attention_bias=bool(config.get("use_qkv_bias")),
@@ -292,11 +290,9 @@ ILLADA = Family(
 
 
 def nemotron_diffusion_config(config: Json) -> Ministral3Config:
-    """Raises UserError also for biases, windows and other ways to denoise, which the class has not or no published
-    checkpoint uses."""
+    """Raises UserError also for biases and windows, which the class has not or no published checkpoint uses."""
     expect(
         config,
-        dlm_paradigm=("bidirectional", None),
         rope_scaling=(None,),
         hidden_act=("silu", None),
         attention_bias=(False, None),

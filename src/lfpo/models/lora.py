@@ -96,7 +96,7 @@ def inject(model: MaskedDiffusionLM, settings: LoraSettings) -> MaskedDiffusionL
         target_parameters=_expert_matrices(model) if settings.experts else None,
     )
     # The folder may hold other weights later, onto which the adapter must not be added.
-    model.base_digest = weights_digest(model.source) if model.source else ""
+    model.base_digest = model.base_digest or (weights_digest(model.source) if model.source else "")
     model.requires_grad_(False)
     with warnings.catch_warnings(), _plain_weights(model.backbone):
         warnings.filterwarnings("ignore", "Already found a `peft_config`")  # two adapters are intended

@@ -88,7 +88,9 @@ class Backbone(published.ModernBertPreTrainedModel):
 
 
 def modernbert_config(config: Json) -> ModernBertConfig:
-    """config.json is transformers'. Raises UserError for a head without the published bias and tie."""
+    """config.json is transformers'. Raises UserError for dropout, and for a head without the published bias and tie."""
+    none = (0.0, None)
+    expect(config, attention_dropout=none, embedding_dropout=none, mlp_dropout=none)
     expect(config, decoder_bias=(True, None), tie_word_embeddings=(True, None))
     for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
         config[name]  # the class has a default for each, of ModernBERT-base: KeyError

@@ -53,6 +53,7 @@ def load_policies(
     if args.lora is not None:
         old = attach(model, args.lora, seed=args.seed)
         for unsplit in model.unsplit:
+            unsplit.base_digest = model.base_digest
             inject(unsplit, args.lora)
         others = ({OLD: old} if needs_old else {}) | ({BASE: with_adapter(model, BASE)} if needs_base else {})
     else:

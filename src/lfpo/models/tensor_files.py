@@ -131,7 +131,8 @@ def weights_digest(folder: Path) -> str:
             for name in (n for n, own in paths.items() if own == path):
                 part = file.get_slice(name)
                 shape = part.get_shape()
-                first = (part[:1] if shape else file.get_tensor(name)).flatten()[:DIGESTED].contiguous()
+                rows = slice(DIGESTED if len(shape) == 1 else 1)
+                first = (part[rows] if shape else file.get_tensor(name)).flatten()[:DIGESTED].contiguous()
                 content = hashlib.sha256(first.view(torch.uint8).numpy()).hexdigest()
                 found[name] = f"{name} {part.get_dtype()} {shape} {content}"
     return hashlib.sha256("\n".join(found[name] for name in sorted(found)).encode()).hexdigest()
