@@ -23,12 +23,18 @@ SHARED = ["hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_va
 SHARED += ["max_position_embeddings", "rope_theta", "rms_norm_eps"]
 
 
-def shared_fields(config: Json, *extra: str) -> Json:
-    """The fields of SHARED, and of `extra`, as config.json has them."""
-    rope = config.get("rope_parameters") or {}  # where transformers 5 writes rope_theta and rope_scaling
+def with_rope_theta(config: Json) -> Json:
+    """config.json with rope_theta from `rope_parameters`, where transformers 5 writes it. Raises UserError for scaled
+    rotary embeddings there."""
+    rope = config.get("rope_parameters") or {}
     if (kind := rope.get("rope_type") or rope.get("type") or "default") != "default":
         raise UserError(f"config.json: rope_parameters of type {kind!r} are not supported")
-    config = {**({"rope_theta": rope["rope_theta"]} if "rope_theta" in rope else {}), **config}
+    return {**({"rope_theta": rope["rope_theta"]} if "rope_theta" in rope else {}), **config}
+
+
+def shared_fields(config: Json, *extra: str) -> Json:
+    """The fields of SHARED, and of `extra`, as config.json has them."""
+    config = with_rope_theta(config)
     # Classes have a default for what is null, and it may be another than that of the published class.
     if null := [name for name in (*SHARED, *extra) if config[name] is None]:
         raise UserError(f"config.json: {null[0]} must not be null")
@@ -41,6 +47,7 @@ def shared_fields(config: Json, *extra: str) -> Json:
 
 def llada_config(config: Json) -> LlamaConfig:
     """`embedding_size` (padded rows), when set, replaces `vocab_size`."""
+    config = with_rope_theta(config)
     expect(
         config,
         block_type=("llama", None),
