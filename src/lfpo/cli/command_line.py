@@ -107,10 +107,11 @@ def _run(arguments: list[str]) -> int:
     if name not in COMMANDS:
         raise UserError(f"unknown command {name!r}{nearest(name, COMMANDS)}")
     if name not in COLLECTIVE:
-        # Of a scheduler's RANK nothing follows: a node may run such a command for itself.
+        # Only torchrun starts a command once for all ranks. A scheduler sets RANK too, and there each node may run its
+        # own command.
         if (rank := launched_rank()) and "TORCHELASTIC_RUN_ID" in os.environ:
             print(f"process {rank}: lfpo {name} is done by process 0 alone", file=sys.stderr)
             return 0
-        os.environ.pop("WORLD_SIZE", None)  # process 0 belongs to no group, nor do those that it starts
+        os.environ.pop("WORLD_SIZE", None)  # neither this process nor those that it starts join a group
     COMMANDS[name](rest)
     return 0

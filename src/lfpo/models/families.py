@@ -162,7 +162,6 @@ def llada2_config(config: Json) -> Glm4MoeConfig:
         norm_head=(False, None),
         norm_softmax=(False, None),
         rope_scaling=(None,),
-        use_sliding_window=(False, None),
         hidden_act=("silu", None),
     )
     same = ["head_dim", "intermediate_size", "moe_intermediate_size", "first_k_dense_replace", "num_experts_per_tok"]
@@ -203,7 +202,7 @@ LLADA2 = Family(
 
 
 def dream_config(config: Json) -> Qwen2Config:
-    expect(config, hidden_act=("silu", None), rope_scaling=(None,), use_sliding_window=(False, None))
+    expect(config, hidden_act=("silu", None), rope_scaling=(None,))
     return Qwen2Config(
         **shared_fields({"num_key_value_heads": config["num_attention_heads"], **config}, "intermediate_size")
     )
@@ -223,7 +222,7 @@ DREAM = Family(
 
 def _sdar_fields(config: Json) -> Json:
     """What SDAR with and without experts has."""
-    expect(config, hidden_act=("silu", None), rope_scaling=(None,), use_sliding_window=(False, None))
+    expect(config, hidden_act=("silu", None), rope_scaling=(None,))
     return {
         **shared_fields(config, "head_dim", "intermediate_size"),
         "attention_bias": bool(config.get("attention_bias")),
