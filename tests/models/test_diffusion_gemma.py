@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from lfpo.cli.command_line import main
 from lfpo.config.errors import UserError
@@ -138,6 +139,27 @@ def test_it_is_saved_under_its_own_names_with_the_vision_tower(checkpoint: Path,
     assert json.loads((tmp_path / "saved/config.json").read_text()) == json.loads(
         (checkpoint / "config.json").read_text()
     )
+
+
+def test_tied_copies_of_the_encoder_are_left_out_unless_they_differ(tmp_path: Path):
+    """Tools that know no tied tensors write the encoder's layers a second time."""
+    source = write_gemma(tmp_path / "source")
+    weights = read_weights(source)
+    stack = {k: v for k, v in weights.items() if k.startswith("model.decoder.") and not k.endswith("layer_scalar")}
+    copies = {k.replace("decoder", "encoder.language_model"): v.clone() for k, v in stack.items()}
+    copies = {k: v for k, v in copies.items() if "self_conditioning" not in k}
+    save_file(
+        {**weights, **copies, "lm_head.weight": stack["model.decoder.embed_tokens.weight"].clone()},
+        source / "model.safetensors",
+    )
+    save_model(load_model(source), tmp_path / "saved")
+    after = read_weights(tmp_path / "saved")
+    assert after.keys() == weights.keys() and all(torch.equal(weights[k], after[k]) for k in after)
+    for name in ("layers.1.experts.down_proj", "norm.weight"):
+        key = f"model.encoder.language_model.{name}"
+        save_file({**weights, **copies, key: copies[key] + 1}, source / "model.safetensors")
+        with pytest.raises(UserError, match=f"{key} differs from model.decoder.{name}"):
+            load_model(source)
 
 
 def test_a_bfloat16_checkpoint_comes_back_bit_for_bit(tmp_path: Path):

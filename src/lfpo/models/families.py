@@ -371,6 +371,7 @@ DIFFUSION_GEMMA = Family(
         ("model.decoder", "model"),
     ),
     carried=("model.encoder.vision_tower.", "model.encoder.embed_vision."),
+    copies=(("model.encoder.language_model", "model.decoder"),),
     turn_end="<turn|>",
     block_key="canvas_length",
     block_default=256,

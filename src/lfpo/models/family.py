@@ -54,6 +54,8 @@ class Family:
     ends_with_pad: whether completions end with the padding token, whatever config.json says of EOS.
     frozen_routers: whether routers are never trained.
     carried: prefixes of a checkpoint's tensors that are not held and are copied to what is saved of the loaded model.
+    copies: (prefix, prefix) of tensors that some checkpoints hold a second time, and of those they are tied to. A copy
+        is left out if it holds the same numbers, and refused if not.
     template_prefix: Jinja that goes before the tokenizer's chat template.
     """
 
@@ -80,6 +82,7 @@ class Family:
     ends_with_pad: bool = False
     frozen_routers: bool = False
     carried: tuple[str, ...] = ()
+    copies: tuple[tuple[str, str], ...] = ()
     template_prefix: str = ""
 
     def block_length(self, config: Json, where: object = "config.json") -> int | None:

@@ -6,6 +6,7 @@ the matrices of many tensors.
 
 import contextlib
 import functools
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -191,7 +192,7 @@ def _reader(files: dict[str, Path]) -> Iterator[Read]:
 
 
 def tensor_files(backbone: Any, family: Family, source: Path) -> dict[str, Path]:
-    """The file of each tensor of a checkpoint, by the tensor's name there; a tied head's copy is left out.
+    """The file of each tensor of a checkpoint, by the tensor's name there; copies of tied tensors are left out.
 
     Raises UserError unless names and shapes are those that the backbone's parameters need.
     """
@@ -214,17 +215,21 @@ def tensor_files(backbone: Any, family: Family, source: Path) -> dict[str, Path]
                         "before quantisation"
                     )
                 files[key], shapes[key] = file, part.get_shape()
-    head, embeddings = family.to_checkpoint("lm_head.weight"), family.to_checkpoint(EMBEDDINGS)
-    if backbone.config.tie_word_embeddings and head in files:
-        same = shapes[head] == shapes.get(embeddings) and _tied(files, head, embeddings, shapes[head][0])
-        if embeddings in files and not same:
-            raise UserError(
-                f"{source}: config.json ties the head to the embeddings (tie_word_embeddings), but {head} differs from "
-                f"{embeddings}; set tie_word_embeddings to false, or remove the tensor that is wrong"
-            )
-        for held in (files, shapes):
-            del held[head]
     expected = checkpoint_shapes(family, state_shapes(backbone))
+    copies = {key: replace_prefix(key, family.copies) for key in sorted(files.keys() - expected.keys())}
+    copies = {key: original for key, original in copies.items() if original != key}
+    if backbone.config.tie_word_embeddings:
+        copies[family.to_checkpoint("lm_head.weight")] = family.to_checkpoint(EMBEDDINGS)
+    for copy, original in copies.items():
+        if copy not in files or original not in files:
+            continue
+        if shapes[copy] != shapes[original] or not _equal(files, copy, original, shapes[copy]):
+            head = copy.endswith("lm_head.weight")
+            other = ", or set tie_word_embeddings to false in config.json" if head and not family.uniform else ""
+            raise UserError(
+                f"{source}: {copy} differs from {original}, which it is tied to; remove the tensor that is wrong{other}"
+            )
+        del files[copy], shapes[copy]
     if missing := sorted(expected.keys() - shapes.keys()):
         raise UserError(f"{source}: {len(missing)} tensors are missing, first {missing[0]!r}")
     if extra := sorted(shapes.keys() - expected.keys()):
@@ -235,11 +240,12 @@ def tensor_files(backbone: Any, family: Family, source: Path) -> dict[str, Path]
     return files
 
 
-def _tied(files: dict[str, Path], head: str, embeddings: str, rows: int) -> bool:
-    """Whether a checkpoint's head holds the numbers of its embeddings. rows: of both."""
+def _equal(files: dict[str, Path], one: str, other: str, shape: list[int]) -> bool:
+    """Whether two tensors of a checkpoint, both of this shape, hold the same numbers; neither is read whole."""
+    step = max(1, ROWS * 4096 // math.prod(shape[1:]))  # fewer rows of tensors that are wider than a table
     with _reader(files) as read:
-        slices = [slice(first, min(first + ROWS, rows)) for first in range(0, rows, ROWS)]  # no table is held whole
-        return all(torch.equal(read(head, part), read(embeddings, part)) for part in slices)
+        slices = [slice(first, min(first + step, shape[0])) for first in range(0, shape[0], step)]
+        return all(torch.equal(read(one, part), read(other, part)) for part in slices)
 
 
 def carried_tensors(family: Family, source: Path) -> dict[str, Callable[[], torch.Tensor]]:
