@@ -68,6 +68,14 @@ def test_the_bound_of_a_block_model(cfg_scale: float, tmp_path: Path):
 
 
 @torch.no_grad()
+def test_bounds_that_are_not_numbers_are_an_error(checkpoint: Path):
+    model = load_model(checkpoint)
+    model.backbone.model.norm.weight.fill_(math.nan)
+    with pytest.raises(UserError, match=r"its predictions are not numbers \(model.norm.weight holds values"):
+        likelihood_bounds(model, [Pair(PROMPT, [65], 0)], mc_num=1)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize(("block", "length", "mc_num"), [(None, 3, 1), (None, 3, 4), (None, 4, 8), (4, 6, 3)])
 def test_the_estimate_is_unbiased(block: int | None, length: int, mc_num: int, tmp_path: Path):
     """The mean over many seeds comes within four of its own standard errors of the full enumeration."""

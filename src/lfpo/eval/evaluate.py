@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from lfpo.base import distributed
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
@@ -126,10 +128,15 @@ def generate(
 
 
 def finite(trajectory: Trajectory, model: MaskedDiffusionLM) -> Trajectory:
-    """The trajectory. Raises UserError where a confidence is not finite: predictions that are not numbers give tokens
-    that mean nothing."""
-    if bool(trajectory.confidence.isfinite().all()):
-        return trajectory
+    """The trajectory. Raises UserError where a confidence is not finite."""
+    check_finite(trajectory.confidence, model)
+    return trajectory
+
+
+def check_finite(predicted: torch.Tensor, model: MaskedDiffusionLM) -> None:
+    """Raises UserError where something that the model predicted is not finite: its tokens mean nothing."""
+    if bool(predicted.isfinite().all()):
+        return
     wrong = (name for name, p in model.backbone.named_parameters() if not bool(p.isfinite().all()))
     told = f" ({name} holds values that are not finite)" if (name := next(wrong, "")) else ""
     raise UserError(

@@ -198,7 +198,8 @@ class LfpoLM(LM):
         for length in sorted({len(pair.answer) for pair in pairs}):
             index = [i for i, pair in enumerate(pairs) if len(pair.answer) == length]
             sampler = SamplerConfig(gen_length=length, cfg_scale=self.cfg_scale)
-            trajectory = self.engine.sample(Request([pairs[i].prompt for i in index], [0] * len(index), sampler))
+            request = Request([pairs[i].prompt for i in index], [0] * len(index), sampler)
+            trajectory = finite(self.engine.sample(request), self.model)
             for i, tokens in zip(index, trajectory.tokens.tolist(), strict=True):
                 equal[i] = tokens[:length] == pairs[i].answer
         return equal

@@ -27,6 +27,7 @@ from lfpo.core.noise import uniform
 from lfpo.core.rng import key
 from lfpo.core.structure import Structure
 from lfpo.core.views import pack_by_tokens
+from lfpo.eval.evaluate import check_finite
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.mask_token import check_masks
 
@@ -121,7 +122,7 @@ def likelihood_bounds(
     mc_num: noised copies of each answer; an answer with at most that many ways of masking is computed exactly.
     cfg_scale: guidance against the masked prompt, as in generation; above 0 it doubles the forwards.
     tokens: rows x length in one forward; it changes results by rounding only. forwarded: called after each forward with
-        the number of its rows.
+        the number of its rows. Raises UserError as lfpo.eval.evaluate.check_finite.
     """
     was_training = model.training
     model.eval()
@@ -140,6 +141,7 @@ def likelihood_bounds(
         total.index_add_(0, torch.tensor(index), summed)
         forwarded(len(index))
     model.train(was_training)
+    check_finite(total, model)
     return total.tolist()
 
 
