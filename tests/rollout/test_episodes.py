@@ -159,6 +159,13 @@ def test_an_episode_ends_where_the_conversation_no_longer_fits(tmp_path: Path):
     assert batch.metrics["turns/cut"] == 0.5
 
 
+def test_a_reply_with_the_mask_token_is_an_error_and_no_cut(llada: Path, monkeypatch: pytest.MonkeyPatch):
+    mask = load_tokenizer(llada).mask_token
+    monkeypatch.setattr(games.Scripted, "step", lambda self, text: (f"fill {mask}", 0.0, False))
+    with pytest.raises(UserError, match=r"environment 'Scripted': the conversation after its reply .* mask token"):
+        scripted(llada, ["a"], [["n"], ["n"]])
+
+
 def test_numpy_scalars_are_numbers(llada: Path, monkeypatch: pytest.MonkeyPatch):
     np = pytest.importorskip("numpy")
     monkeypatch.setattr(games.Scripted, "step", lambda self, text: ["", np.float32(0.5), np.bool_(True)])

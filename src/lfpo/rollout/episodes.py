@@ -21,7 +21,7 @@ from lfpo.core.attempts import attempt
 from lfpo.core.batch import ScoredRollouts, Turn
 from lfpo.core.completions import decode_completions
 from lfpo.core.denoise import Finished
-from lfpo.core.encoding import encode_prompt, misfit
+from lfpo.core.encoding import encode_prompt, misfit, unusable
 from lfpo.core.engine import Engine, Request
 from lfpo.core.messages import prefill
 from lfpo.core.observer import Observer
@@ -53,8 +53,7 @@ class Environment:
 class Episode:
     """number: among the rank's. row: the data row, its prompt being the conversation so far. own: its environment, from
     the first step on. reward: the sum of its steps' so far; None while all of them were None. open: whether that goes
-    on. ids, cut: the conversation's tokens, and whether they are too many
-    for another turn."""
+    on. ids, cut: the conversation's tokens, and whether they are too many for another turn."""
 
     number: int
     row: Row
@@ -122,9 +121,8 @@ def play(
     turns, parts, failed, live = list[Turn](), list[Trajectory](), dict[str, str](), episodes
     for number in range(1, environment.max_turns + 1):
         if number > 1:
-            for e in live:
-                e.ids = encode_prompt(tokenizer, e.row["prompt"])
-                e.cut = bool(misfit(e.ids, policy, request.sampler.gen_length or 0))
+            gen_length = request.sampler.gen_length or 0
+            collectives.raise_on_all(partial(begin_turn, environment.name, live, tokenizer, policy, gen_length))
             live = [e for e in live if not e.cut]
             seeds = [key(e.seed, "turn", number) for e in live]
             request = dataclasses.replace(request, prompts=[e.ids for e in live], seeds=seeds, generations=1)
@@ -152,6 +150,18 @@ def play(
     n, cut = len(episodes), sum(e.cut for e in episodes)
     sums = {"turns/mean": (float(len(turns)), n), "turns/cut": (float(cut), n)}
     return turns, trajectory, Rewards(reward_N, {environment.name: earned}, failed), sums
+
+
+def begin_turn(
+    name: str, live: Sequence[Episode], tokenizer: object, policy: MaskedDiffusionLM, gen_length: int
+) -> None:
+    """Encode the conversations, and mark those that leave no room for gen_length tokens. Raises UserError, with the
+    environment's name, for a reply that the model cannot read."""
+    for e in live:
+        e.ids = encode_prompt(tokenizer, e.row["prompt"])
+        if reason := unusable(e.ids, policy):
+            raise UserError(f"environment {name!r}: the conversation after its reply cannot be used: {reason}")
+        e.cut = bool(misfit(e.ids, policy, gen_length))
 
 
 def step_all(environment: Environment, live: Sequence[Episode], texts: Sequence[str]) -> tuple[list[str], str | None]:
