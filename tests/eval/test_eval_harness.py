@@ -128,6 +128,8 @@ def test_stop_texts_and_settings_of_a_task():
         LfpoLM(step=4)
     with pytest.raises(UserError, match="rollout_tokens"):
         LfpoLM(batch_size=8)
+    with pytest.raises(UserError, match=r"unknown key 'pretraind'; did you mean 'pretrained'\?"):
+        LfpoLM(pretraind="embedded")
 
 
 @pytest.mark.parametrize(

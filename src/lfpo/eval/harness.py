@@ -71,6 +71,10 @@ class LfpoLM(LM):
             raise UserError("lm-eval: rows are packed by tokens; leave batch_size out and give rollout_tokens")
         own = {field.name for field in fields(LmEvalConfig)}
         self.sampler = {name: value for name, value in arguments.items() if name not in own}
+        known = {*SamplerConfig.ALIASES, *(field.name for field in fields(SamplerConfig))}
+        for name in self.sampler.keys() - known:  # `build` compares it with the sampler's names alone
+            if hint := nearest(name, own - {"seed"}, otherwise=""):
+                raise UserError(f"{ARGUMENTS}: unknown key {name!r}{hint}")
         self.cfg_scale = build(SamplerConfig, self.sampler, ARGUMENTS).cfg_scale
         self.config = build(LmEvalConfig, {k: v for k, v in arguments.items() if k in own}, ARGUMENTS)
         distributed.start()
