@@ -330,6 +330,7 @@ def _example_source(
         task = tasks[rng.choices(list(tasks), weights=list(config.tasks.values()))[0]]
         row = task.row("train", index, config.seed)
         share = task.right_share if config.right_share is None else config.right_share
-        return encode(row["prompt"], task.demonstrate(row, rng, share), task.gen_length, f"task {task.name}, row {index}")
+        where = f"task {task.name}, row {index}"
+        return encode(row["prompt"], task.demonstrate(row, rng, share), task.gen_length, where)
 
     return from_tasks, 0
