@@ -283,7 +283,7 @@ def test_tensorboard_has_every_step_once_after_a_resume(tmp_path: Path, done: in
 def test_a_missing_math_verify_is_told_before_anything_is_sampled(tmp_path: Path, capsys, monkeypatch):
     there = importlib.util.find_spec
     hidden = lambda name, *rest: None if name == "math_verify" else there(name, *rest)  # noqa: E731
-    monkeypatch.setattr("lfpo.rewards.math.importlib.util.find_spec", hidden)
+    monkeypatch.setattr("lfpo.rewards.algebra.importlib.util.find_spec", hidden)
     monkeypatch.setattr("lfpo.core.denoise.denoise", None)  # sampling would fail
     says = "graded by math-verify, which is not installed: pip install math-verify"
     task = f"math500@{DATA}/math500/test.jsonl"

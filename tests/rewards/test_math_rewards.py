@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lfpo.config.errors import UserError
-from lfpo.rewards import choices, countdown, formats, math, sudoku
+from lfpo.rewards import algebra, choices, countdown, formats, math, sudoku
 from lfpo.rewards.answers import marked_answer
 from lfpo.rewards.child_process import ChildFailed
 from lfpo.rewards.math import equivalent, math_accuracy, number_accuracy
@@ -58,6 +58,24 @@ def is_number(completion: str, gold: str) -> bool:
         ("\\fbox{3}", "3"),
         ("\\boxed{\\{1, 2\\}}", "\\{1, 2\\}"),
         ("\\boxed 2$", "2"),
+        ("\\boxed {4}", "4"),
+        ("\\boxed4", "4"),
+        ("<answer>4</answer></answer>", "4"),
+        ("\\boxed{4} since \\boxed{", "4"),
+        ("Answer: \\boxed{5}\n\n#### Check\nWe check 2+3=5", "5"),
+        ("#### yes", "yes"),
+        ("The roots are $\\boxed{3}$ and $\\boxed{4}$.", "3, 4"),
+        ("first \\boxed{3}. Then \\boxed{4}", "4"),
+        ("<answer>The answer is $\\boxed{4}$.</answer>", "4"),
+        ("<answer>x = \\boxed{4}</answer>", "4"),
+        ("<answer>2+2 = 4\nSo \\boxed{4}</answer>", "4"),
+        ("<answer>-\\boxed{4}</answer>", "-\\boxed{4}"),
+        ("<answer>not \\boxed{4}</answer>", "not \\boxed{4}"),
+        ("<answer>3, \\boxed{4}</answer>", "3, \\boxed{4}"),
+        ("<answer>\\boxed{4}00</answer>", "\\boxed{4}00"),
+        ("<answer>\\frac{\\boxed{4}}{2}</answer>", "\\frac{\\boxed{4}}{2}"),
+        ("<answer>3 or #### 4</answer>", "3 or #### 4"),
+        ("\\boxed{-\\boxed{4}}", "-\\boxed{4}"),
         ("the answer is 7", None),
         ("\\boxed{7", None),
         ("<answer>7", None),
@@ -73,7 +91,8 @@ NUMBERS = r"""
 1,234.50 = 2469/2; $1,234,567 = 1234567; -$5 = -5; $-5 = -5; \$18.00 = 18; 50\% = 50; 3/4 = 3/4; 2 1/2 = 5/2
 \dfrac{3}{4} = 3/4; -\frac{3}{4} = -3/4; \frac34 = 3/4; 2\frac{1}{2} = 5/2; 10{,}000 = 10000; 11,\! 111 = 11111
 5 \text{ cm}^2 = 5; 5 years old. = 5; 5cm = 5; 90^\circ = 90; 1.5 \times 10^{3} = 1500; 1.5e3 = 1500; .5 = 1/2
-18. = 18; $18$ = 18
+18. = 18; $18$ = 18; USD 18 = 18; Rs. 18 = 18; ₹18 = 18; 1 234 567 = 1234567; 25 cm² = 25; 3½ = 7/2
+(-3) = -3
 """
 
 
@@ -276,7 +295,7 @@ GROWING = [
 
 @pytest.mark.parametrize("answer", GROWING)
 def test_what_grows_fast_or_nests_deep_is_wrong_without_algebra(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
-    monkeypatch.setattr(math._CHILD, "call", lambda **sides: pytest.fail("reached computer algebra"))
+    monkeypatch.setattr(algebra._CHILD, "call", lambda **sides: pytest.fail("reached computer algebra"))
     assert not equivalent(answer, "x+1")
 
 
@@ -294,10 +313,10 @@ def test_without_math_verify_an_answer_is_not_wrong_but_an_error(monkeypatch: py
 def test_an_algebra_process_that_hangs_is_killed_and_replaced() -> None:
     pytest.importorskip("math_verify")
     assert equivalent("x+x", "2x")
-    first = math._CHILD.process
+    first = algebra._CHILD.process
     assert first is not None
     with pytest.raises(ChildFailed):
-        math._CHILD.call(gold="x+1", answer="9^{9^{9^{9}}}", decimals=12)
+        algebra._CHILD.call(gold="x+1", answer="9^{9^{9^{9}}}", decimals=12)
     assert first.poll() is not None  # killed inside a C call
     assert equivalent("y+y", "2y")
 

@@ -1,9 +1,10 @@
 """Extracts the marked answer of a completion: its last `<answer>` tag, `\\boxed{}` or `#### ` line."""
 
+import re
 from typing import Any
 
+MAX_BARE = 100  # characters of a box without braces
 TAIL_CHARS = 20_000  # only the end of a completion is searched, which bounds the time for a huge one
-BOXES = ("\\boxed", "\\fbox")
 
 
 def completion_text(completion: Any) -> str:
@@ -20,63 +21,93 @@ def marked_answer(text: str) -> str | None:
     """The last marked answer of a completion, stripped, or None if there is none.
 
     Marks are `<answer>...</answer>`, `\\boxed{...}` and `#### ...` up to the end of the line. Only the last one counts,
-    so that naming several answers gains nothing. A mark inside another (`<answer>\\boxed{7}</answer>`) is unwrapped. A
-    mark that is never closed is ignored.
+    so that naming several answers gains nothing; boxes that a comma, `and` or `or` joins are one list. A mark inside
+    another (`<answer>\\boxed{7}</answer>`) is unwrapped, unless what stands beside it in its line is part of the answer
+    (`-\\boxed{7}`). A mark that is never closed is ignored.
     """
     text = text[-TAIL_CHARS:]
     marks = [mark for mark in (_tagged(text), _boxed(text), _after_hashes(text)) if mark is not None]
     if not marks:
         return None
-    answer = max(marks)[1].strip()
-    inner = marked_answer(answer) if any(mark in answer for mark in (*BOXES, "####")) else None
-    return answer if inner is None else inner
+    answer = max(marks)[-1].strip()
+    inner = [mark for mark in (_boxed(answer), _after_hashes(answer)) if mark is not None]
+    if not inner:
+        return answer
+    _, start, end, _ = max(inner)
+    beside = answer[:start].rpartition("\n")[2] + " " + answer[end:].partition("\n")[0]
+    return marked_answer(answer) if _BESIDE.fullmatch(beside) and not _JOINS.search(beside) else answer
+
+
+# Words and delimiters, but no number, sign or command.
+_BESIDE = re.compile(r"(?:[A-Za-z\s:;.!'$*}]|\\[()\[\],;! ]|[A-Za-z]\s*=|\\text\{)*")
+_JOINS = re.compile(r"\b(?:and|or|nor|not|no|minus|negative|times|half|percent)\b")
 
 
 def last_boxed(text: str) -> str | None:
-    """The content of the last `\\boxed{...}` or `\\fbox{...}`, with balanced braces; `\\boxed 7` ends at a space."""
+    """The content of the last `\\boxed{...}` or `\\fbox{...}`, with balanced braces; `\\boxed 7` ends at a space. Boxes
+    that a comma, `and` or `or` joins are one list."""
     mark = _boxed(text[-TAIL_CHARS:])
-    return None if mark is None else mark[1].strip()
+    return None if mark is None else mark[-1].strip()
 
 
-def _tagged(text: str) -> tuple[int, str] | None:
-    """(index where the tag ends, its content)."""
+Mark = tuple[int, int, int, str]  # its place among marks of all kinds, where it begins and ends, and its content
+
+
+def _tagged(text: str) -> Mark | None:
     end = text.rfind("</answer>")
     start = text.rfind("<answer>", 0, max(end, 0))
-    return None if start < 0 else (end, text[start + len("<answer>") : end])
-
-
-def _boxed(text: str) -> tuple[int, str] | None:
-    """(index where the box ends, its content)."""
-    mark = max(BOXES, key=text.rfind)
-    start = text.rfind(mark)
     if start < 0:
         return None
-    start += len(mark)
-    if text[start : start + 1] == " ":
-        content = text[start + 1 :].split("$")[0].split()[:1]
-        return (start + 1 + len(content[0]), content[0]) if content and "{" not in content[0] else None
-    end = closing_brace(text, start)
-    return None if end is None else (end, text[start + 1 : end])
+    return end, start, end, text[start + len("<answer>") : end].partition("</answer>")[0]
+
+
+_BOX = re.compile(r"\\[bf](?:oxed|box)(?![A-Za-z])\s*+")
+_BETWEEN = re.compile(r"[\s$]*+(?:,|\\text\{\s*(?:and|or)\s*\}|and|or)[\s$]*+")
+
+
+def _boxed(text: str) -> Mark | None:
+    """The last box that is closed and in no other, or a list of the last ones."""
+    found, braces, end = list[Mark](), closing_braces(text), 0
+    for match in _BOX.finditer(text):
+        start = match.end()
+        if match.start() < end or start == len(text):
+            continue
+        if text[start] == "{":
+            if start in braces:
+                end = braces[start] + 1
+                found.append((end - 1, match.start(), end, text[start + 1 : end - 1]))
+        elif content := re.match(r"[^\s${}]+", text[start : start + MAX_BARE]):
+            end = start + len(content[0])
+            found.append((end - 1, match.start(), end, content[0]))
+    first = len(found) - 1
+    while first > 0 and _BETWEEN.fullmatch(text[found[first - 1][2] : found[first][1]]):
+        first -= 1
+    return (end - 1, found[first][1], end, ", ".join(mark[-1] for mark in found[first:])) if found else None
+
+
+def closing_braces(text: str) -> dict[int, int]:
+    """Index of each brace that is closed -> index of the brace that closes it. `\\{` and `\\}` are none."""
+    opened, closed = list[int](), dict[int, int]()
+    for match in re.finditer(r"(?<!\\)[{}]", text):
+        if match[0] == "{":
+            opened.append(match.start())
+        elif opened:
+            closed[opened.pop()] = match.start()
+    return closed
 
 
 def closing_brace(text: str, start: int) -> int | None:
     """Index of the brace that closes the one at `start`, or None."""
-    depth = 0
-    for i in range(start, len(text)):
-        escaped = i > 0 and text[i - 1] == "\\"
-        if text[i] == "{" and not escaped:
-            depth += 1
-        elif text[i] == "}" and not escaped:
-            depth -= 1
-        if depth == 0:
-            return i if i > start else None
+    return closing_braces(text).get(start)
+
+
+_HASHES = re.compile(r"(?<!#)####(?!#)(.*)")
+_HEADING = re.compile(r"[*\s]*[A-Za-z][A-Za-z :*]*")
+
+
+def _after_hashes(text: str) -> Mark | None:
+    """The rest of the last line with `####`; words with text below are a heading, which Markdown marks alike."""
+    for match in reversed(list(_HASHES.finditer(text))):
+        if not _HEADING.fullmatch(match[1]) or not text[match.end() :].strip():
+            return match.start(1), match.start(), match.end(), match[1]
     return None
-
-
-def _after_hashes(text: str) -> tuple[int, str] | None:
-    """(index where the content starts, the rest of the line)."""
-    start = text.rfind("####")
-    if start < 0:
-        return None
-    start += 4
-    return start, text[start:].split("\n", 1)[0]

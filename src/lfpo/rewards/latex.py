@@ -58,7 +58,10 @@ def _base(match: re.Match[str]) -> str:
 
 _SIGNS = str.maketrans(
     {"×": "\\times ", "÷": "\\div ", "·": "\\cdot ", "π": "\\pi ", "∞": "\\infty ", "∪": "\\cup "}  # noqa: RUF001
-    | {"±": "\\pm ", "≈": "\\approx ", "∈": "\\in ", "≤": "\\le ", "≥": "\\ge ", "°": "^\\circ "}
+    | {"±": "\\pm ", "≈": "\\approx ", "∈": "\\in ", "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "°": "^\\circ "}
+    | {"∅": "\\emptyset ", "\u211d": "\\mathbb{R}", "½": "\\frac{1}{2}", "⅓": "\\frac{1}{3}", "⅔": "\\frac{2}{3}"}
+    | {"¼": "\\frac{1}{4}", "¾": "\\frac{3}{4}", "√": "sqrt", "₹": "Rs "}
+    | {power: f"^{{{digit}}}" for digit, power in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
 )
 _ARGUMENT = r"((?:[^{}]|\{[^{}]*\})*?)"
 _END = r"\s*[^\[\](),\s][^\[\](),]*"
@@ -72,14 +75,32 @@ _IN_BASE = (
     r"(?<=[\d)}])\s*(?:_\s*\{?\s*(?:\\text\{\s*)?|\(\s*|\\text\{\s*\(?\s*|\s)(?:in\s+)?(base\b[\s}-]*)?"
     rf"({'|'.join(_BASES)}|\d+)(?!\w)[\s)}}]*$"
 )
+_WORD = r"(?<![A-Za-z\\])"  # before a word that is no part of another, and no command
+_LETTER = rf"\\(?:pi|{GREEK})(?![A-Za-z])"
+_PARENTHESES = r"\(((?:[^()]|\([^()]*\))*)\)"
+_FRAC = r"\\frac\{[^{}]*\}\{[^{}]*\}"
+# Mathematics without LaTeX.
+_PLAIN: tuple[tuple[str, Any], ...] = (
+    (rf"{_WORD}sqrt\s*{_PARENTHESES}", r"\\sqrt{\1}"),
+    (rf"{_WORD}sqrt\s*(\d+|[A-Za-z](?![A-Za-z]))", r"\\sqrt{\1}"),
+    (rf"{_WORD}(pi|ln|log|sin|cos|tan|exp)(?![A-Za-z])", r"\\\1 "),
+    (rf"{_WORD}(?:infinity|infty)(?![A-Za-z])", r"\\infty "),
+    (r"(?<=[\w)}\]])\s*\*\*\s*(-?\d+|[A-Za-z]|\([^()]*\))", r"^{\1}"),
+    (r"^(-?)\s*(USD|EUR|GBP|INR|Rs)\b\.?\s*([\d.,]+)$", r"\1\3 \\text{\2}"),
+    (r"(?<![\d.,])\d{1,3}(?: \d{3}){2,}(?![\d.,])", lambda match: match[0].replace(" ", "")),
+)
 _TABLE: tuple[tuple[str, Any], ...] = (
+    *_PLAIN,
     (_GROUPED, lambda match: re.sub(r"\D", "", match[0])),
     (r"[\u2010\u2011\u2212\ufe63\uff0d]|(?<!\d)(?<!\d\s)[\u2012\u2013](?=\s*[\w.\\(])", "-"),  # 3-5 may be a range
     (r"<=|\\leq(?:slant)?", r"\\le "),
     (r">=|\\geq(?:slant)?", r"\\ge "),
     (r"\\([lg])t(?![A-Za-z])", lambda match: "<>"[match[1] == "g"]),
     (r"\+\s*\\infty", r"\\infty"),
-    (r"\\varnothing", r"\\emptyset"),
+    (r"\\varnothing|\\\{\s*\\\}", r"\\emptyset"),
+    (r"(^|\\in)\s*(?:\\mathbb\s*\{?\s*R\s*\}?|\\R)\s*$", r"\1(-\\infty, \\infty)"),
+    (r"\\[cld]?dots[cbm]?(?![A-Za-z])|(?<=[,+])\s*\.\.\.(?=\s*[,+])", r"\\ldots "),
+    (r"\\pmod\s*(\w+)", r"\\pmod{\1}"),
     (r"\{\s*\\(bf|it|rm|sf|tt)(?![A-Za-z])", r"\\text\1{"),
     (_SPACING, " "),
     (r"(?<![%\\])\\?%(?!\s*\\?%)", r"\\text{percent}"),
@@ -87,6 +108,9 @@ _TABLE: tuple[tuple[str, Any], ...] = (
     (r"(?<=\\text\{degrees)\}\s*([CF])(?![A-Za-z])", lambda match: {"C": " celsius}", "F": " fahrenheit}"}[match[1]]),
     (r"([)\]\[])\s*U\s*([(\[\]])", r"\1\\cup \2"),
     (rf"(?:^|\{{){_ARGUMENT}\\over(?![A-Za-z]){_ARGUMENT}(?:$|\}})", r"\\frac{\1}{\2}"),
+    (rf"(?:^|\{{){_ARGUMENT}\\choose(?![A-Za-z]){_ARGUMENT}(?:$|\}})", r"\\binom{\1}{\2}"),
+    (r"\\[dt]binom", r"\\binom"),
+    (r"\\binom\s*(\w)\s*(\w)", r"\\binom{\1}{\2}"),
     (r"\\(begin|end)\{(?:array|smallmatrix)\}(?:\s*\{[lcr| ]*\})?", r"\\\1{matrix}"),
     (rf"\](?={_END},{_END}[\[\]])", "("),  # ]1, 2[ is (1, 2)
     (rf"([\[(]{_END},{_END})\[", r"\1)"),
@@ -94,10 +118,13 @@ _TABLE: tuple[tuple[str, Any], ...] = (
     (rf"{_FONT}\s*\{{([^{{}}]*)\}}", r"\\text{\2}"),
     (r"(?<![\w}])[({]\s*(\d+)\s*[)}]\s*(?=_)", r"\1"),
     (_IN_BASE, _base),
-    (r"\\[dtc]?frac\s*(\w)", r"\\frac{\1}"),
-    (r"\\[dtc]?frac\s*(\{[^{}]*\})\s*(\w)", r"\\frac\1{\2}"),
+    (rf"\\[dtc]?frac\s*(\w|{_LETTER})", r"\\frac{\1}"),
+    (rf"\\[dtc]?frac\s*(\{{[^{{}}]*\}})\s*(\w|{_LETTER})", r"\\frac\1{\2}"),
     (r"\\[dtc]frac", r"\\frac"),
-    (r"\\sqrt\s*([0-9])", r"\\sqrt{\1}"),
+    (
+        rf"(\^|\\sqrt(?:\[\w+\])?)\s*([0-9](?<!\^[0-9])|{_FRAC})",
+        r"\1{\2}",
+    ),  # not `^2`, which may be `2^10` of plain text
     (r"^\s*\(([A-Za-z])\)\.?\s*$", r"\1"),  # a multiple-choice option
 )
 
@@ -113,10 +140,11 @@ def plain_latex(text: str) -> str:
 
 def canonical(text: str) -> str:
     """Plain LaTeX that is equal for answers which differ only in typography. Keeps a space between two digits."""
-    text = re.sub(r"_\{(\w+)\}", r"_\1", TEXT.sub(r"\1", text))
+    text = re.sub(r"_\{(\w+)\}", r"_\1", re.sub(r"\^\{(\w)\}", r"^\1", TEXT.sub(r"\1", text)))
     joined = re.sub(r"(?<![\d.])(?!(?<=\d,) \d{3}(?!\d)) | (?![\d.])", "", " ".join(text.split()))  # `1, 234` is a list
     text = _without_stop(joined)
-    return text.casefold() if re.fullmatch("[A-Za-z]{2,}", text) else text
+    # Words have no case, products of letters have: `mgH` is not `mgh`.
+    return text.casefold() if re.fullmatch("[A-Z]?[a-z]{2,}|No?|NO|YES|TRUE|FALSE", text) else text
 
 
 def split_outside(text: str, separators: str | re.Pattern[str]) -> list[str]:
@@ -146,6 +174,11 @@ _CURRENCIES = {"\\$": "usd", "€": "eur", "£": "gbp", "¥": "yen"}
 _NOUNS = ("people", "men", "women", "children", "fish", "sheep", "mice", "geese", "cattle", "deer", "dice")
 _POWERS = {"square": "2", "sq": "2", "cubic": "3", "cu": "3"}
 _BEFORE_NOUNS = (*_POWERS, "a", "an", "of", "per", "the")
+# What may follow a noun without changing the value: `13 years old`, `13 apples left`; not `13 dollars lost`.
+_AFTER_NOUNS = """
+old long tall wide high deep thick away apart left total each apiece altogether remaining overall together daily weekly
+monthly yearly annually
+""".split()  # noqa: SIM905
 # A hyphen stands for any letters, and each word may have a plural `s`. Other words of two letters are no units either.
 _CHANGING_WORDS = """
 and nor but plus minus times over under above below beneath beyond too from into versus out off down not non never
@@ -154,7 +187,8 @@ least most about around roughly approximately almost nearly some ish negative po
 exp mod modulo max factorial choose inverse infinity inf infinite undefined octal hex hexadecimal binary ternary
 decimal digit zero one two three four five six seven eight nine ten eleven -teen twel- twenty thirty forty fifty sixty
 seventy eighty ninety -tieth hundred thousand -illion -illionth half halve third fourth fifth sixth seventh eighth
-ninth tenth hundredth thousandth quarter twice thrice once dozen score gross googol lakh crore grand pair couple trio
+ninth tenth hundredth thousandth opposite conjugate -ward debt loss deficit shortage
+quarter twice thrice once dozen score gross googol lakh crore grand pair couple trio
 brace fold basis power base square squared cube cubed root log doubl- tripl- quadrupl- halv- multipl- revers- invert-
 negat- round- repeat- recurr- factor factored divide- raise- complement- reciproc-
 """
@@ -169,10 +203,14 @@ _VALUE = re.compile(r"[0-9.})\]!]$|\\pi$|(?<![A-Za-z])[a-z]$")
 def is_unit(text: str) -> bool:
     """Whether words name a unit or a counted thing: `cm`, `apples`, `dollars per hour`; not `million`, `below zero`."""
     words = _words(text)
-    named = any(w in _MEASURES or w in _NOUNS or (w[-1] == "s" and len(w) > 3) for w in words)
+
+    def is_noun(word: str) -> bool:
+        return word in _MEASURES or word in _NOUNS or (word[-1] == "s" and len(word) > 3)
+
+    named = any(map(is_noun, words))
     others = {w for w in words if w not in _MEASURES and w not in _BEFORE_NOUNS}
     plain = all(len(w) > 2 and w.isalpha() and not _CHANGES.fullmatch(w) for w in others)
-    return named and plain and words[-1] not in _BEFORE_NOUNS
+    return named and plain and (is_noun(words[-1]) or words[-1] in _AFTER_NOUNS)
 
 
 def _words(text: str) -> list[str]:

@@ -1,26 +1,16 @@
 """Grades mathematical answers: the marked answer must equal the reference as a number or as an expression.
 
 An answer is a name with a value (`x = 5`). Values are taken apart into lists, tuples, intervals and matrices; their
-elements are compared exactly as numbers, then by their spelling, then by math-verify where it reads all.
-Computer algebra can run forever (`9^{9^9}`), so it has a child process with limits; what exceeds them is wrong.
-math-verify's parser for plain expressions is not used: sympy's `parse_expr` evaluates its input as Python.
+elements are compared exactly as numbers, then by their spelling, then by computer algebra.
 """
 
-import dataclasses
-import functools
-import importlib.util
-import os
 import re
 from collections.abc import Callable
 from fractions import Fraction
-from itertools import accumulate
-from math import prod
-from typing import Any
 
-from lfpo.config.errors import UserError
+from lfpo.rewards.algebra import by_algebra, check_installed, ungrouped
 from lfpo.rewards.answers import closing_brace, last_boxed, marked_answer
 from lfpo.rewards.arithmetic import evaluate, parse, python_source
-from lfpo.rewards.child_process import ChildFailed, ChildProcess, cpu_limit
 from lfpo.rewards.each import each
 from lfpo.rewards.latex import GREEK, TEXT, canonical, is_unit, measures, plain_latex, split_outside, without_units
 from lfpo.rewards.numbers import to_number
@@ -28,7 +18,6 @@ from lfpo.rewards.numbers import to_number
 MAX_CHARS = 400  # the longest answer of MATH has 159
 
 _COMMAS = re.compile(r",(?!(?<=\d,)\d{3}(?!\d))")  # not those that group thousands
-_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _GROUPED_INSIDE = re.compile(r"(?<![\d.])\d{1,3}(?:,\d{3})+(?!\d)")
 Parts = tuple[str, list[str]]
 _EQUALS = re.compile(r"(?<![<>!:\\])=")
@@ -40,23 +29,13 @@ _CONJUNCTION = re.compile(rf"{_AND_OR}|;|\\cup(?=[^(\[]*(?:[<>]|\\[lg]e))")
 _BUILDER = re.compile(r"\\\{\s*([A-Za-z])\s*(?:\\in\s*\\mathbb\{R\})?\s*(?:\\mid|\\vert|\\colon|\||:)(.*)\\\}")
 _MATRIX = re.compile(r"([(\[|]?)\s*\\begin\{([pbv]?)matrix\}(.*)\\end\{\2matrix\}\s*[)\]|]?", re.DOTALL)
 _BRACKETS = re.compile(r"(\\\{|[(\[])(.*)(\\\}|[)\]])", re.DOTALL)
+_LETTERS = re.compile(r"(?!on|no)[A-Za-z]{2,3}")  # a product, in any order
 _CELLS = re.compile(r"&|\\\\")
 _NAME = re.compile(
     rf"(?:m?\\(?:angle|measuredangle|triangle)|\\overline\{{(?=[A-Z]+\}}))?(?:[A-Za-z]+|\\(?i:{GREEK}))\}}?"
     r"(?:_(?:[A-Za-z0-9]+|\{[A-Za-z0-9]+\}))?'*(?:\^(?:-1|\{-1\})(?=\())?(?:\([^()=]*\))?"
     r"|\([A-Za-z](?:,[A-Za-z])+\)"
 )
-_KNOWN = "frac|sqrt|binom|det|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|sinh|cosh|tanh|log|ln|exp"
-_KNOWN += "|pi|cdot|times|div|le|ge|ne|neq|in|mathbb|lfloor|rfloor|lceil|rceil|lvert|rvert"
-_COMMAND = re.compile(rf"\\(?:{_KNOWN}|{GREEK})(?![A-Za-z])")
-# Words, two numbers side by side, the base in `13_7`, lists, and signs that math-verify does not know. It drops or
-# joins them, and reads words as products of letters (`even` = `neve`). Infinity it may cancel (`13 = 13\infty^2`).
-_DROPPED = re.compile(
-    r"^\s*[A-Za-z]{2,}\s*$|[A-Za-z]{4}|inf|[0-9.]\s+[0-9.]|\.(?![0-9])|[^A-Za-z0-9\s+\-*/^=<>(){}\[\]|!.]"
-)
-# Algebra on these only runs into the time limit.
-_HUGE = re.compile(r"\*\*|\d\s*[eE]\s*\d{3}|\d{40}|\d{3}[})]?\s*!|[)}!]\s*!|\\binom\{[^{}]*\d{3}")
-_POWER = re.compile(r"\^\s*((?:\{(?:[^{}]|\{[^{}]*\})*\}|\([^()]*\)|-?\s*(?:\d+|\\?[A-Za-z]+)|)\s*[\^!]?)")
 
 
 @each
@@ -95,13 +74,6 @@ def graded(equal: Callable[[str, str], bool], answer: str | None, reference: obj
     return float(equal(answer or "", marked_answer(gold) or gold))
 
 
-def check_installed() -> None:
-    """Raise UserError where math-verify is missing: without it right answers would count as wrong. Called for every
-    answer, so that a run is told with its first one, and not with the first that needs algebra."""
-    if os.name == "posix" and importlib.util.find_spec("math_verify") is None:
-        raise UserError("answers of MATH are graded by math-verify, which is not installed: pip install math-verify")
-
-
 def same_number(answer: str, gold: str) -> bool:
     """Whether both texts are numbers with the same value. Either may be named or computed: `x = 5`, `2 + 3 = 5`."""
     if not _comparable(answer, gold):
@@ -117,10 +89,13 @@ def equivalent(answer: str, gold: str) -> bool:
     if not _comparable(answer, gold):
         return False
     answer, gold = plain_latex(answer), plain_latex(gold)
+    given, asked = named_values(answer), named_values(gold)
+    if given or asked:
+        return _same_named(answer, gold, given, asked)
     (name, value), (named, expected) = statement(answer), statement(gold)
+    equations = len(_EQUALS.findall(answer)) == 1 == len(_EQUALS.findall(gold)) and name != named
     if name and named and name != named:
-        return False
-    equations = len(_EQUALS.findall(answer)) == 1 == len(_EQUALS.findall(gold)) and not name
+        return equations and name in expected and named in value and by_algebra(answer, gold)
     return _same(value, expected) or (equations and by_algebra(answer, gold))
 
 
@@ -130,6 +105,33 @@ def _comparable(answer: str, gold: str) -> bool:
         return False
     units, gold_units = measures(answer), measures(gold)
     return closing_brace(f"{{{answer}}}", 0) == len(answer) + 1 and (units <= gold_units or gold_units <= units)
+
+
+def named_values(text: str) -> dict[str, str]:
+    """Name -> value of `p = 2, q = 5`; empty unless all values have names, each its own."""
+    parts = [_assigned(part) for part in split_outside(_CONJUNCTION.sub(", ", text), _COMMAS)]
+    found = dict(parts)
+    return found if 1 < len(found) == len(parts) and all(found) and all(found.values()) else {}
+
+
+def _same_named(answer: str, gold: str, given: dict[str, str], asked: dict[str, str]) -> bool:
+    """Whether values equal by name. given, asked: `named_values` of answer and gold; one of them may be empty. Then its
+    text must list the values in the order of the others, or in any if those are `x_1`, `x_2` of an answer."""
+    if given and asked:
+        return given.keys() == asked.keys() and all(_same(given[name], asked[name]) for name in asked)
+    names, values, text = list(given or asked), list((given or asked).values()), gold if given else answer
+    of_tuple, value = statement(text)  # `(p, q) = (2, 5)`
+    if of_tuple.startswith("("):
+        named = dict(zip(of_tuple.strip("()").split(","), _parts(value)[1], strict=False))
+        return _same_named(answer, gold, given or named, asked or named)
+    if given and len({name.partition("_")[0] for name in names}) == 1:
+        return _same(", ".join(values), text)
+    kind, others = _parts(without_units(_CONJUNCTION.sub(", ", text)))
+    # An answer's own names say nothing about the order of the reference, unless they are coordinates.
+    ordered = kind in (",", "()") if asked else kind == "()" and "x,y,z".startswith(",".join(names))
+    if not ordered or text.strip().startswith("\\{") or len(others) != len(values):
+        return False
+    return all(map(_same, *((values, others) if given else (others, values))))
 
 
 def statement(text: str) -> tuple[str, str]:
@@ -159,7 +161,9 @@ def _name(text: str) -> str:
     name, words = canonical(text), TEXT.sub(r"\1", text).strip()
     is_word = re.fullmatch(r"[A-Za-z]+(?:\s+[A-Za-z]+)+|[A-Za-z]{4,}", words)
     is_noun = not is_word or is_unit(words) or is_unit(f"{words}s")
-    return name if is_noun and _NAME.fullmatch(name) and name not in ("e", "i") else ""
+    letters = name.strip("()").split(",")
+    in_order = letters == sorted(letters) or not name.startswith("(")  # `(y,x) = (2,3)` is not (2,3)
+    return name if is_noun and in_order and _NAME.fullmatch(name) and name not in ("e", "i") else ""
 
 
 def _interval(text: str) -> tuple[str, str]:
@@ -178,7 +182,8 @@ def _interval(text: str) -> tuple[str, str]:
 
 def _same(answer: str, gold: str) -> bool:
     """Whether two values are equal: lists and unions in any order, tuples, intervals and matrices in their own."""
-    if canonical(answer) == canonical(gold):
+    spelled, expected_spelling = canonical(answer), canonical(gold)
+    if spelled == expected_spelling or (sorted(spelled) == sorted(expected_spelling) and _LETTERS.fullmatch(spelled)):
         return True
     value, expected = to_number(answer), to_number(gold)
     if value is not None and expected is not None:
@@ -192,7 +197,20 @@ def _same(answer: str, gold: str) -> bool:
     if _EQUALS.search(answer) and not _EQUALS.search(gold):
         sides = split_outside(answer, _EQUALS)
         return len(sides) > 1 and all(_computed(side) == expected is not None or _same(side, gold) for side in sides)
+    alone, gold_alone = _only_element(answer), _only_element(gold)
+    if alone or gold_alone:  # a set of one element is that element, unless that is a set
+        inside = (alone or answer, gold_alone or gold)
+        sets = [side.strip().startswith(("\\{", "\\emptyset")) for side in inside]
+        fits = sets[0] == sets[1] if alone and gold_alone else not any(sets)
+        return fits and _same(*inside)
     return any(_same_parts(parts, gold_parts) for parts in _readings(answer) for gold_parts in _readings(gold))
+
+
+def _only_element(text: str) -> str:
+    """The element of a set of one, in braces; empty for anything else."""
+    match = _BRACKETS.fullmatch(text.strip())
+    inner = split_outside(match[2], ",") if match and match[1] + match[3] == "\\{\\}" else []
+    return inner[0].strip() if len(inner) == 1 else ""
 
 
 def _same_parts(answer: Parts, gold: Parts) -> bool:
@@ -203,10 +221,9 @@ def _same_parts(answer: Parts, gold: Parts) -> bool:
         if None in (known, expected):
             return by_algebra(ungrouped(*elements), ungrouped(*gold_elements))
         return known == expected
-    # A set of one element is that element.
-    if (kind or ",") != (gold_kind or ",") or len(elements) != len(gold_elements):
+    if kind != gold_kind or len(elements) != len(gold_elements):
         return False
-    if kind not in ("", ",", "\\cup"):
+    if kind not in (",", "\\cup"):
         return all(map(_same, elements, gold_elements))
     for element in elements:
         place = next((i for i, other in enumerate(gold_elements) if _same(element, other)), None)
@@ -257,84 +274,3 @@ def _computed(text: str) -> Fraction | None:
         return evaluate(parse(source)) if re.fullmatch(r"[0-9+\-*/() ]+", source) else None
     except ValueError:
         return None
-
-
-def ungrouped(text: str) -> str:
-    """The text without the commas that group thousands and with `1e9` as a power: math-verify would read lists and
-    e."""
-    text = _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
-    return re.sub(r"(?<=\d)e([-+]?\d{1,3})(?!\d)", r"\\cdot 10^{\1}", text)
-
-
-def readable(text: str) -> bool:
-    """Whether math-verify reads all of an expression, and may finish: no tower of powers, no huge exponent."""
-    rest = re.sub(r"([A-Za-z|])\s*_\s*(?:\{\s*\w+\s*\}|\w)", r"\1", _COMMAND.sub("|", text))
-    depth = accumulate((c in "([{") - (c in ")]}") for c in text)
-    if not text.strip() or _DROPPED.search(rest) or _HUGE.search(text) or max(depth, default=0) > 10:
-        return False
-    exponents = [match[1] for match in _POWER.finditer(text)]
-    products = [prod(int(n[:9]) for n in re.findall(r"[1-9]\d*", exponent)) for exponent in exponents]
-    return all(e.strip() and not set("^!") & set(e) for e in exponents) and max(products, default=0) < 1000
-
-
-@functools.lru_cache(maxsize=4096)
-def by_algebra(answer: str, gold: str, decimals: int | None = None) -> bool:
-    """Whether two LaTeX expressions are equal by value (`same_value`), or when rounded to `decimals` places.
-
-    False on Windows (where a process cannot be limited), and when the child is killed. Raises UserError as
-    `check_installed`.
-    """
-    if os.name != "posix" or not (readable(answer) and readable(gold)):
-        return False
-    check_installed()
-    try:
-        return _CHILD.call(gold=gold, answer=answer, decimals=decimals) is True
-    except ChildFailed:
-        return False
-
-
-def verified(gold: str, answer: str, decimals: int | None) -> bool:
-    """math-verify's verdict. Only for the child: limits the memory of this process, and its limits end it."""
-    import resource  # POSIX only
-
-    import math_verify  # type: ignore[import-untyped]
-
-    resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
-    # Its units include single letters: with them, `13t` is 13.
-    normal = dataclasses.replace(math_verify.LatexExtractionConfig().normalization_config, units=False)
-    config = [math_verify.LatexExtractionConfig(normalization_config=normal)]
-    grader = math_verify.grader
-    rounded = vars(grader).setdefault("rounded_eq", grader.sympy_numeric_eq)
-    # A single letter it compares by name only: i would not be 2i/2.
-    by_name = vars(grader).setdefault("names_eq", grader.sympy_compare_symbols)
-    grader.sympy_compare_symbols = lambda *sides: by_name(*sides) or same_value(*sides)
-    # Its own comparison is absolute: 10^{-20} would be 10^{-21}. Rounding to places is for a decimal beside its value.
-    grader.sympy_numeric_eq = rounded if decimals is not None else same_value
-    with cpu_limit(seconds=2):
-        parsed = [math_verify.parse(f"\\boxed{{{text}}}", config, parsing_timeout=None) for text in (gold, answer)]
-        return bool(math_verify.verify(*parsed, float_rounding=decimals or 0, timeout_seconds=None))
-
-
-def same_value(a: Any, b: Any, *_: int) -> bool:
-    """Whether two expressions or matrices of sympy are one value: to twelve significant digits if one is a decimal,
-    else to 100, where no algebra decides."""
-    import sympy  # type: ignore[import-untyped]
-
-    if getattr(a, "shape", None) != getattr(b, "shape", None):
-        return False
-    if isinstance(a, sympy.MatrixBase):
-        return all(map(same_value, a.doit().flat(), b.doit().flat()))
-    units = {name: sympy.I for name in (*a.free_symbols, *b.free_symbols) if name.name == "i"}
-    a, b = (sympy.expand(side.doit().subs(units)) if units else side.doit() for side in (a, b))
-    if a == b:
-        return True
-    if a.free_symbols or b.free_symbols or not (a.is_number and b.is_number):
-        return bool(sympy.expand(a - b) == 0)
-    digits = 12 if a.has(sympy.Float) or b.has(sympy.Float) else 100
-    values = [side.evalf(digits + 20) for side in (a, b)]
-    if not all(value.is_finite for value in values):
-        return False
-    return bool(abs(values[0] - values[1]) <= sympy.Float(10, digits + 20) ** -digits * max(map(abs, values)))
-
-
-_CHILD = ChildProcess(f"{__name__}:verified", seconds=60)  # a busy machine may take long to give it two of CPU time

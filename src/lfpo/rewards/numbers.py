@@ -27,6 +27,8 @@ def to_number(text: str) -> Fraction | None:
     if len(text) > MAX_CHARS:
         return None
     text = without_units(_FRACTION.sub(r" \1/\2 ", TEXT.sub(r" \1 ", plain_latex(text))))
+    if inside := re.fullmatch(r"\(([^(),]*)\)", text):
+        text = inside[1].strip()
     match = re.fullmatch(r"([-+]?)[\s€£¥]*([-+]?)(.*?)[\s€£¥]*", text, re.DOTALL)  # -$5 and $-5
     if match is None or (match[1] and match[2]):
         return None
