@@ -144,7 +144,7 @@ def canonical(text: str) -> str:
     joined = re.sub(r"(?<![\d.])(?!(?<=\d,) \d{3}(?!\d)) | (?![\d.])", "", " ".join(text.split()))  # `1, 234` is a list
     text = _without_stop(joined)
     # Words have no case, products of letters have: `mgH` is not `mgh`.
-    return text.casefold() if re.fullmatch("[A-Z]?[a-z]{2,}|No?|NO|YES|TRUE|FALSE", text) else text
+    return text.casefold() if re.fullmatch("[A-Z]?[a-z]{2,}|No?|NO|YES|TRUE|FALSE|NONE|DNE", text) else text
 
 
 def split_outside(text: str, separators: str | re.Pattern[str]) -> list[str]:
