@@ -1,8 +1,8 @@
 """What a suite of tests takes from the program, and why it cannot be judged, found in its source before anything runs.
 
 The suite may take its entry point, and the functions that the job names. Every other name must be defined by the suite;
-a suite that lacks one is not judged. Its comparisons are rewritten, so that an empty or smaller array cannot pass by
-numpy's broadcasting (inside/judge.py).
+a suite that lacks one is not judged. Its operators and calls are rewritten, so that an empty or smaller array cannot
+pass by numpy's broadcasting (inside/judge.py).
 """
 
 import ast
@@ -26,14 +26,10 @@ _SHARED |= {"read_text", "read_bytes", "listdir", "makedirs", "mkdir", "isfile",
 _SHARED |= {"warns", "assertWarns", "recwarn", "assertLogs", "caplog", "__cause__", "__context__", "__notes__"}
 """Test and program each have their own of these: files, output, environment, warnings, and exceptions' companions."""
 _OPERATORS = {"Eq": "eq", "NotEq": "ne", "Lt": "lt", "LtE": "le", "Gt": "gt", "GtE": "ge"}
-_OPERATORS |= {"Sub": "sub", "Add": "add", "Mult": "mul", "Div": "truediv"}
-_METHODS = {form.format(name) for name in _OPERATORS.values() for form in ("__{}__", "__i{}__")}
-_METHODS |= {"eq", "ne", "lt", "le", "gt", "ge", "sub"}  # of frames and of `operator`; not `add`, which sets have
-_COMPARISONS = {
-    *("allclose", "isclose", "array_equiv", "equal", "not_equal", "subtract", "assert_allclose", "assert_equal"),
-    *("assert_almost_equal", "assert_approx_equal", "assert_array_almost_equal", "assert_array_equal"),
-    *("assert_array_less", "less", "less_equal", "greater", "greater_equal", "logical_and", "add", "divide"),
-}
+_OPERATORS |= {"Sub": "sub", "Add": "add", "Mult": "mul", "Div": "truediv", "FloorDiv": "floordiv", "Mod": "mod"}
+_OPERATORS |= {"Pow": "pow", "LShift": "lshift", "RShift": "rshift", "BitAnd": "and_", "BitOr": "or_", "BitXor": "xor"}
+"""All that numpy broadcasts, by their names in the module `operator`."""
+_UNCHECKED = {*dir(builtins)} - {"zip", "map"}
 _SINGLE = {"Ellipsis", "NotImplemented"}
 _COPIES = "together=True, because the tests look at an argument after the call, change a result or compare it by `is`"
 
@@ -68,7 +64,7 @@ def read_suite(tests: tuple[str, ...], setup: str, entry_point: str, functions: 
         needs = "a use of the program in the tests: every program would pass them"
     if not needs and any(_sees_copies(test, calling) for test in walked):
         needs = _COPIES
-    guards = _Guards(calling | _results(nodes, calling))
+    guards = _Guards(calling, calling | _results(nodes, calling))
     return Suite(
         names=names,
         setup=code(guards.visit(prepared), "<setup>"),
@@ -242,10 +238,10 @@ def _uses(node: ast.AST, names: set[str]) -> bool:
 
 
 class _Guards(ast.NodeTransformer):
-    """names: functions of the program, and variables that hold what they gave."""
+    """functions: those of the program. names: these, and variables that hold what they gave."""
 
-    def __init__(self, names: set[str]) -> None:
-        self.names = names
+    def __init__(self, functions: set[str], names: set[str]) -> None:
+        self.functions, self.names = functions, names
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         self.generic_visit(node)
@@ -260,7 +256,8 @@ class _Guards(ast.NodeTransformer):
         name = _OPERATORS.get(type(node.op).__name__)
         if name is None or not isinstance(node.target, ast.Name):
             return node
-        value = _call("__operate__", ast.Constant(f"i{name}"), ast.Name(node.target.id, ast.Load()), node.value)
+        operation = ast.Constant(f"i{name.strip('_')}")
+        value = _call("__operate__", operation, ast.Name(node.target.id, ast.Load()), node.value)
         return ast.Assign([node.target], value)
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
@@ -269,16 +266,21 @@ class _Guards(ast.NodeTransformer):
         return _call("__type__", node.value) if is_type else node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        """Have the judge look at the function that is called, and at functions passed to it, whatever their names."""
+        name = getattr(node.func, "id", "")
         sides = [_uses(part, self.names) for part in (*node.args, *node.keywords)][:2]
         self.generic_visit(node)
-        if getattr(node.func, "id", "") == "type" and len(node.args) == 1 and not node.keywords:
+        if name == "type" and len(node.args) == 1 and not node.keywords:
             return _call("__type__", node.args[0])
-        if name in _METHODS and isinstance(node.func, ast.Attribute) and len(node.args) == 1 and not node.keywords:
-            return _call("__operate__", ast.Constant(name.strip("_")), node.func.value, node.args[0])
-        if name in _COMPARISONS or (name in _METHODS and len(node.args) == 2):
+        if name in self.functions:
+            return node
+        node.args = [
+            _call("__checked__", part, ast.Constant(None)) if isinstance(part, ast.Name | ast.Attribute) else part
+            for part in node.args
+        ]
+        if name not in _UNCHECKED:
             side = "first" if sides == [True, False] else "second" if sides == [False, True] else ""
-            node.func = _call("__comparison__", node.func, ast.Constant(side))
+            node.func = _call("__checked__", node.func, ast.Constant(side))
         return node
 
 

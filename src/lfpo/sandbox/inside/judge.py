@@ -1,7 +1,8 @@
 """The judge process. It holds tests and expected values, and gets only plain data from the program's process.
 
-The host rewrites operators and numpy's comparisons in a suite's source to calls of `__operate__` and `__comparison__`
-(suite.py): emptiness equals nothing but emptiness, and the program's value is not broadcast.
+The host rewrites operators and called functions in a suite's source to calls of `__operate__` and `__checked__`
+(suite.py): emptiness equals nothing but emptiness, and the program's value is not broadcast. A function is known by
+what it is, not by the name that the suite gives it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import sys
 import types
 
-from . import values
+from . import objects, values
 
 TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:
@@ -25,7 +26,17 @@ TOGETHER = "__test__"
 """Name of the module that holds program and tests, as in BigCodeBench's own runner."""
 _PLAIN = {int, float, str, bool, list, dict, tuple, set, type(None)}
 _RUNS = {"pickle.find_class", "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork"}
-_ARRAYS = {"numpy", "pandas", "_pytest", "scipy"}
+_NUMERIC = {"numpy", "pandas", "scipy"}
+_ARRAYS = _NUMERIC | {"_pytest"}
+_COMPARISONS = {
+    *("allclose", "allequal", "isclose", "array_equiv", "equal", "not_equal", "subtract", "add", "divide"),
+    *("less", "less_equal", "greater", "greater_equal", "logical_and", "assert_allclose", "assert_equal"),
+    *("assert_almost_equal", "assert_approx_equal", "assert_array_almost_equal", "assert_array_equal"),
+    *("assert_array_less", "assert_array_almost_equal_nulp", "assert_array_max_ulp"),
+}
+_MEMBERSHIP = {"isin", "in1d", "setdiff1d"}
+_OPERATORS = {"eq", "ne", "lt", "le", "gt", "ge", "sub", "add", "mul", "div", "truediv", "floordiv", "mod", "pow"}
+_OPERATORS |= {"and", "or", "xor", "lshift", "rshift"}
 
 
 def serve(inbox: int, outbox: int, settings: Marshalled) -> None:
@@ -131,9 +142,10 @@ def _judge(job: Marshalled, report: Callable[..., None], pipes: list[int]) -> No
     sys.modules["tests"] = module = types.ModuleType("tests")
     vars(module).update(
         __operate__=lambda *operation: _operate(link.fail, *operation),
-        __comparison__=lambda *function: _comparison(link.fail, *function),
+        __checked__=lambda *function: _checked(link, *function),
         __type__=lambda value: _type_of(link, value),
     )
+    objects.suite = vars(module)
     try:
         link.ask("load", job["program"])
     except BaseException as error:  # whatever the program raised
@@ -196,46 +208,110 @@ def _operate(fail: Callable[[str], BaseException], name: str, left: object, righ
     """An operator's result, unless an empty array meets something of another shape. fail: fails the test, and gives
     what to raise."""
     plain = type(left) in _PLAIN and type(right) in _PLAIN
-    if not plain and any(type(side).__module__.partition(".")[0] in _ARRAYS for side in (left, right)):
-        a, b = _shape(left), _shape(right)
-        if a != b and 0 in (*(a or ()), *(b or ())):
-            raise fail(f"an empty array meets an array of another shape: {a} and {b}")
+    if not plain and (_home(type(left)) in _ARRAYS or _home(type(right)) in _ARRAYS):
+        _refuse_emptiness(fail, left, right)
     return getattr(operator, name)(left, right)
+
+
+def _home(value: object) -> str:
+    """The package that a class or a function is from, or ""."""
+    module = getattr(value, "__module__", None)
+    return module.partition(".")[0] if type(module) is str else ""
+
+
+def _refuse_emptiness(fail: Callable[[str], BaseException], *operands: object) -> None:
+    shapes = [*map(_shape, operands)]
+    if len({*shapes}) > 1 and any(0 in (shape or ()) for shape in shapes):
+        raise fail(f"an empty array meets an array of another shape: {' and '.join(map(str, shapes))}")
 
 
 def _type_of(link: Any, value: object) -> object:
     """`type(value)`, which only the program knows of its own objects."""
-    own = type(value).__module__.rpartition(".")[0] == __name__.rpartition(".")[0]
-    if own or any(value is part for part in link.reduced):
+    if _is_own(value) or any(value is part for part in link.reduced):
         raise link.cannot("has as type")
     return type(value)
 
 
-def _comparison(fail: Callable[[str], BaseException], compare: Callable[..., object], side: str) -> object:
-    """A function of numpy that refuses operands of which the program's does not have all elements of the other.
+def _is_own(value: object) -> bool:
+    """Whether a value stands for an object of the program."""
+    return type(value).__module__.rpartition(".")[0] == __name__.rpartition(".")[0]
 
-    side: which one the program's is, "first", "second" or "" if it is not known.
+
+def _checked(link: Any, value: Any, side: str | None) -> object:
+    """The value; in place of a function that compares or pairs elements, one that refuses what cannot be meant.
+
+    A comparison of numpy refuses operands of which the program's does not have all elements of the other. Any other
+    function that numpy broadcasts, `isin` and its like, and an operator as a function or a method refuse emptiness
+    beside anything else; `zip` and `map` refuse what the program returned empty beside something. side: which operand
+    is the program's, "first", "second" or "" if it is not known; None for a value that is not called.
     """
+    kind = type(value)
+    if _home(kind) not in {"builtins", "numpy"} or (side is None and kind is type):
+        return value
+    if value is zip or value is map:
+        return lambda *operands, **how: _paired(link, value, operands, how)
+    owner, name = getattr(value, "__self__", None), getattr(value, "__name__", "")
+    others = () if owner is None or isinstance(owner, types.ModuleType) else (owner,)
+    homes = {_home(kind), _home(value), *(_home(type(other)) for other in others)}
+    numeric = not homes.isdisjoint(_NUMERIC)
+    if numeric and not others and name in _COMPARISONS:
+        return lambda *args, **kwargs: _compared(link.fail, value, side or "", args, kwargs)
+    elementwise = kind.__name__ in {"ufunc", "vectorize"} and not value.signature  # not matmul
+    if numeric and (elementwise or (name == "outer" and others)):
+        others = ()
+    elif not (numeric and name in _MEMBERSHIP) and not (
+        _is_operator(name) and (numeric or "_operator" in homes or name[:2] == "__")
+    ):
+        return value
 
     def checked(*args: object, **kwargs: object) -> object:
-        operands = [*args, *kwargs.values()][:2]
-        if len(operands) == 2 and "numpy" in sys.modules:
-            a, b = map(_shape, reversed(operands) if side == "second" else operands)
-            if a is not None and b is not None and a != b and not _covers(a, b, bool(side)):
-                raise fail(f"shapes differ: {a} and {b}")
-        return compare(*args, **kwargs)
+        operands = (*others, *args) if kind.__name__ == "vectorize" else (*others, *args)[:2]
+        if numeric or any(_home(type(operand)) in _ARRAYS for operand in operands):
+            _refuse_emptiness(link.fail, *operands)
+        return value(*args, **kwargs)
 
     return checked
 
 
+def _is_operator(name: str) -> bool:
+    """Whether a function or method is an operator, such as `eq`, `__eq__`, `radd`, `ixor`."""
+    bare = name.strip("_")
+    return bare in _OPERATORS or (bare[:1] in {"i", "r"} and bare[1:] in _OPERATORS)
+
+
+def _compared(
+    fail: Callable[[str], BaseException],
+    compare: Callable[..., object],
+    side: str,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+) -> object:
+    """What a comparison of numpy gives, unless the program's operand lacks elements of the other."""
+    operands = [*args, *kwargs.values()][:2]
+    if len(operands) == 2:
+        a, b = map(_shape, reversed(operands) if side == "second" else operands)
+        if a is not None and b is not None and a != b and not _covers(a, b, bool(side)):
+            raise fail(f"shapes differ: {a} and {b}")
+    return compare(*args, **kwargs)
+
+
+def _paired(link: Any, pair: Callable[..., object], operands: tuple[Any, ...], how: dict[str, object]) -> object:
+    """`zip` or `map` of the operands, unless the program returned an empty one and another is not empty."""
+    returned = [operand for operand in operands if link.empty.get(id(operand)) is operand]
+    if returned and any(hasattr(type(other), "__len__") and not _is_own(other) and len(other) for other in operands):
+        raise link.fail("the program returned nothing to pair with the elements of the test")
+    return pair(*operands, **how)
+
+
 def _shape(value: Any) -> tuple[int, ...] | None:
-    """The shape of an array, a frame, a list, or what pytest.approx holds; None where it has none."""
+    """The shape of the array that numpy makes of a value, or of what pytest.approx holds; None for what is ragged. The
+    value is not asked for its shape, which could be a field of the program's own."""
     import numpy
 
     value = getattr(value, "expected", value) if type(value).__module__.startswith("_pytest") else value
     try:
-        return tuple(numpy.shape(value))
-    except (ValueError, TypeError):  # ragged; a class of numpy, such as int64, whose shape is that of its instances
+        return tuple(numpy.asarray(value).shape)
+    except Exception:  # whatever an object's own way to an array raises
         return None
 
 

@@ -113,7 +113,8 @@ class Link:
     that have lost attributes of their class. raised: exceptions of the program. stand_ins: errors of the program that
     may be due to an argument that can do less than the object it stands for. changed: whether a value of a class that
     changes what its built-in base does has become one of that base, or a copy here could not be changed as its original
-    was. mentions(name): whether the current test uses a name.
+    was. empty: by id, what has no elements and came from the program in the current test. mentions(name): whether the
+    current test uses a name.
     """
 
     def __init__(self, pipes: Sequence[int], judges: bool) -> None:
@@ -147,6 +148,7 @@ class Link:
         self.stand_ins: tuple[type[BaseException], ...] = ()
         self.reduced: list[object] = []
         self.raised: list[BaseException] = []
+        self.empty: dict[int, object] = {}
 
     def cannot(self, what: str) -> Abandoned:
         """Leaves the current test without a verdict. Returns what to raise."""
@@ -187,6 +189,7 @@ class Link:
         self.answers += 1
         if self._judges:
             self._renew(*operands)
+            self.empty |= values.empties(operands[0])
         if kind == "value":
             return operands[0]
         error = operands[0]

@@ -28,6 +28,9 @@ OPERATIONS = (
     *(side + name for name in ("matmul", "and", "or", "xor", "divmod", "lshift", "rshift") for side in ("", "r")),
 )
 """Special methods that a class of the program may define."""
+suite: dict[str, object] | None = None
+"""In the judge, the names of the suite. Only its code is told the fields of an object: a library, such as numpy, would
+take the program's `shape` for that of an array."""
 _GENERATORS = {"PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"}
 _LISTED = {"object", "str", "string"}  # dtypes of pandas that travel as lists
 _INDEXES = {"Index", "DatetimeIndex", "TimedeltaIndex"}
@@ -140,11 +143,27 @@ def _named_tuple(name: str, names: tuple[str, ...], values: tuple[object, ...]) 
     """A tuple with names. collections.namedtuple would compile a text."""
     if len(names) != len(values) or not all(map(_is_field, names)):
         raise ValueError("not the fields of a named tuple")
-    members: dict[str, object] = {field: property(operator.itemgetter(i)) for i, field in enumerate(names)}
+    members: dict[str, object] = {field: property(_getter(field, i)) for i, field in enumerate(names)}
     members |= {"__slots__": (), "_fields": names, "_asdict": lambda own: dict(zip(names, own, strict=True))}
     members["_replace"] = lambda own, **new: type(own)([new.get(f, v) for f, v in zip(names, own, strict=True)])
     members["__repr__"] = lambda own: f"{name}({', '.join(f'{f}={v!r}' for f, v in zip(names, own, strict=True))})"
     return type(_word(name), (tuple,), members)(values)
+
+
+def _getter(field: str, number: int) -> Callable[[tuple[object, ...]], object]:
+    """Gives an item of a tuple, as its field, to those who may have it."""
+
+    def get(own: tuple[object, ...]) -> object:
+        if _library_asks():
+            raise AttributeError(field)
+        return own[number]
+
+    return get
+
+
+def _library_asks() -> bool:
+    """Whether the caller of an attribute's getter is not the suite, in the judge."""
+    return suite is not None and sys._getframe(2).f_globals is not suite
 
 
 class Instance:
@@ -157,7 +176,7 @@ class Instance:
 
     def __getattr__(self, name: str) -> object:
         value = object.__getattribute__(self, "_fields").get(name, self)
-        if value is self or _is_handle(value):
+        if value is self or _is_handle(value) or name[:2] == "__" or _library_asks():
             raise self._cannot(f"has as {name}")
         return value
 
@@ -276,6 +295,8 @@ def _of_pandas(value: Any) -> tuple[str, object] | None:
         return "pandas.MultiIndex", (value.tolist(), tuple(value.names))
     if isinstance(value, pandas.Index) and kind.__name__ in _INDEXES and (column := _column(value)):
         return f"pandas.{kind.__name__}", (*column, value.name, getattr(value, "freqstr", None))
+    if not all(map(_is_label, [*getattr(value, "index", ()), *getattr(value, "columns", ())])):
+        return None
     if kind is pandas.Series and (column := _column(value)):
         return "pandas.Series", (*column, value.index, value.name)
     if kind is pandas.DataFrame:
@@ -290,6 +311,11 @@ def _column(values: Any) -> tuple[str, object] | None:
     if getattr(dtype, "kind", "O") in "biufcmM" and type(dtype).__module__.startswith("numpy"):
         return "", values.to_numpy()
     return (str(dtype), values.astype(object).tolist()) if str(dtype) in _LISTED else None
+
+
+def _is_label(label: object) -> bool:
+    """Whether a series or frame may have the label, which is an attribute too: not one where numpy finds an array."""
+    return type(label) is not str or label[:2] != "__"
 
 
 def _to_pandas(kind: str, content: Any) -> Any:
@@ -312,11 +338,14 @@ def _to_pandas(kind: str, content: Any) -> Any:
         dtype, values, label, frequency = content
         extra = {"freq": frequency} if frequency else {}
         return column(dtype, values, getattr(pandas, name), name=label, **extra)
+    if name not in ("Series", "DataFrame"):
+        raise ValueError(f"unknown kind {kind!r}")
+    labels = content[2] if name == "Series" else [*content[1], *content[2]]
+    if not all(map(_is_label, labels)):
+        raise ValueError("not a label")
     if name == "Series":
         dtype, values, index, label = content
         return column(dtype, values, pandas.Series, index=index, name=label)
-    if name != "DataFrame":
-        raise ValueError(f"unknown kind {kind!r}")
     columns, labels, index = content
     parts = {
         number: column(dtype, values, pandas.Series, index=index) for number, (dtype, values) in enumerate(columns)

@@ -215,6 +215,25 @@ def base_of(value: object) -> tuple[str, object] | None:
     return f"{'changed ' * changes}base", str.__str__(value) if base is str else base(value)
 
 
+def empties(value: Any) -> dict[int, object]:
+    """The texts, containers and arrays in a value of plain data that have no elements, by their id."""
+    found: dict[int, object] = {}
+    todo, seen = [value], set[int]()
+    for part in todo:  # grows
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        kind = type(part)  # not `isinstance`, which would ask a handle
+        if issubclass(kind, (list, tuple, set, frozenset, dict)):
+            parts = [*part, *part.values()] if issubclass(kind, dict) else part
+            todo += [] if {*map(type, parts)} <= _ATOMS else parts
+        elif kind not in (str, bytes) and kind.__name__ not in ("ndarray", "Series", "Index", "deque"):
+            continue
+        if getattr(part, "ndim", 1) and len(part) == 0:
+            found[id(part)] = part
+    return found
+
+
 def named(name: str) -> Any:
     """The object of a dotted name. importlib would take longer to import than most jobs."""
     module, _, member = name.rpartition(".")
