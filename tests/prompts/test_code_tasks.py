@@ -21,7 +21,7 @@ from lfpo.prompts.sources import task_source
 from lfpo.prompts.tasks import DataTask, code_task, get_task
 from lfpo.prompts.tasks.code_task import STRICT, CodeTask
 from lfpo.prompts.tasks.records import Record
-from lfpo.rewards.code import parses
+from lfpo.rewards.program import parses
 from lfpo.sandbox import launch
 from written_runs import write_rows
 

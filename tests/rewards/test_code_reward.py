@@ -9,21 +9,35 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lfpo.prompts.tasks.bigcodebench import missing_libraries
-from lfpo.rewards.code import Grader, code_format, code_job, extract_code, fenced_blocks, syntax_compliance
+from lfpo.rewards.code import Grader, code_format, code_job, syntax_compliance
+from lfpo.rewards.program import extract_code, fence_lines, fenced_blocks
 from lfpo.sandbox import Job, Limits, Sandbox, available_rungs
 
-# The definition of a fenced block. As a regular expression it takes quadratic time.
-FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
-PIECES = st.sampled_from(["```", "``", "\n", "\n", " ", "\t", "py", "x", "\r", "\x0b", "\u2028", "é"])
+# The definition of a fenced block, where each fence begins its line. As a regular expression it takes quadratic time.
+FENCE = re.compile(
+    r"^[ \t]*`{3,}[ \t]*(\w*)[^\n]*\n(.*?)(?:(?=^[ \t]*`{3,}[ \t]*py(?!\w))|^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE
+)
+PIECES = st.sampled_from(["\n```", "`", "\n", "\n", " ", "\t", "py", "x", "\r", "\x0b", "\u2028", "é"])
 
 
-@given(st.lists(PIECES, max_size=16).map("".join))
+@given(st.lists(PIECES, max_size=16).map("".join).filter(lambda text: not re.search(r"[^\n \t`][^\n]*```", text)))
 @settings(max_examples=300)
 def test_fenced_blocks_are_those_of_the_definition(text: str) -> None:
-    lines = text.split("\n")
-    with_ends = [*(f"{line}\n" for line in lines[:-1]), lines[-1]]
-    found = [(tag, "".join(with_ends[begin:end])) for tag, begin, end in fenced_blocks(lines)]
+    lines = fence_lines(text)
+    assert "".join(lines) == text
+    found = [(tag, "".join(lines[begin:end])) for tag, begin, end in fenced_blocks(lines)]
     assert found == FENCE.findall(text)
+
+
+FENCED = st.sampled_from(
+    ["```", "```python", "~~~", "</a>", "> ", "1. ", "\n", "\n", " ", "\t", "\r", "x", "\u2028", "é"]
+)
+
+
+@given(st.lists(FENCED, max_size=16).map("".join))
+@settings(max_examples=300)
+def test_fences_are_cut_from_other_text_and_nothing_is_lost(text: str) -> None:
+    assert "".join(fence_lines(text)) == text
 
 
 TEXTS = "a|`|```|```\n|```python\n|```\n```\n|``` \t|\n| |\t|\n ```|def |def f|def f(|def f(:\n|class f:\n|(|[|{|{**|-|"

@@ -15,7 +15,8 @@ import pytest
 
 from lfpo.config.errors import UserError
 from lfpo.core.attempts import RewardFailed
-from lfpo.rewards.code import Grader, extract_code, parses, syntax_compliance
+from lfpo.rewards.code import Grader, syntax_compliance
+from lfpo.rewards.program import extract_code, parses
 from lfpo.sandbox import Job, Limits, Sandbox, available_rungs, launch
 from lfpo.sandbox.run_job import encode_job
 from sandbox_cases import remains

@@ -13,13 +13,21 @@ from typing import Any
 from lfpo.config.errors import UserError
 from lfpo.rewards.answers import completion_text
 from lfpo.rewards.each import each
+from lfpo.rewards.program import (
+    MAX_CHARS,
+    block,
+    bound,
+    extract_code,
+    fence_lines,
+    fenced_blocks,
+    parses,
+    plain_indentation,
+)
 from lfpo.sandbox import Job, Limits, Sandbox, Verdict, installed_libraries
 from lfpo.sandbox.launch import Unsafe
 from lfpo.sandbox.run_job import decided, failed
-from lfpo.sandbox.suite import names_in_solution
-from lfpo.sandbox.syntax import syntax_tree
+from lfpo.sandbox.suite import names_in_solution, read_suite
 
-MAX_CHARS = Limits().program_chars
 MAX_CACHED = 20_000  # verdicts of a grader
 DEFAULT_LIMITS = Limits(seconds=20)
 """Wall time is twice the CPU time, for a busy machine."""
@@ -33,87 +41,10 @@ _PROCESSES = re.compile(
     r"|os\.(?:system|popen|fork|spawn\w+|kill|chmod|chown|utime))\b"
 )
 _TEST_CASE = re.compile(r"^class +\w+\([^)]*\bTestCase\b", re.MULTILINE)
-_OPEN = re.compile(r"```[ \t]*+(\w*+)")
 _FUTURE = re.compile(r"^from +__future__ +import[^\n]*\n?", re.MULTILINE)
 _ONE_PROCESS = "one process for program and tests (together), because there the row's solution passes, in two not: {}"
 _TOGETHER = "one process for program and tests (together=True), where a program can decide its verdict"
 SOLUTION_FIELDS = ("solution", "code", "canonical_solution")
-_TAGS = {"", "python", "python3", "py", "py3"}
-_ENDS = 8
-"""Fences at which a block is tried to end, because a docstring may contain some."""
-
-
-def extract_code(completion: str, entry_point: str = "") -> str:
-    """The last fenced Python block that defines the entry point and parses, with the helpers that it uses from earlier
-    blocks; else the last one that defines it, else the first block, else the whole completion.
-
-    A fence that is never closed ends with the text, so a truncated answer still counts. A block is read without the
-    indentation of its fence. A completion longer than MAX_CHARS is not searched; it scores 0.
-    """
-    if len(completion) > MAX_CHARS:
-        return completion
-    lines = completion.split("\n")
-    fences = [number for number, line in enumerate(lines) if line.lstrip(" \t").startswith("```")]
-    blocks = [(_block(lines, begin, end), begin) for tag, begin, end in fenced_blocks(lines) if tag.lower() in _TAGS]
-    if not blocks:
-        return completion
-    defining = [number for number, (code, _) in enumerate(blocks) if entry_point and defined(code, entry_point)]
-    for number in reversed(defining[-_ENDS:]):
-        code, begin = blocks[number]
-        ends = [end for end in fences if end >= begin]
-        for end in ends[:_ENDS]:
-            if parses(longer := _block(lines, begin, end)):
-                return _with_helpers(longer, [earlier for earlier, _ in blocks[:number]], entry_point)
-        if parses(code):
-            return _with_helpers(code, [earlier for earlier, _ in blocks[:number]], entry_point)
-    return blocks[defining[-1] if defining else 0][0]
-
-
-def _with_helpers(code: str, earlier: Sequence[str], entry_point: str) -> str:
-    """The code after the earlier blocks that define a name which it uses and does not define."""
-    nodes = list(ast.walk(ast.parse(code)))
-    used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    missing = [name for name in sorted(used) if not hasattr(builtins, name) and not defined(code, name)]
-    helpers = [e for e in earlier[:_ENDS] if not defined(e, entry_point) and any(defined(e, name) for name in missing)]
-    return "\n".join([*filter(parses, helpers), code])
-
-
-def fenced_blocks(lines: Sequence[str]) -> list[tuple[str, int, int]]:
-    """Tag of each fenced block, its first line, and the line of the fence that ends it, or the number of lines where it
-    lacks one. Takes time linear in the text."""
-    blocks: list[tuple[str, int, int]] = []
-    tag, begin = "", -1  # begin: the first line of the open block
-    for number, line in enumerate(lines):
-        if not (stripped := line.lstrip(" \t")).startswith("```"):
-            continue
-        if begin >= 0:
-            blocks.append((tag, begin, number))
-            begin = -1
-        elif number + 1 < len(lines) and (opened := _OPEN.match(stripped)):
-            tag, begin = opened.group(1), number + 1
-    return [*blocks, (tag, begin, len(lines))] if begin >= 0 else blocks
-
-
-def _block(lines: Sequence[str], begin: int, end: int) -> str:
-    """The lines of a block, without the indentation of its fence."""
-    indent = len(lines[begin - 1]) - len(lines[begin - 1].lstrip(" \t"))
-    cut = [line[min(indent, len(line) - len(line.lstrip(" \t"))) :] for line in lines[begin:end]]
-    return "".join(f"{line}\n" for line in cut) if end < len(lines) else "\n".join(cut)
-
-
-def defined(code: str, name: str) -> bool:
-    """Whether a line of the code starts the definition of this function or class."""
-    return re.search(rf"^(?:async )?(?:def|class) +{re.escape(name)}\b", code, re.MULTILINE) is not None
-
-
-def parses(code: str) -> bool:
-    """Whether the code is Python with at least one statement. Nothing is run."""
-    if not code.strip() or len(code) > MAX_CHARS:
-        return False
-    try:
-        return bool(syntax_tree(code).body)
-    except ValueError:
-        return False
 
 
 def syntax_compliance(
@@ -141,14 +72,11 @@ def all_tests_pass(prompts: Sequence[object], completions: Sequence[object], **c
 @each
 def code_format(text: str) -> float:
     """coupled-GRPO: 1 for exactly one closed ```python fence around code that parses, 0.5 if it does not parse."""
-    lines = text.split("\n") if len(text) <= MAX_CHARS else []
+    lines = fence_lines(plain_indentation(text)) if len(text) <= MAX_CHARS else []
     blocks = fenced_blocks(lines)
-    if len(blocks) != 1 or text.count("```") != 2:
+    if len(blocks) != 1 or blocks[0][0] != "python" or text.count("```") + text.count("~~~") != 2:
         return 0.0
-    tag, begin, end = blocks[0]
-    if tag != "python":
-        return 0.0
-    return 1.0 if parses("\n".join(lines[begin:end])) else 0.5
+    return 1.0 if parses(block(lines, *blocks[0][1:])) else 0.5
 
 
 def formatted_pass_rate(
@@ -288,15 +216,16 @@ def code_job(completion: str, row: Mapping[str, object], prompt: object = "", wh
     entry_point = str(row.get("entry_point") or "")
     setup = "\n".join(_source(row.get(name)) for name in SETUP_FIELDS)
     header = _source(row.get("header"))
-    if not header and entry_point and isinstance(prompt, str) and defined(prompt, entry_point) and parses(prompt):
+    if not header and entry_point and isinstance(prompt, str) and entry_point in bound(prompt) and parses(prompt):
         header = prompt  # a HumanEval prompt is the beginning of the program
-    code = extract_code(completion, entry_point)
     if entry_point and any(re.search(r"^def check\(", test, re.MULTILINE) for test in tests):
         called = f"check({entry_point})"
         tests = [test if re.search(r"^check\(", test, re.MULTILINE) else f"{test}\n\n{called}\n" for test in tests]
     entry_point = entry_point or _shadowed_builtin(tests)
     setup = f"{setup}\n{header}"  # helpers that a prompt defines count as the suite's: the program could redefine them
     functions, source, unclear = _taken_names(row, tests, setup, entry_point)
+    names = [entry_point] if entry_point else functions or _names_of_suite(tests, setup)
+    code = extract_code(completion, *names)
     futures = "".join(match if match.endswith("\n") else f"{match}\n" for match in _FUTURE.findall(code))
     if header and futures:  # they must come first
         header, code = f"{futures}{header}", _FUTURE.sub("", code)
@@ -325,6 +254,14 @@ def _taken_names(
         return names_in_solution(tuple(tests), setup, entry_point, solution)
     except UserError:  # a test or the setup is not Python, which the job's `needs` says
         return (), "", ""
+
+
+def _names_of_suite(tests: Sequence[str], setup: str) -> Sequence[str]:
+    """What a suite without an entry point takes from the program."""
+    try:
+        return read_suite(tuple(tests), setup, "", ()).names
+    except UserError:  # a test or the setup is not Python, which the job's `needs` says
+        return ()
 
 
 def _solution(row: Mapping[str, Any]) -> str:

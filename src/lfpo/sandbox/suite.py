@@ -54,7 +54,7 @@ def read_suite(tests: tuple[str, ...], setup: str, entry_point: str, functions: 
     prepared = parsed(setup, "the setup", entry_point)
     walked = [list(ast.walk(tree)) for tree in trees]
     nodes = [*ast.walk(prepared), *(node for test in walked for node in test)]
-    unknown = _missing(nodes) - {entry_point, *functions}
+    unknown = missing_names(nodes) - {entry_point, *functions}
     if not entry_point and not functions and len(unknown) == 1:
         entry_point = unknown.pop()
     names = tuple(dict.fromkeys(name for name in (entry_point, *functions) if name))
@@ -84,7 +84,7 @@ def names_in_solution(
     `close(f(1), 2.0)`. A program could otherwise judge itself. Raises UserError for a source that is not Python.
     """
     trees = [[*ast.walk(parsed(source, "a test", entry_point))] for source in (*tests, setup)]
-    missing = _missing(node for tree in trees for node in tree) | {entry_point}
+    missing = missing_names(node for tree in trees for node in tree) | {entry_point}
     body = parsed(solution, "the solution", entry_point).body
     functions = {n.name for n in body if isinstance(n, FUNCTIONS)} & missing
     classes = {n.name for n in body if isinstance(n, ast.ClassDef)} & missing
@@ -117,7 +117,7 @@ def code(tree: ast.Module, name: str) -> CodeType:
         raise UserError(f"{name} of a job cannot be compiled: {error}") from error
 
 
-def _missing(nodes: Iterable[ast.AST]) -> set[str]:
+def missing_names(nodes: Iterable[ast.AST]) -> set[str]:
     """Names that the suite uses and does not define."""
     nodes = list(nodes)
     undefined = {name for name in _loaded(nodes) - set(_bound(nodes)) if not hasattr(builtins, name)}

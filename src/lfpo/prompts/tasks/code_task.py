@@ -24,7 +24,8 @@ from lfpo.core.scoring import Row
 from lfpo.prompts.tasks.data_task import DataTask
 from lfpo.prompts.tasks.records import HubSplit, Record
 from lfpo.rewards import RewardFunction
-from lfpo.rewards.code import Grader, code_job, extract_code, pass_rate, syntax_compliance
+from lfpo.rewards.code import Grader, code_job, pass_rate, syntax_compliance
+from lfpo.rewards.program import extract_code
 from lfpo.sandbox import Limits
 
 INSTRUCTION = (
