@@ -12,6 +12,8 @@ from lfpo.sandbox.syntax import syntax_tree
 MAX_CHARS = 200
 MAX_MAGNITUDE = 10**12
 MAX_EXPONENT = 8
+_WRITTEN = re.compile(r"(?:\b(?:[0-9]+|[A-Za-z]+)\b|[-+*/%()\s])*+")
+"""Decimal integers, names, operators and parentheses: no comment, `0x3` or `3_0`, which Python would read."""
 
 _BINARY: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction | int]] = {
     ast.Add: operator.add,
@@ -21,9 +23,9 @@ _BINARY: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction | int]
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
 }
+_FRACTION = re.compile(r"\\frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
 _LATEX = [
     (re.compile(r"(?<=\d),(?=\d{3}(?!\d))"), ""),
-    (re.compile(r"\\frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r"((\1)/(\2))"),
     (re.compile(r"\\(?:times|cdot)(?![A-Za-z])"), "*"),
     (re.compile(r"\\div(?![A-Za-z])"), "/"),
     (re.compile(r"\^"), "**"),
@@ -34,15 +36,21 @@ _LATEX = [
 
 def python_source(latex: str) -> str:
     """Arithmetic in plain LaTeX (`plain_latex`) as Python; other text as it is."""
+    before = ""
+    while latex != before:  # fractions in fractions, from the inside
+        before, latex = latex, _FRACTION.sub(r"((\1)/(\2))", latex)
     for pattern, replacement in _LATEX:
         latex = pattern.sub(replacement, latex)
     return latex
 
 
 def parse(source: str) -> ast.expr:
-    """The syntax tree of one expression. Raises ValueError if the source is too long or not an expression."""
+    """The syntax tree of one expression. Raises ValueError if the source is too long, or not an expression of integers,
+    names, operators and parentheses only."""
     if len(source) > MAX_CHARS:
         raise ValueError("expression too long")
+    if not _WRITTEN.fullmatch(source):
+        raise ValueError("not arithmetic")
     return cast(ast.expr, syntax_tree(source.strip(), "eval").body)
 
 

@@ -4,6 +4,7 @@ import ast
 
 from lfpo.rewards.answers import marked_answer
 from lfpo.rewards.arithmetic import constants, evaluate, parse, python_source
+from lfpo.rewards.columns import whole_number, whole_numbers
 from lfpo.rewards.each import each
 from lfpo.rewards.latex import plain_latex
 
@@ -13,8 +14,8 @@ _ALLOWED = (ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.UnaryOp, ast.USu
 
 @each
 def countdown_accuracy(text: str, numbers: list[int], target: int) -> float:
-    """1 for a correct expression, else 0."""
-    return reaches(_expression(text), numbers, target)
+    """1 for a correct expression, else 0. Raises UserError for columns that are not whole numbers."""
+    return reaches(_expression(text), whole_numbers("numbers", numbers), whole_number("target", target))
 
 
 @each
@@ -23,7 +24,7 @@ def countdown_partial(text: str, numbers: list[int], target: int) -> float:
 
     This is the rule of d1's paper (arXiv 2504.12216); its code gives 0.1 for wrong numbers too.
     """
-    expression = _expression(text)
+    expression, numbers, target = _expression(text), whole_numbers("numbers", numbers), whole_number("target", target)
     return 1.0 if reaches(expression, numbers, target) else 0.1 * uses(expression, numbers)
 
 

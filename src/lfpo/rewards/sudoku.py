@@ -1,7 +1,16 @@
-"""Grades Sudoku grids, written as digits in reading order with 0 or _ for an empty cell; 4x4 unless said otherwise."""
+"""Grades Sudoku grids, written as digits in reading order 0, _ or . for an empty cell; 4x4 unless said otherwise."""
 
+import re
+
+from lfpo.config.errors import UserError
 from lfpo.rewards.answers import marked_answer
+from lfpo.rewards.columns import whole_number, wrong_column
 from lfpo.rewards.each import each
+
+EMPTY = "0_."
+_BETWEEN = str.maketrans("", "", " \n\r\t|,")
+_FENCE = re.compile(r"```[a-z]*|~~~[a-z]*")
+_MARKS = ("$$", "$", "**", "`")
 
 
 def is_grid(cells: str) -> bool:
@@ -13,36 +22,66 @@ def is_grid(cells: str) -> bool:
 
 @each
 def sudoku_accuracy(text: str, puzzle: str) -> float:
-    """1 for a valid grid that keeps the given digits, else 0. If a puzzle has several solutions, each is accepted."""
+    """1 for a valid grid that keeps the given digits, else 0. If a puzzle has several solutions, each is accepted.
+
+    Raises UserError for a puzzle that is not 16 digits and empty cells.
+    """
     cells = grid_digits(marked_answer(text) or "")
-    return is_grid(cells) and keeps(cells, puzzle)
+    return keeps(cells, _column("puzzle", puzzle, 16, EMPTY)) and is_grid(cells)
 
 
 @each
 def sudoku_cells(text: str, puzzle: str, solution: str) -> float:
     """d1: the share of the empty cells that match the solution; 0 unless the answer has 16 digits."""
-    return _right_share(grid_digits(marked_answer(text) or ""), puzzle, solution)
+    columns = _column("puzzle", puzzle, 16, EMPTY), _column("solution", solution, 16)
+    return _right_share(grid_digits(marked_answer(text) or ""), *columns)
 
 
 @each
 def blank_cells(text: str, puzzle: str, solution: str) -> float:
     """The share of the empty cells that match the solution, where the whole completion is the grid, of any size; 0
     unless it has as many digits."""
-    return _right_share(grid_digits(text, len(solution)), puzzle, solution)
+    solution = _column("solution", solution)
+    return _right_share(grid_digits(text, len(solution)), _column("puzzle", puzzle, len(solution), EMPTY), solution)
 
 
 def _right_share(cells: str, puzzle: str, solution: str) -> float:
-    empty = [i for i, clue in enumerate(puzzle) if clue in "0_"]
+    empty = [i for i, clue in enumerate(puzzle) if clue in EMPTY]
     right = sum(cells[i] == solution[i] for i in empty) if cells else 0
     return right / len(empty) if empty else float(cells == solution)
 
 
+def _column(name: str, value: object, number: int = 0, empty: str = "") -> str:
+    """The cells of a column, whose leading zeros a file may have lost with its type. Raises UserError unless they are
+    `number` digits (if given), or empty."""
+    cells = value.translate(_BETWEEN) if isinstance(value, str) else _written(name, value, number)
+    digits = "1234" if number == 16 else "123456789"
+    if not cells or len(cells) != (number or len(cells)) or not {*cells} <= {*digits, *empty}:
+        which = f", or {', '.join(empty)} if empty" if empty else ""
+        raise wrong_column(
+            name, f"{f'{number} ' * bool(number)}cells with a digit from 1 to {digits[-1]}{which}", value
+        )
+    return cells
+
+
+def _written(name: str, value: object, number: int) -> str:
+    """At least `number` digits of a whole number, "" of anything else."""
+    try:
+        return str(whole_number(name, value)).zfill(number)
+    except UserError:
+        return ""
+
+
 def keeps(cells: str, puzzle: str) -> bool:
     """Whether the grid has every given digit of the puzzle in its place."""
-    return all(clue in ("0", cell) for clue, cell in zip(puzzle, cells, strict=True))
+    pairs = zip(puzzle, cells, strict=False)
+    return len(cells) == len(puzzle) and all(clue in EMPTY or clue == cell for clue, cell in pairs)
 
 
 def grid_digits(answer: str, number: int = 16) -> str:
-    """The digits of an answer without spaces, line ends, bars and commas; empty if it has anything else."""
-    digits = answer.translate({ord(c): None for c in " \n\t|,"})
+    """The digits of an answer without spaces, line ends, bars and commas, and without what marks it as mathematics, as
+    bold or as code; empty if it has anything else."""
+    digits = _FENCE.sub("", answer).translate(_BETWEEN)
+    for mark in _MARKS:
+        digits = digits.removeprefix(mark).removesuffix(mark)
     return digits if len(digits) == number and digits.isascii() and digits.isdigit() else ""

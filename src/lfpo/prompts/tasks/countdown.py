@@ -1,6 +1,6 @@
 """Countdown: reach the target from three numbers, each used exactly once, with + and -.
 
-The verifier also accepts *, but no problem needs it.
+The verifier also accepts * and /, but no problem needs it.
 """
 
 import functools
@@ -9,7 +9,8 @@ import random
 
 from lfpo.core.scoring import Row
 from lfpo.prompts.tasks.task import Task
-from lfpo.rewards.arithmetic import constants, evaluate, parse
+from lfpo.rewards.arithmetic import evaluate, parse
+from lfpo.rewards.countdown import reaches
 
 MAX_TARGET = 40
 FLIP = {"+": "-", "-": "+"}
@@ -54,11 +55,7 @@ def demonstrate(row: Row, rng: random.Random, right_share: float) -> str:
 
 def correct(completion: str, row: Row) -> bool:
     """Whether the expression uses exactly the given numbers and equals the target."""
-    try:
-        tree = parse(completion)
-        return sorted(constants(tree)) == sorted(row["numbers"]) and evaluate(tree) == row["target"]
-    except ValueError:
-        return False
+    return "=" not in completion and reaches(completion, row["numbers"], row["target"])
 
 
 TASK = Task(
