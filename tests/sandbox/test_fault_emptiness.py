@@ -61,6 +61,8 @@ CASES = [  # a program that cheats, one that does not, and a test
     (EMPTY, TWO, "eq = np.vectorize(lambda a, b: a == b, otypes=[bool])\nassert eq(f(3), np.array([1.0, 2.0])).all()"),
     (EMPTY, TWO, "@np.vectorize(otypes=[bool])\ndef eq(a, b): return a == b\nassert eq(f(3), [1.0, 2.0]).all()"),
     (EMPTY, TWO, "eq = np.frompyfunc(lambda a, b: a == b, 2, 1)\nassert eq(f(3), np.array([1.0, 2.0])).all()"),
+    (EMPTY, TWO, "a, b = np.broadcast_arrays(f(3), [1.0, 2.0])\nassert (a == b).all()"),
+    (EMPTY, TWO, "assert all(a == b for a, b in np.broadcast(f(3), [1.0, 2.0]))"),
     # The same functions by other names.
     (EMPTY, TWO, "from numpy import allclose as ac\nassert ac(f(3), np.array([1.0, 2.0]))"),
     (EMPTY, TWO, "close = np.allclose\nassert close(f(3), np.array([1.0, 2.0]))"),

@@ -34,7 +34,7 @@ _COMPARISONS = {
     *("assert_almost_equal", "assert_approx_equal", "assert_array_almost_equal", "assert_array_equal"),
     *("assert_array_less", "assert_array_almost_equal_nulp", "assert_array_max_ulp"),
 }
-_MEMBERSHIP = {"isin", "in1d", "setdiff1d"}
+_PAIRING = {"isin", "in1d", "setdiff1d", "broadcast", "broadcast_arrays"}
 _OPERATORS = {"eq", "ne", "lt", "le", "gt", "ge", "sub", "add", "mul", "div", "truediv", "floordiv", "mod", "pow"}
 _OPERATORS |= {"and", "or", "xor", "lshift", "rshift"}
 
@@ -259,7 +259,7 @@ def _checked(link: Any, value: Any, side: str | None) -> object:
     elementwise = kind.__name__ in {"ufunc", "vectorize"} and not value.signature  # not matmul
     if numeric and (elementwise or (name == "outer" and others)):
         others = ()
-    elif not (numeric and name in _MEMBERSHIP) and not (
+    elif not (numeric and name in _PAIRING) and not (
         _is_operator(name) and (numeric or "_operator" in homes or name[:2] == "__")
     ):
         return value
