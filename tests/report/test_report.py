@@ -81,6 +81,7 @@ def test_histogram_by_hand():
     assert histogram([2.0, 2.0]) == {"low": 2.0, "high": 2.0, "counts": [2]}
     assert histogram([float("nan")])["counts"] == []
     assert histogram([-1.0, 0.0], (0.0, 1.0))["low"] == -1.0  # outside the range: the range gives way
+    assert histogram([-1e308, 1e308, 1e308]) == {"low": -1e308, "high": 1e308, "counts": [3]}
 
 
 def test_group_agreement_by_hand():

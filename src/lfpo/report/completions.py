@@ -283,5 +283,6 @@ def histogram(values: Sequence[float], ends: tuple[float, float] | None = None) 
     if ends and ends[0] <= low and high <= ends[1]:
         low, high = ends
     bins = BINS if high > low and math.isfinite(high - low) else 1  # a range beyond float has no width
-    counts = Counter(min(bins - 1, int((v - low) / ((high - low) or 1) * bins)) for v in finite)
+    width = (high - low) or 1
+    counts = Counter(min(bins - 1, int((v - low) / width * bins)) if bins > 1 else 0 for v in finite)
     return {"low": round(low, 4), "high": round(high, 4), "counts": [counts[i] for i in range(bins)]}
