@@ -158,7 +158,7 @@ def model_card(
 
 - Started from: `{base or "fresh weights"}`
 - Data: `{data}`
-- Steps: {metrics[-1]["step"] if metrics else 0}
+- Steps: {step if step is not None else metrics[-1]["step"] if metrics else 0}
 - Made with: {", ".join(f"{k} {v}" for k, v in versions().items())}
 
 {_results(metrics)}## Use

@@ -26,7 +26,14 @@ from lfpo.runs.display import Display
 from lfpo.runs.health import Health
 from lfpo.runs.trackers import reporting
 from lfpo.train.callbacks import Callbacks
-from lfpo.train.checkpoint import export_model, latest_checkpoint, load_optimizer, load_weights, save_checkpoint
+from lfpo.train.checkpoint import (
+    BEFORE,
+    export_model,
+    latest_checkpoint,
+    load_optimizer,
+    load_weights,
+    save_checkpoint,
+)
 from lfpo.train.trainer import Trainer
 
 
@@ -129,7 +136,7 @@ class TrainingRun:
                     self.end_with(error)
             self.context.observer.begin("")
             try:
-                card = model_card(self.folder, to_dict(self.args), trainer.kind)
+                card = model_card(self.folder, to_dict(self.args), trainer.kind, step=self.done)
                 return export_model(self.folder.dir, trainer.export(), trainer.tokenizer, card=card)
             except BaseException as error:
                 self.end_with(error)
@@ -209,15 +216,19 @@ class TrainingRun:
         """Write a checkpoint of the iterations done."""
         self.context.observer.begin("checkpoint")
         trainer, self.saving = self.trainer, True
+        before = self.folder.dir / "model"
+        goes_on = before.exists()
         save_checkpoint(
             self.folder.dir,
             self.done,
             trainer,
             state={**trainer.state, "unlogged": self.unlogged, "callbacks": self.callbacks.saved_state()},
-            card=model_card(self.folder, to_dict(self.args), trainer.kind),
+            card=model_card(self.folder, to_dict(self.args), trainer.kind, step=self.done),
             keep=self.args.save_total_limit,
         )
         self.saved, self.saving = self.done, False
+        if goes_on:
+            self.note(f"{before} is of an earlier iteration, so it is called {BEFORE} until the run ends")
         self.context.observer.begin("")
         self.callbacks.saved(self.done, self.folder.dir / "checkpoints")
 
