@@ -282,7 +282,7 @@ class TrainingRun:
             self.done = self.saved = self.context.observer.resumed_at = state["step"]
             self.unlogged, callback_state = state.get("unlogged"), state.get("callbacks")
             self.note(f"resumed from {checkpoint}")
-        self.folder.truncate_metrics(self.done if checkpoint is not None else -1)
+        self.folder.truncate_metrics(self.done if checkpoint is not None else -1, self.note)
         before, notes = collectives.gather(
             (self.folder.read_metrics(), self.folder.read_notes()) if first else ([], [])
         )[0]
