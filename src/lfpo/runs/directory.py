@@ -16,6 +16,7 @@ from lfpo.config.build import flattened, load_yaml, to_dict, yaml_text
 from lfpo.config.errors import UserError
 from lfpo.config.files import json_lines, read_json, replace_file, user_path, writing
 from lfpo.config.json import Json
+from lfpo.runs.changes import changes_of, with_change
 
 try:
     import fcntl
@@ -125,14 +126,22 @@ class Run:
         """The lines of notes.jsonl, as `read_metrics`; [] where no rule of lfpo.runs.health has spoken."""
         return _read_lines(self.dir / "notes.jsonl", {"step": int, "rule": str, "text": str}, report)
 
-    def write_config(self, config: object, iterations: int) -> None:
-        """Write the configuration that the run goes on with, as it was given, and the number of its iterations."""
+    def write_config(self, config: object, iterations: int, done: int) -> None:
+        """Write the configuration that the run goes on with after `done` iterations, as it was given, what differs from
+        the one before, and the number of its iterations."""
         if not self.silent:
             info = {**read_json(self.dir / "run.json"), **_started(), "iterations": iterations}
+            before, ignored = load_yaml(self.dir / "config.yaml"), (*KEPT, "output_dir")
+            info["changes"] = with_change(changes_of(info), before, to_dict(config), done, ignored)
             with writing(self.dir / "run.json", RESUME):
                 replace_file(self.dir / "run.json", json.dumps(info, indent=2) + "\n")
             with writing(self.dir / "config.yaml", RESUME):
                 replace_file(self.dir / "config.yaml", yaml_text(to_dict(config)))
+
+    def changes(self) -> list[Json]:
+        """What resumes have changed in the configuration (see lfpo.runs.changes)."""
+        file = self.dir / "run.json"
+        return changes_of(read_json(file)) if file.exists() else []
 
     def truncate_metrics(self, step: int, report: Callable[[str], None]) -> None:
         """Drop metrics and notes after `step`: they are about to be computed again. A file with damaged lines is kept

@@ -188,7 +188,7 @@ def evaluations(metrics: Json) -> dict[str, dict[str, float]]:
     """The values of the keys eval/SAMPLER/NAME as SAMPLER -> NAME -> value."""
     by_sampler: dict[str, dict[str, float]] = {}
     for key in sorted(metrics):
-        if key.startswith("eval/"):
+        if key.startswith("eval/") and key.count("/") > 1:
             by_sampler.setdefault(key.split("/")[1], {})[key.split("/")[2]] = metrics[key]
     return by_sampler
 

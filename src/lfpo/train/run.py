@@ -20,6 +20,7 @@ from lfpo.core import collectives
 from lfpo.core.observer import Observer
 from lfpo.report import write_report
 from lfpo.runs.card import model_card
+from lfpo.runs.changes import comparable
 from lfpo.runs.context import Context, Stopped, StopRequests
 from lfpo.runs.directory import Run, open_run, opened_by_this_launcher, removed_if_unused
 from lfpo.runs.display import Display
@@ -99,7 +100,8 @@ class TrainingRun:
         trainer = self.trainer
         with self.folder.held(), removed_if_unused(self.folder):
             self.restore()
-            self.folder.write_config(trainer.user_args, trainer.total_steps)
+            self.folder.write_config(trainer.user_args, trainer.total_steps, self.done)
+            self.recall()
             distributed.begin_work()
             shown = to_dict(self.args)
             tracked = reporting(self.args.report_to, self.folder, shown, done=self.done, note=self.note)
@@ -283,11 +285,17 @@ class TrainingRun:
             self.unlogged, callback_state = state.get("unlogged"), state.get("callbacks")
             self.note(f"resumed from {checkpoint}")
         self.folder.truncate_metrics(self.done if checkpoint is not None else -1, self.note)
-        before, notes = collectives.gather(
-            (self.folder.read_metrics(), self.folder.read_notes()) if first else ([], [])
-        )[0]
-        self.health = Health(before, {note["rule"] for note in notes})
+        before = collectives.gather(self.folder.read_metrics() if first else [])[0]
         self.callbacks.restore(self.done, before, callback_state)
+
+    def recall(self) -> None:
+        """Of a resumed run, the rules of lfpo.runs.health that hold already."""
+        if not self.resume:
+            return
+        run, first = self.folder, collectives.rank() == 0
+        found = (comparable(run.read_metrics(), run.changes()), run.read_notes()) if first else ([], [])
+        before, notes = collectives.gather(found)[0]
+        self.health = Health(before, {note["rule"] for note in notes})
 
 
 def run_trainer(trainer: Trainer, *, resume: object = False, display: Display | Lines | None = None) -> Path:
