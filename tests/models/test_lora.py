@@ -1,3 +1,5 @@
+import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -91,6 +93,26 @@ def test_adapters_are_written_for_peft_and_read_back(llada: Path, tmp_path: Path
     attach(wider, LoraSettings(r=3))
     with pytest.raises(UserError, match="other layers or rank"):
         load_adapter(wider, tmp_path / "adapter")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"lora_alpha": 1}, "has lora_alpha 1, and 'lora' in the configuration 4; give the saved one"),
+        ({"use_rslora": True}, "has use_rslora True, and 'lora' in the configuration False"),
+        ({"alpha_pattern": {"q_proj": 8}}, "has alpha_pattern {'q_proj': 8}, and 'lora' in the configuration {}"),
+    ],
+)
+def test_an_adapter_of_another_scaling_is_refused(llada: Path, tmp_path: Path, changed: Any, message: str):
+    model = adapted(llada)
+    save_adapter(model, tmp_path / "adapter")
+    load_adapter(model, tmp_path / "adapter")
+    file = tmp_path / "adapter/adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changed))
+    before = [factor.clone() for _, factor in model.factors()]
+    with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'adapter'}: the saved adapter {message}")):
+        load_adapter(model, tmp_path / "adapter")
+    assert all(torch.equal(a, b) for a, (_, b) in zip(before, model.factors(), strict=True))
 
 
 def test_an_adapter_is_added_to_the_weights_it_was_trained_on_and_to_no_others(llada: Path, tmp_path: Path):

@@ -12,9 +12,18 @@ from lfpo.models import load_tokenizer
 from lfpo.prompts.tokenizer import token_texts
 from lfpo.report import write_report
 from lfpo.report.charts import SIGNAL
-from lfpo.report.completions import highlight, histogram, playable, reveal_map, reward_histograms, sudoku_grid
+from lfpo.report.completions import (
+    groups_of,
+    highlight,
+    histogram,
+    playable,
+    reveal_map,
+    reward_histograms,
+    sudoku_grid,
+)
 from lfpo.report.data import evaluation_pairs, paired_change, percents, run_data, times
 from lfpo.report.html import embedded
+from lfpo.report.records import Kept
 from lfpo.runs.directory import Run
 from written_runs import CODE, HOSTILE, policy_metrics, record, write_rows, write_run
 
@@ -81,13 +90,24 @@ def test_histogram_by_hand():
     assert histogram([2.0, 2.0]) == {"low": 2.0, "high": 2.0, "counts": [2]}
     assert histogram([float("nan")])["counts"] == []
     assert histogram([-1.0, 0.0], (0.0, 1.0))["low"] == -1.0  # outside the range: the range gives way
+    assert histogram([-1e308, 1e308, 1e308]) == {"low": -1e308, "high": 1e308, "counts": [3]}
 
 
 def test_group_agreement_by_hand():
-    config = {"num_generations": 2, "objective": {"name": "lfpo"}}
-    records = [{"reward": v, "r": 0.5} for v in (1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1.0, 1.0)]
-    assert reward_histograms(records, config)["agreement"] == {"all right": 0.5, "all wrong": 0.25, "mixed": 0.25}
-    assert "agreement" not in reward_histograms([{"reward": 0.5, "r": 0.5}] * 2, config)
+    rewards = (1.0, 1.0), (0.0, 1.0), (0.0, 0.0), (1.0, 1.0), (1.0, None, 1.0), (None,)
+    groups = [[{"reward": value, "r": 0.5} for value in group] for group in rewards]
+    assert reward_histograms(groups, True)["agreement"] == {"all right": 0.6, "all wrong": 0.2, "mixed": 0.2}
+    assert "agreement" not in reward_histograms([[{"reward": 0.5, "r": 0.5}] * 2], True)
+    assert reward_histograms([[{"reward": 0.5, "r": r} for r in (0.25, 0.75, None)]], True)["r"]["high"] == 1.0
+    assert reward_histograms([[{"reward": 0.5, "r": r} for r in (0.25, 0.75, None)]], False)["r"]["high"] == 0.75
+
+
+def test_groups_are_what_the_file_holds():
+    """Not what config.yaml says, which a resume may have changed: runs of one prompt, cut where it was drawn again."""
+    records = [{"asked": prompt, "n": n} for n, prompt in enumerate("aabbbbccc")]
+    assert [[record["n"] for record in group] for group in groups_of(records, 2)] == [[0, 1], [2, 3], [4, 5], [6, 7, 8]]
+    assert [len(group) for group in groups_of(records, 3)] == [2, 4, 3]
+    assert groups_of([], 2) == []
 
 
 def test_sudoku_grids_are_found_where_they_are_written():
@@ -168,15 +188,27 @@ def test_the_change_is_paired_by_problem(tmp_path: Path):
         rows = [{"sampler": "greedy", "problem": i, "correct": bool(v)} for i, v in enumerate(verdicts)]
         write_rows(tmp_path / f"eval/step-{step}.jsonl", rows)
     first, last = {"step": 0, "accuracy": 0.5}, {"step": 4, "accuracy": 0.625}
-    found = paired_change(tmp_path, "greedy", first, last)
+    found = paired_change(Kept(tmp_path), "greedy", first, last)
     assert found is not None
     assert (found["mean"], found["gained"], found["lost"]) == (0.125, 2, 1)
     assert -0.4 < found["low"] < 0 < found["high"] < 0.6
     for step in (0, 4):  # a row that cannot be judged on this machine
         path = tmp_path / f"eval/step-{step}.jsonl"
         path.write_text(path.read_text() + '{"sampler": "greedy", "problem": 8, "correct": null}\n')
-    assert paired_change(tmp_path, "greedy", first, last) == found
-    assert paired_change(tmp_path, "other", first, last) is None
+    assert paired_change(Kept(tmp_path), "greedy", first, last) == found
+    assert paired_change(Kept(tmp_path), "other", first, last) is None
+    with (tmp_path / "eval/step-4.jsonl").open("a") as file:  # another number of problems
+        file.write('{"sampler": "greedy", "problem": 9, "correct": true}\n')
+    assert paired_change(Kept(tmp_path), "greedy", first, last) is None
+
+
+def test_the_change_is_over_problems_that_both_evaluations_judged(tmp_path: Path):
+    before, after = [None, True, False, True, False, True, False], [True, True, False, True, False, True, None]
+    for step, verdicts in ((0, before), (4, after)):
+        rows = [{"sampler": "greedy", "problem": i, "correct": verdict} for i, verdict in enumerate(verdicts)]
+        write_rows(tmp_path / f"eval/step-{step}.jsonl", rows)
+    found = paired_change(Kept(tmp_path), "greedy", {"step": 0}, {"step": 4})
+    assert found is not None and (found["mean"], found["gained"], found["lost"]) == (0.0, 0, 0)
 
 
 def test_a_run_without_evaluation_plays_its_rollouts(tmp_path: Path):
@@ -192,9 +224,6 @@ def test_a_run_without_evaluation_plays_its_rollouts(tmp_path: Path):
 
 def test_what_is_not_a_run_is_an_error(tmp_path: Path):
     folder = write_run(tmp_path / "run", ["text"])
-    (folder / "rollouts/step-2.jsonl").write_text('{"prompt": "a"\n')
-    with pytest.raises(UserError, match=r"step-2\.jsonl:1: not valid JSON"):
-        write_report(Run(folder))
     (folder / "run.json").write_text('{"kind": "sft"}')
     with pytest.raises(UserError, match="a run of `lfpo sft`"):
         write_report(Run(folder))

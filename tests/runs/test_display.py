@@ -1,4 +1,5 @@
 import io
+import math
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from lfpo.cli import main
 from lfpo.core import observer as observer_module
 from lfpo.core.observer import Observer
 from lfpo.runs import display as display_module
-from lfpo.runs.display import Display, _iterations
+from lfpo.runs.display import Display, _iterations, sparkline
 from test_cli import train_arguments
 
 METRICS: dict[str, float] = {"step": 3, "reward": 0.5, "steps": 16.0, "nfe": 9.5, "loss": 1.25, "grad_norm": 0.3}
@@ -42,6 +43,32 @@ def test_a_terminal_gets_a_panel_with_start_and_now():
     text = out.getvalue()
     for part in ("0.500", "0.125", "75.0%", "25.0%", "3/10", "67% / 0% / 33%", "1.2500", "length"):
         assert part in text
+
+
+def test_an_iteration_without_rewards_is_shown_on_a_terminal():
+    """Its reward is NaN: a reward function failed for the whole batch, in the first iteration or in a later one."""
+    for before in ([], [0.5, 0.75]):
+        out, nan = io.StringIO(), float("nan")
+        with Display(10, Console(file=out, width=80, force_terminal=True)) as display:
+            for step, reward in enumerate([*before, nan], start=1):
+                display.update({**METRICS, "step": step, "reward": reward, "eval/greedy/reward": nan})
+            assert display.rewards == before
+            assert ("last reward 0.750" in display.phase_line()) == bool(before)
+        assert "nan" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([0.0, 0.5, 1.0], "▁▄█"),
+        ([2.0, 2.0], "▁▁"),
+        ([0.0, math.nan, 1.0, math.inf], "▁█"),
+        ([math.nan], ""),
+        ([-1.5e308, 0.0, 1.5e308], "▁▄█"),
+    ],
+)
+def test_a_sparkline_by_hand(values: list[float], expected: str):
+    assert sparkline(values) == expected
 
 
 @pytest.mark.parametrize("width", [20, 30, 50, 80])

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import tiny
 from lfpo.base import distributed
 from lfpo.config.errors import LOST, ProcessLost, UserError
+from lfpo.config.export import ExportConfig
 from lfpo.config.sft import SFTConfig
 from lfpo.core import collectives
 from lfpo.core.learner import Learner
@@ -21,6 +24,7 @@ from lfpo.runs.directory import Run
 from lfpo.runs.display import Display
 from lfpo.train import rl, run
 from lfpo.train.checkpoint import save_checkpoint
+from lfpo.train.export import run_export
 from lfpo.train.rl import LFPOTrainer
 from lfpo.train.sft import SFTTrainer, train_sft
 from processes import run_ranks
@@ -129,6 +133,35 @@ def test_errors_of_callbacks_are_one_sentence(model: Path, tmp_path: Path, error
     with pytest.raises(UserError, match=f"{says}.*{KEPT}"):
         trainer(model, tmp_path / "run", reward, callback("on_step_end", error)).train()
     assert_goes_on(model, tmp_path / "run", 2)
+
+
+def test_a_run_that_goes_on_has_no_trained_model_until_its_end(model: Path, tmp_path: Path, capsys):
+    """Or `lfpo export`, `push` and whatever loads RUN/model would take the weights of an earlier iteration."""
+    folder = tmp_path / "run"
+
+    def exported(name: str) -> tuple[dict[str, torch.Tensor], int]:
+        output = run_export(ExportConfig(str(folder), output=str(tmp_path / name)))
+        steps = re.findall(r"- Steps: (\d+)", (output / "README.md").read_text())
+        return load_file(output / "model.safetensors"), int(*steps)
+
+    trainer(model, folder, max_steps=1).train()
+    first, steps = exported("first")
+    assert steps == 1
+    Run(folder).log({**metrics(folder)[-1], "step": 2})
+    assert exported("second")[1] == 1  # a resume that was killed before its first checkpoint had logged one more
+    with pytest.raises(KeyboardInterrupt):
+        trainer(model, folder, reward, callback("on_step_end", KeyboardInterrupt("x"))).train(resume=True)
+    assert "is of an earlier iteration, so it is called model-before" in " ".join(capsys.readouterr().out.split())
+    assert not (folder / "model").exists()
+    newest = load_file(folder / "checkpoints/step-2/model/model.safetensors")
+    kept = load_file(folder / "model-before/model.safetensors")
+    third, steps = exported("third")
+    assert steps == 2
+    assert all(torch.equal(third[name], newest[name]) and torch.equal(first[name], kept[name]) for name in newest)
+    assert any(not torch.equal(third[name], first[name]) for name in newest)
+    trainer(model, folder).train(resume=True)
+    assert exported("last")[1] == 3
+    assert not (folder / "model-before").exists()
 
 
 # (owner and name of what fails, its call, the error, what is said)

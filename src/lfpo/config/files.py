@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import errno
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -51,9 +52,13 @@ def write_json(path: Path, value: object, *, default: Callable[[object], object]
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write a text file atomically: under a hidden name first, then renamed."""
+    """Write a text file atomically: under a hidden name first, which is renamed once the disk has the text, or a loss
+    of power could leave an empty file."""
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     partial.replace(path)
 
 

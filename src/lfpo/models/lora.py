@@ -39,6 +39,8 @@ TAKEN |= {"task_type", "inference_mode", "base_model_name_or_path", "revision", 
 MLP = ("experts", "gate", "gate_up_proj", "gate_proj", "up_proj", "down_proj", "shared_experts")
 # The list in the code of d1 (arXiv 2504.12216) and its successors, in Llama's names.
 PUBLISHED = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj", "gate_proj")
+# Fields of a saved adapter that change what its factors add, and neither their names nor their shapes.
+SCALING = ("lora_alpha", "use_rslora", "alpha_pattern")
 BASE_FILE = "base.json"  # beside a saved adapter: a digest of the weights that it was trained on
 
 
@@ -208,7 +210,8 @@ def save_adapter(policy: MaskedDiffusionLM, folder: Path) -> None:
 
 
 def load_adapter(policy: MaskedDiffusionLM, folder: Path) -> None:
-    """Copy saved factors into a policy's, in place. Raises UserError if layers, shapes or the base's weights differ."""
+    """Copy saved factors into a policy's, in place. Raises UserError if layers, shapes, scaling or the base's weights
+    differ."""
     saved = load_file(folder / "adapter_model.safetensors")
     file = folder / BASE_FILE  # peft's own folders have none
     base = read_json(file).get("weights") if file.exists() else ""
@@ -220,5 +223,12 @@ def load_adapter(policy: MaskedDiffusionLM, folder: Path) -> None:
     factors = {f"base_model.model.{n}": p for n, p in policy.factors()}
     if saved.keys() != factors.keys() or any(saved[n].shape != p.shape for n, p in factors.items()):
         raise UserError(f"{folder}: the saved adapter has other layers or rank than 'lora' in the configuration")
+    settings, own = read_json(folder / "adapter_config.json"), policy.backbone.peft_config[policy.adapter]
+    for key in SCALING:
+        if key in settings and settings[key] != getattr(own, key):
+            raise UserError(
+                f"{folder}: the saved adapter has {key} {settings[key]}, and 'lora' in the configuration "
+                f"{getattr(own, key)}; give the saved one, or the factors would add something else"
+            )
     for name, parameter in factors.items():
         parameter.data.copy_(saved[name])

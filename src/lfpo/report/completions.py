@@ -1,19 +1,19 @@
 """Which completions a page carries, as the player and the table show them, and counts over many of them."""
 
+import itertools
 import json
 import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 from lfpo.base.spacing import evenly_spaced
 from lfpo.config.json import Json
-from lfpo.prompts.jsonl import load_jsonl
+from lfpo.report.records import Kept, Record
 from lfpo.rewards.answers import prompt_text
+from lfpo.runs.changes import measured_since, settings_at
 
-Record = Json  # a line of `rollouts/` or `eval/`
 T = TypeVar("T")
 
 FILES = 24  # iterations whose rollouts are read for a page
@@ -27,20 +27,25 @@ MAX_COLOURED = 20_000  # characters of a completion whose code is coloured: Pygm
 INK = {"Keyword": "k", "String": "s", "Comment": "c", "Number": "n", "Name.Function": "f", "Name.Builtin": "f"}
 
 
-def evaluation_samples(folder: Path, config: Json, last: int) -> tuple[Json, str]:
+def evaluation_samples(kept: Kept, config: Json, changes: Sequence[Json], last: int) -> tuple[Json, str]:
     """Kept completions of the first evaluation and of the last one up to iteration `last`, and a note.
 
-    problems: sampler -> one list [first, last] a problem. maps: the reveal maps of each sampler. The note says what was
-    left out, "" for nothing.
+    changes: of the run (see lfpo.runs.changes). Evaluations that measured something else than the last one do not
+    count. problems: sampler -> one list [first, last] a problem. maps: the reveal maps of each sampler. The note says
+    what was left out, "" for nothing.
     """
-    files = numbered(folder, "eval", last)
-    if not files:
+    since = {name: measured_since(changes, name) for name in config["eval_samplers"]}
+    files = [file for file in kept.numbered("eval", last) if file[0] > min(since.values(), default=-1)]
+    # Of the first and the last file that can be read; the others are not read.
+    ends = [next(((s, r) for s, path in order if (r := kept.read(path))), None) for order in (files, files[::-1])]
+    if ends[0] is None or ends[1] is None:
         return {"problems": {}, "maps": []}, "this run kept no completions of its evaluations"
     by_problem: dict[str, dict[int, list[Record]]] = {}
     by_sampler: dict[str, dict[int, list[Record]]] = {}
-    for step, path in dict.fromkeys([files[0], files[-1]]):
-        for record in read_records(path):
-            if "completion" in record:  # of other problems it holds verdicts only
+    for step, records in dict([ends[0], ends[1]]).items():
+        for record in records:
+            # Of other problems it holds verdicts only.
+            if "completion" in record and step > since.get(record["sampler"], -1):
                 entries = by_problem.setdefault(record["sampler"], {}).setdefault(record["problem"], [])
                 entries.append({"step": step, **playable(record, config)})
                 by_sampler.setdefault(record["sampler"], {}).setdefault(step, []).append(record)
@@ -53,52 +58,60 @@ def evaluation_samples(folder: Path, config: Json, last: int) -> tuple[Json, str
     return {"problems": shown, "maps": maps}, note
 
 
-def verdicts(folder: Path, step: int) -> dict[str, list[float]]:
-    """The verdicts of the evaluation after `step` iterations, 1.0 or 0.0 by problem, for each sampler."""
-    path = folder / f"eval/step-{step}.jsonl"
-    by_sampler: dict[str, list[float]] = {}
-    for record in read_records(path) if path.exists() else []:
-        if record.get("correct") is not None:  # None: not judged on this machine
-            by_sampler.setdefault(record["sampler"], []).append(float(record["correct"]))
+def verdicts(kept: Kept, step: int) -> dict[str, dict[int, bool | None]]:
+    """The verdicts of the evaluation after `step` iterations, for each sampler by problem. None: not judged there."""
+    by_sampler: dict[str, dict[int, bool | None]] = {}
+    for number, path in kept.numbered("eval", step):
+        for record in kept.read(path) if number == step else []:
+            if "correct" in record:
+                by_sampler.setdefault(record["sampler"], {})[record["problem"]] = record["correct"]
     return by_sampler
 
 
-def rollout_sample(folder: Path, config: Json, last: int) -> Json:
+def rollout_sample(kept: Kept, config: Json, changes: Sequence[Json], last: int) -> Json:
     """Groups of rollouts, histograms and reveal maps, from iterations spread evenly up to iteration `last`."""
-    files = numbered(folder, "rollouts", last)
+    files = kept.numbered("rollouts", last)
     chosen = evenly_spaced(files, FILES)
-    size = config["num_generations"]
+    parts = [(step, records) for step, path in chosen if (records := kept.read(path))]
     groups: list[Json] = []
-    histograms, maps, read = [], [], 0
-    for number, (step, path) in enumerate(chosen):
-        records = read_records(path)
-        read += len(records)
-        histograms.append({"step": step, **reward_histograms(records, config)})
+    histograms, maps = [], []
+    for number, (step, records) in enumerate(parts):
+        settings = settings_at(changes, config, step)
+        all_groups = groups_of(records, settings["num_generations"])
+        is_target = settings["objective.name"] == "lfpo"
+        histograms.append({"step": step, "r_is_target": is_target, **reward_histograms(all_groups, is_target)})
         # The first and the last iteration get half of the rows; the others share the rest.
-        share = ROWS // 2 // max(1, len(chosen) - 2)
-        if number in (0, len(chosen) - 1):
+        share = ROWS // 2 // max(1, len(parts) - 2)
+        if number in (0, len(parts) - 1):
             maps.append((step, records))
             share = ROWS // 4
-        all_groups = [records[i : i + size] for i in range(0, len(records), size)]
         groups += [
             {"step": step, "rows": [table_row(r, config) for r in group]}
-            for group in evenly_spaced(all_groups, max(1, share // size))
+            for group in evenly_spaced(all_groups, max(1, share * len(all_groups) // len(records)))
         ]
     fitting = _within(groups, BUDGET)
-    shown, every = sum(len(group["rows"]) for group in fitting), config["prompts_per_iteration"] * size * len(files)
+    shown, read = sum(len(group["rows"]) for group in fitting), sum(len(records) for _, records in parts)
     if not files:
         note = "this run kept no rollouts (log_completions: false)"
-    elif shown == read and len(chosen) == len(files):
+    elif shown == read and len(parts) == len(files):
         note = f"all {read:,} rollouts"
     else:
-        iterations = f"{len(chosen)} of {len(files):,} iterations"
-        note = f"{shown:,} of {every:,} rollouts: groups from {iterations}; the run's rollouts/ folder holds all"
+        iterations = f"{len(parts)} of {len(files):,} iterations"
+        note = f"{shown:,} of {read:,} rollouts from {iterations}; the run's rollouts/ folder holds all"
     return {
         "groups": fitting,
         "rollouts_note": note,
         "histograms": histograms,
         "rollout_maps": {"sampler": "rollouts", "panels": reveal_maps(maps)} if maps else None,
     }
+
+
+def groups_of(records: list[Record], size: int) -> list[list[Record]]:
+    """Rollouts of the same prompt that follow each other; several groups of `size` where a prompt was drawn again at
+    once. The file decides, since a resume may change num_generations."""
+    same = [list(group) for _, group in itertools.groupby(records, key=lambda record: record["asked"])]
+    cut = [size if len(group) % size == 0 else len(group) for group in same]
+    return [group[i : i + n] for group, n in zip(same, cut, strict=True) for i in range(0, len(group), n)]
 
 
 def _reward(row: Json) -> float:
@@ -119,19 +132,6 @@ def rollouts_to_play(groups: list[Json]) -> Json:
     newest = [row for row in best if row["step"] == best[-1]["step"]][:PLAYED]
     pairs = [[older[row["prompt"]], row] if older[row["prompt"]] is not row else [row] for row in newest]
     return {"problems": {"rollouts": pairs} if pairs else {}, "maps": []}
-
-
-def numbered(folder: Path, name: str, last: int) -> list[tuple[int, Path]]:
-    """(N, path) of each `name/step-N.jsonl` with N <= last, ascending."""
-    steps = [(path.stem.removeprefix("step-"), path) for path in folder.glob(f"{name}/step-*.jsonl")]
-    return sorted((int(number), path) for number, path in steps if number.isdecimal() and int(number) <= last)
-
-
-def read_records(path: Path) -> list[Record]:
-    """The objects of a JSONL file; of an episode's turns only the last, whose prompt is the conversation before it.
-    Raises UserError with the number of the first line that is not JSON."""
-    records = load_jsonl(path, required=()) if path.stat().st_size else []
-    return [r for r, after in zip(records, [*records[1:], {}], strict=True) if after.get("turn", 1) == 1]
 
 
 def _within(items: list[T], budget: int) -> list[T]:
@@ -173,7 +173,7 @@ def playable(record: Record, config: Json) -> Json:
 def table_row(record: Record, config: Json) -> Json:
     """A rollout in the table of completions."""
     fields = {name: record[name] for name in ("completion", "rewards", "reward")}
-    return {**playable(record, config), **fields, "r": round(record["r"], 4)}
+    return {**playable(record, config), **fields, "r": None if record["r"] is None else round(record["r"], 4)}
 
 
 def sudoku_grid(prompt: str, completion: str) -> Json | None:
@@ -251,18 +251,17 @@ def reveal_map(records: list[Record], length: int, steps: int) -> Json:
     }
 
 
-def reward_histograms(records: list[Record], config: Json) -> Json:
+def reward_histograms(rollouts: list[list[Record]], is_target: bool) -> Json:
     """Histograms of what the objective takes in place of the reward, and of rewards minus the mean of their group.
 
-    agreement: where all rewards are 0 or 1, the shares of groups that are all right, all wrong, and mixed.
+    rollouts: in groups. is_target: whether r is LFPO's, in [0, 1]. agreement: where all rewards are 0 or 1, the shares
+    of groups that are all right, all wrong, and mixed.
     """
-    size, rewards = config["num_generations"], [r["reward"] for r in records]
-    cut = [rewards[i : i + size] for i in range(0, len(rewards), size)]
-    # Of what has a reward.
-    groups = [scored for group in cut if (scored := [reward for reward in group if reward is not None])]
+    rewards = [[record["reward"] for record in group if record["reward"] is not None] for group in rollouts]
+    groups = [group for group in rewards if group]
     advantages = [reward - sum(group) / len(group) for group in groups for reward in group]
-    ends = (0.0, 1.0) if config["objective"]["name"] == "lfpo" else None  # LFPO's r lies in [0, 1]
-    histograms: Json = {"r": histogram([r["r"] for r in records], ends), "advantage": histogram(advantages)}
+    signals = [record["r"] for group in rollouts for record in group if record["r"] is not None]
+    histograms: Json = {"r": histogram(signals, (0.0, 1.0) if is_target else None), "advantage": histogram(advantages)}
     if groups and {reward for group in groups for reward in group} <= {0.0, 1.0}:
         right = [sum(group) / len(group) for group in groups]
         shares = {"all right": right.count(1.0), "all wrong": right.count(0.0)}
@@ -283,5 +282,6 @@ def histogram(values: Sequence[float], ends: tuple[float, float] | None = None) 
     if ends and ends[0] <= low and high <= ends[1]:
         low, high = ends
     bins = BINS if high > low and math.isfinite(high - low) else 1  # a range beyond float has no width
-    counts = Counter(min(bins - 1, int((v - low) / ((high - low) or 1) * bins)) for v in finite)
+    width = (high - low) or 1
+    counts = Counter(min(bins - 1, int((v - low) / width * bins)) if bins > 1 else 0 for v in finite)
     return {"low": round(low, 4), "high": round(high, 4), "counts": [counts[i] for i in range(bins)]}

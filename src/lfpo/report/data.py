@@ -1,23 +1,33 @@
 """The data of a page, as one JSON object. `lfpo watch` sends it again whenever the run has changed."""
 
 import math
+import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from lfpo.config.build import load_yaml, yaml_text
+from lfpo.config.build import load_yaml, read_value, to_dict, yaml_text
 from lfpo.config.errors import UserError
 from lfpo.config.files import read_json
 from lfpo.config.json import Json
 from lfpo.config.sampler import SamplerConfig
+from lfpo.config.train import LFPOConfig
 from lfpo.eval.estimates import over_problems
 from lfpo.report.charts import POLICY, SIGNAL, reward_parts
 from lfpo.report.completions import evaluation_samples, rollout_sample, rollouts_to_play, verdicts
+from lfpo.report.records import Kept
+from lfpo.runs.changes import comparable, told
 from lfpo.runs.directory import Run, data_of
 from lfpo.runs.display import evaluations
 
 Metrics = Json  # a line of metrics.jsonl, or one evaluation in it
 
 COMPARED = ("title", "summary", "table", "curves", "environment", "config")
+# What a page needs of config.yaml and run.json, with its types.
+CONFIG: Json = {"model": str, "seed": int, "max_steps": int, "num_generations": int, "objective": dict, "sampler": dict}
+CONFIG |= {"eval_samplers": dict[str, dict], "task": str | None, "data_file": str | None, "dataset_name": str | None}
+RUN: Json = {"iterations": int | None, "environment": str, "versions": dict[str, str]}
+RUN_DEFAULTS: Json = {"iterations": None, "environment": "", "versions": {}}  # of a run of an older version
 TIMES = ("rollout", "reward", "update", "eval")  # the first three are training
 
 
@@ -35,23 +45,27 @@ def page_data(run: Run) -> Json:
 
 def run_data(run: Run) -> Json:
     """The data of a run's page. Raises UserError when the folder holds no run with at least one line of metrics."""
-    metrics = run.read_metrics()
+    kept = Kept(run.dir)
+    metrics = [{key: _number(value) for key, value in row.items()} for row in run.read_metrics(kept.tell)]
     if not metrics or not (run.dir / "config.yaml").exists():
         missing = "config.yaml" if metrics else "metrics.jsonl with at least one line"
         raise UserError(f"{run.dir}: no {missing}; give a folder written by lfpo train")
     info = read_json(run.dir / "run.json")
     if info.get("kind") != "train":
         raise UserError(f"{run.dir}: holds a run of `lfpo {info.get('kind')}`; a report needs one of lfpo train")
-    config = load_yaml(run.dir / "config.yaml")
-    total = info.get("iterations", config["max_steps"])
-    last = metrics[-1]["step"]
-    samples, samples_note = evaluation_samples(run.dir, config, last)
-    rollouts = rollout_sample(run.dir, config, last)
+    written = load_yaml(run.dir / "config.yaml")
+    config = _checked(to_dict(LFPOConfig(output_dir="")) | written, CONFIG, run.dir / "config.yaml")
+    config["objective"] = {"name": "lfpo", **config["objective"]}
+    info = _checked(RUN_DEFAULTS | info, RUN, run.dir / "run.json")
+    last, changes = metrics[-1]["step"], run.changes()
+    total = info["iterations"] or max(config["max_steps"], last)
+    samples, samples_note = evaluation_samples(kept, config, changes, last)
+    rollouts = rollout_sample(kept, config, changes, last)
     held_out = bool(samples["problems"])
     if not held_out:
         samples = rollouts_to_play(rollouts["groups"])
         samples_note = "this run kept no evaluation, so these are training rollouts" if samples["problems"] else ""
-    values, spent = columns(metrics), times(metrics)
+    values, spent, pairs = columns(metrics), times(metrics), evaluation_pairs(comparable(metrics, changes))
     return {
         "kind": "run",
         "name": run.dir.resolve().name,
@@ -62,24 +76,24 @@ def run_data(run: Run) -> Json:
         "finished": last >= total,
         "seconds": _latest(metrics, "time/total"),
         "seed": config["seed"],
-        "r_is_target": config["objective"]["name"] == "lfpo",
         "environment": info["environment"],
         "versions": info["versions"],
-        "notes": [note for note in run.read_notes() if note["step"] <= last],
+        "notes": [note for note in run.read_notes(kept.tell) if note["step"] <= last],
         "metrics": values,
         "charts": {
             "signal": [asdict(c) for c in (reward_parts(values), *SIGNAL)],
             "policy": [asdict(c) for c in POLICY],
         },
-        "evaluations": [{**pair, "change": paired_change(run.dir, **pair)} for pair in evaluation_pairs(metrics)],
+        "evaluations": [{**pair, "change": paired_change(kept, **pair)} for pair in pairs],
         "times": spent,
         "percents": percents(spent),
         "samplers": {n: _settings(s) for n, s in {"rollouts": config["sampler"], **config["eval_samplers"]}.items()},
-        "config": yaml_text(config),
+        "config": yaml_text(written),
         "samples": samples,
         "held_out": held_out,
         "samples_note": samples_note,
         **rollouts,
+        "remarks": [*map(told, changes), *kept.left_out],
     }
 
 
@@ -92,13 +106,15 @@ def evaluation_pairs(metrics: list[Metrics]) -> list[Json]:
     return [{"name": name, "first": rows[0], "last": rows[-1]} for name, rows in sorted(by_sampler.items())]
 
 
-def paired_change(folder: Path, name: str, first: Metrics, last: Metrics) -> Metrics | None:
-    """Accuracy of the last evaluation minus that of the first, with its 95 % bootstrap interval over problems, and how
-    many problems it gained and lost. None unless both evaluations kept verdicts, and of as many problems."""
-    before, after = (verdicts(folder, int(e["step"])).get(name, []) for e in (first, last))
-    if first["step"] == last["step"] or not before or len(before) != len(after):
+def paired_change(kept: Kept, name: str, first: Metrics, last: Metrics) -> Metrics | None:
+    """Accuracy of the last evaluation minus that of the first, over the problems that both judged, with its 95 %
+    bootstrap interval over problems, and how many problems it gained and lost. None unless both kept verdicts, and of
+    the same problems."""
+    before, after = (verdicts(kept, int(e["step"])).get(name, {}) for e in (first, last))
+    judged = [i for i in before if before[i] is not None and after.get(i) is not None]
+    if first["step"] == last["step"] or not judged or before.keys() != after.keys():
         return None
-    gains = [b - a for a, b in zip(before, after, strict=True)]
+    gains = [float(after[i] or 0) - float(before[i] or 0) for i in judged]
     return {**asdict(over_problems(gains)), "gained": sum(g > 0 for g in gains), "lost": sum(g < 0 for g in gains)}
 
 
@@ -124,6 +140,18 @@ def columns(metrics: list[Metrics]) -> dict[str, list[float | None]]:
     """The values of metrics.jsonl by key, with five significant digits; None where a line has no finite number."""
     names = dict.fromkeys(k for m in metrics for k in m)
     return {name: [_short(m.get(name)) for m in metrics] for name in names}
+
+
+def _number(value: Any) -> Any:
+    """A number of metrics.jsonl; None for what is none, or not finite."""
+    return value if isinstance(value, int | float) and abs(value) <= sys.float_info.max else None
+
+
+def _checked(values: Json, kinds: Json, file: Path) -> Json:
+    """The values. Raises UserError, with file and key, where one that a page needs is of another kind."""
+    for key, kind in kinds.items():
+        read_value(values.get(key), kind, f"{file}: {key}")
+    return values
 
 
 def _short(value: float | None) -> float | None:

@@ -44,6 +44,8 @@ def print_report(run: Run, console: Console | None = None) -> None:
             say(f"{e['name']}: {mean:+.1f} points, 95 % interval {low:+.1f} to {high:+.1f}, paired by problem")
     for note in data["notes"]:
         say(f"iteration {note['step']}, {note['rule']}: {note['text']}")
+    for remark in data["remarks"]:
+        say(remark)
     shares = data["percents"]
     say("\ntime: " + ", ".join(f"{n} {s:.0f} s ({shares[n]} %)" for n, s in data["times"].items() if shares.get(n)))
     say(f"rollouts on the page: {data['rollouts_note']}")

@@ -9,6 +9,7 @@ from lfpo.base.environment import versions
 from lfpo.config.build import yaml_text
 from lfpo.config.files import user_path
 from lfpo.config.json import Json
+from lfpo.runs.changes import comparable
 from lfpo.runs.directory import Run, data_of
 
 DESCRIPTION = {
@@ -158,10 +159,10 @@ def model_card(
 
 - Started from: `{base or "fresh weights"}`
 - Data: `{data}`
-- Steps: {metrics[-1]["step"] if metrics else 0}
+- Steps: {step if step is not None else metrics[-1]["step"] if metrics else 0}
 - Made with: {", ".join(f"{k} {v}" for k, v in versions().items())}
 
-{_results(metrics)}## Use
+{_results(comparable(metrics, run.changes()))}## Use
 
 {use}
 ## Configuration

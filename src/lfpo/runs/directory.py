@@ -16,6 +16,7 @@ from lfpo.config.build import flattened, load_yaml, to_dict, yaml_text
 from lfpo.config.errors import UserError
 from lfpo.config.files import json_lines, read_json, replace_file, user_path, writing
 from lfpo.config.json import Json
+from lfpo.runs.changes import changes_of, with_change
 
 try:
     import fcntl
@@ -113,37 +114,71 @@ class Run:
         for listen in self.listeners:
             listen(name, rows)
 
-    def read_metrics(self) -> list[Json]:
-        """All complete lines of metrics.jsonl (a line cut off by a crash is ignored)."""
-        return self._read(self.metrics_file)
+    def read_metrics(self, report: Callable[[str], None] = lambda sentence: None) -> list[Json]:
+        """The lines of metrics.jsonl, without what a crash has cut off at the end.
 
-    def read_notes(self) -> list[Json]:
-        """All complete lines of notes.jsonl; [] where no rule of lfpo.runs.health has spoken."""
-        return self._read(self.dir / "notes.jsonl")
+        report: called with a sentence for each damaged line, which is left out. Raises UserError for an unreadable
+        file.
+        """
+        return _read_lines(self.metrics_file, {"step": int}, report)
 
-    def _read(self, file: Path) -> list[Json]:
-        rows: list[Json] = []
-        # Bytes that are no text, after a crash or on a broken disk; where they break a line's JSON, reading ends there.
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else []
-        with contextlib.suppress(ValueError):
-            for line in lines:
-                rows.append(json.loads(line))
-        return rows
+    def read_notes(self, report: Callable[[str], None] = lambda sentence: None) -> list[Json]:
+        """The lines of notes.jsonl, as `read_metrics`; [] where no rule of lfpo.runs.health has spoken."""
+        return _read_lines(self.dir / "notes.jsonl", {"step": int, "rule": str, "text": str}, report)
 
-    def write_config(self, config: object, iterations: int) -> None:
-        """Write the configuration that the run goes on with, as it was given, and the number of its iterations."""
+    def write_config(self, config: object, iterations: int, done: int) -> None:
+        """Write the configuration that the run goes on with after `done` iterations, as it was given, what differs from
+        the one before, and the number of its iterations."""
         if not self.silent:
             info = {**read_json(self.dir / "run.json"), **_started(), "iterations": iterations}
+            before, ignored = load_yaml(self.dir / "config.yaml"), (*KEPT, "output_dir")
+            info["changes"] = with_change(changes_of(info), before, to_dict(config), done, ignored)
             with writing(self.dir / "run.json", RESUME):
                 replace_file(self.dir / "run.json", json.dumps(info, indent=2) + "\n")
             with writing(self.dir / "config.yaml", RESUME):
                 replace_file(self.dir / "config.yaml", yaml_text(to_dict(config)))
 
-    def truncate_metrics(self, step: int) -> None:
-        """Drop metrics and notes after `step`: they are about to be computed again."""
-        for name in ("metrics.jsonl", "notes.jsonl"):
+    def changes(self) -> list[Json]:
+        """What resumes have changed in the configuration (see lfpo.runs.changes)."""
+        file = self.dir / "run.json"
+        return changes_of(read_json(file)) if file.exists() else []
+
+    def truncate_metrics(self, step: int, report: Callable[[str], None]) -> None:
+        """Drop metrics and notes after `step`: they are about to be computed again. A file with damaged lines is kept
+        as NAME.damaged. report: called with a sentence for each damaged line, and where there are no metrics."""
+        if self.silent:
+            return
+        for name, read in (("metrics.jsonl", self.read_metrics), ("notes.jsonl", self.read_notes)):
+            damaged: list[str] = []
+            rows, kept = read(damaged.append), f"{name}.damaged"
+            for sentence in damaged:
+                report(f"{sentence}; {kept} keeps it")
+            if damaged:
+                with writing(self.dir / kept, RESUME):
+                    shutil.copyfile(self.dir / name, self.dir / kept)
             if (self.dir / name).exists():
-                self.write_rows(name, [r for r in self._read(self.dir / name) if r["step"] <= step])
+                self.write_rows(name, [row for row in rows if row["step"] <= step])
+            elif name == self.metrics_file.name and step > 0:
+                report(f"{self.metrics_file}: missing, so it begins again after iteration {step}")
+
+
+def _read_lines(file: Path, fields: dict[str, type], report: Callable[[str], None]) -> list[Json]:
+    """The objects of a JSONL file that have these fields. report: as in `Run.read_metrics`."""
+    try:
+        lines = file.read_bytes().split(b"\n") if file.exists() else []
+    except OSError as error:
+        raise UserError(f"{file}: could not be read ({error.strerror or error})") from error
+    rows: list[Json] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if isinstance(row, dict) and all(type(row.get(name)) is kind for name, kind in fields.items()):
+            rows.append(row)
+        elif number < len(lines):  # what follows the last line break was cut off by a crash
+            report(f"{file}:{number}: the line is damaged (no JSON object with {', '.join(fields)}) and left out")
+    return rows
 
 
 # Keys that a resumed run must not change: a checkpoint goes on with the same model, prompts and completion length. Of

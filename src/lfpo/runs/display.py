@@ -68,7 +68,7 @@ class Display:
         self.step, self.printed = 0, -math.inf
         self.seconds: list[float] = []  # of each iteration, without its evaluation
         self.evaluation = 0.0  # seconds of the last one
-        self.rewards: list[float] = []
+        self.rewards: list[float] = []  # of the iterations that had any
         self.recent: list[Json] = []
         self.evaluations: dict[str, tuple[dict[str, float], dict[str, float]]] = {}
         self.live: Live | None = None
@@ -109,7 +109,7 @@ class Display:
         for name, values in evaluated.items():
             self.evaluations[name] = (self.evaluations.get(name, (values,))[0], values)
         if "reward" in metrics:
-            self.rewards.append(metrics["reward"])
+            self.rewards += [metrics["reward"]] if math.isfinite(metrics["reward"]) else []
             self.recent = [*self.recent, metrics][-RECENT:]
         if self.live:
             self.live.refresh()
@@ -188,7 +188,7 @@ def evaluations(metrics: Json) -> dict[str, dict[str, float]]:
     """The values of the keys eval/SAMPLER/NAME as SAMPLER -> NAME -> value."""
     by_sampler: dict[str, dict[str, float]] = {}
     for key in sorted(metrics):
-        if key.startswith("eval/"):
+        if key.startswith("eval/") and key.count("/") > 1:
             by_sampler.setdefault(key.split("/")[1], {})[key.split("/")[2]] = metrics[key]
     return by_sampler
 
@@ -201,14 +201,14 @@ def _score(values: dict[str, float]) -> str:
 def reward_text(values: Json) -> str:
     """The mean reward of an evaluation; "-" where a reward function failed or no completion could be judged."""
     reward = values.get("reward")
-    return "-" if reward is None else f"{reward:.3f}"
+    return "-" if reward is None or math.isnan(reward) else f"{reward:.3f}"
 
 
 def sparkline(values: list[float], width: int = 40) -> str:
-    """The last `width` values as block characters, lowest to highest."""
-    values = values[-width:]
-    low, high = min(values), max(values)
-    return "".join(SPARKS[int((v - low) / ((high - low) or 1) * (len(SPARKS) - 1))] for v in values)
+    """The last `width` finite values as block characters, lowest to highest."""
+    halves = [v / 2 for v in values if math.isfinite(v)][-width:]  # the difference of two values may be infinite
+    low, high = min(halves, default=0.0), max(halves, default=0.0)
+    return "".join(SPARKS[int((half - low) / ((high - low) or 1) * (len(SPARKS) - 1))] for half in halves)
 
 
 def one_line(metrics: Json, total: int) -> str:

@@ -30,6 +30,7 @@ from lfpo.models.tensor_files import read_like, tensor_paths, write_shards
 from lfpo.models.weights import read_weights
 
 CARD = "README.md"
+BEFORE = "model-before"  # the trained model of a run that has gone on since, until it has a new one
 TABLES = ("qmap1", "qmap2")  # bitsandbytes' fields with the values of the 256 codes, equal for all tensors
 
 
@@ -97,16 +98,20 @@ def save_checkpoint(run_dir: Path, step: int, trainer: Saved, *, state: Json, ca
 
 
 def _publish(root: Path, partial: Path, final: Path, manifest: dict[str, str], keep: int) -> None:
-    """Write the manifest, rename the checkpoint to its final name, and remove old checkpoints."""
+    """Write the manifest, set the trained model of a run that goes on aside, rename the checkpoint to its final name,
+    and remove old checkpoints."""
     write_json(partial / "manifest.json", manifest)
     for path in [partial / "manifest.json", *(p for p in partial.rglob("*") if p.is_dir()), partial]:
         _sync(path)
+    if (model := root.parent / "model").exists():
+        shutil.rmtree(root.parent / BEFORE, ignore_errors=True)
+        model.rename(root.parent / BEFORE)  # so that a folder called model is never older than a checkpoint
     if final.exists():  # a resumed run saves the same step again
         shutil.rmtree(final)
     partial.rename(final)
     _sync(root)
     # A later step is a damaged checkpoint that the resume skipped.
-    steps = _numbered(root)
+    steps = numbered(root)
     own = steps.index(final)
     for old in [*steps[: max(0, own + 1 - keep)], *steps[own + 1 :]]:
         # Renamed first, so that an interrupted deletion leaves no incomplete folder under a checkpoint's name.
@@ -127,6 +132,7 @@ def export_model(run_dir: Path, model: MaskedDiffusionLM, tokenizer: object, *, 
         (partial / CARD).write_text(card, encoding="utf-8")
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
+        shutil.rmtree(run_dir / BEFORE, ignore_errors=True)
 
     try:
         distributed.by_first(lambda: shutil.rmtree(partial, ignore_errors=True))
@@ -142,7 +148,7 @@ def export_model(run_dir: Path, model: MaskedDiffusionLM, tokenizer: object, *, 
 def latest_checkpoint(run_dir: Path, report: Callable[[str], None] | None = None) -> Path | None:
     """The newest checkpoint whose files match its manifest, or None. report: called with a sentence for each damaged
     checkpoint that is skipped."""
-    for path in reversed(_numbered(run_dir / "checkpoints")):
+    for path in reversed(numbered(run_dir / "checkpoints")):
         damage = verify(path)
         if damage is None:
             return path
@@ -236,10 +242,14 @@ def load_optimizer(optimizer: torch.optim.Optimizer, checkpoint: Path) -> None:
                 buffers[name].copy_(value)
 
 
-def _numbered(root: Path) -> list[Path]:
+def numbered(root: Path) -> list[Path]:
     """The checkpoints of a folder, oldest first."""
-    folders = {int(n): p for p in root.glob("step-*") if (n := p.name.removeprefix("step-")).isdigit()}
-    return [folders[number] for number in sorted(folders)]
+    return sorted((p for p in root.glob("step-*") if p.name.removeprefix("step-").isdecimal()), key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The iteration of a checkpoint."""
+    return int(checkpoint.name.removeprefix("step-"))
 
 
 def _sync_and_hash(folder: Path) -> dict[str, str]:

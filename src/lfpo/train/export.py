@@ -38,7 +38,7 @@ from lfpo.report.data import run_data
 from lfpo.report.html import page
 from lfpo.runs.card import FAMILY_USE, converted_card, model_card, published, transformers_use
 from lfpo.runs.directory import Run
-from lfpo.train.checkpoint import CARD, latest_checkpoint, save_policy, verify
+from lfpo.train.checkpoint import CARD, latest_checkpoint, numbered, save_policy, step_of, verify
 from lfpo.train.copies import AverageFiles, swap
 
 REASON = 160  # most characters of the hub's answer in a message
@@ -57,7 +57,7 @@ class Source:
     """Where exported weights come from.
 
     weights: a folder with all weights, or with an adapter only. run: the run they belong to, with its configuration.
-    step: the checkpoint's iteration, None for a run's final model.
+    step: the iteration of a run's weights; None where no checkpoint says it.
     """
 
     weights: Path
@@ -105,7 +105,8 @@ def find_source(settings: ExportConfig | PushConfig) -> Source:
         and settings.dtype is None
         and (folder / "model" / "config.json").exists()
     ):
-        return Source(folder / "model", run, config)
+        saved = numbered(folder / "checkpoints")
+        return Source(folder / "model", run, config, step_of(saved[-1]) if saved else None)
     checkpoint = checkpoint or latest_checkpoint(folder, print)
     if checkpoint is None:
         raise UserError(f"{folder}: the run has neither a trained model nor a checkpoint yet")
@@ -113,7 +114,7 @@ def find_source(settings: ExportConfig | PushConfig) -> Source:
         raise UserError(f"{checkpoint}: holds no adapter, since the run has no 'lora'; leave out --adapter")
     if not checkpoint.name.removeprefix("step-").isdecimal():
         raise UserError(f"{checkpoint}: the folder of a checkpoint is named step-NUMBER; rename it")
-    return Source(checkpoint / "model", run, config, int(checkpoint.name.removeprefix("step-")))
+    return Source(checkpoint / "model", run, config, step_of(checkpoint))
 
 
 def run_export(config: ExportConfig) -> Path:

@@ -20,13 +20,21 @@ from lfpo.core import collectives
 from lfpo.core.observer import Observer
 from lfpo.report import write_report
 from lfpo.runs.card import model_card
+from lfpo.runs.changes import comparable
 from lfpo.runs.context import Context, Stopped, StopRequests
 from lfpo.runs.directory import Run, open_run, opened_by_this_launcher, removed_if_unused
 from lfpo.runs.display import Display
 from lfpo.runs.health import Health
 from lfpo.runs.trackers import reporting
 from lfpo.train.callbacks import Callbacks
-from lfpo.train.checkpoint import export_model, latest_checkpoint, load_optimizer, load_weights, save_checkpoint
+from lfpo.train.checkpoint import (
+    BEFORE,
+    export_model,
+    latest_checkpoint,
+    load_optimizer,
+    load_weights,
+    save_checkpoint,
+)
 from lfpo.train.trainer import Trainer
 
 
@@ -92,7 +100,8 @@ class TrainingRun:
         trainer = self.trainer
         with self.folder.held(), removed_if_unused(self.folder):
             self.restore()
-            self.folder.write_config(trainer.user_args, trainer.total_steps)
+            self.folder.write_config(trainer.user_args, trainer.total_steps, self.done)
+            self.recall()
             distributed.begin_work()
             shown = to_dict(self.args)
             tracked = reporting(self.args.report_to, self.folder, shown, done=self.done, note=self.note)
@@ -129,7 +138,7 @@ class TrainingRun:
                     self.end_with(error)
             self.context.observer.begin("")
             try:
-                card = model_card(self.folder, to_dict(self.args), trainer.kind)
+                card = model_card(self.folder, to_dict(self.args), trainer.kind, step=self.done)
                 return export_model(self.folder.dir, trainer.export(), trainer.tokenizer, card=card)
             except BaseException as error:
                 self.end_with(error)
@@ -209,15 +218,19 @@ class TrainingRun:
         """Write a checkpoint of the iterations done."""
         self.context.observer.begin("checkpoint")
         trainer, self.saving = self.trainer, True
+        before = self.folder.dir / "model"
+        goes_on = before.exists()
         save_checkpoint(
             self.folder.dir,
             self.done,
             trainer,
             state={**trainer.state, "unlogged": self.unlogged, "callbacks": self.callbacks.saved_state()},
-            card=model_card(self.folder, to_dict(self.args), trainer.kind),
+            card=model_card(self.folder, to_dict(self.args), trainer.kind, step=self.done),
             keep=self.args.save_total_limit,
         )
         self.saved, self.saving = self.done, False
+        if goes_on:
+            self.note(f"{before} is of an earlier iteration, so it is called {BEFORE} until the run ends")
         self.context.observer.begin("")
         self.callbacks.saved(self.done, self.folder.dir / "checkpoints")
 
@@ -271,12 +284,18 @@ class TrainingRun:
             self.done = self.saved = self.context.observer.resumed_at = state["step"]
             self.unlogged, callback_state = state.get("unlogged"), state.get("callbacks")
             self.note(f"resumed from {checkpoint}")
-        self.folder.truncate_metrics(self.done if checkpoint is not None else -1)
-        before, notes = collectives.gather(
-            (self.folder.read_metrics(), self.folder.read_notes()) if first else ([], [])
-        )[0]
-        self.health = Health(before, {note["rule"] for note in notes})
+        self.folder.truncate_metrics(self.done if checkpoint is not None else -1, self.note)
+        before = collectives.gather(self.folder.read_metrics() if first else [])[0]
         self.callbacks.restore(self.done, before, callback_state)
+
+    def recall(self) -> None:
+        """Of a resumed run, the rules of lfpo.runs.health that hold already."""
+        if not self.resume:
+            return
+        run, first = self.folder, collectives.rank() == 0
+        found = (comparable(run.read_metrics(), run.changes()), run.read_notes()) if first else ([], [])
+        before, notes = collectives.gather(found)[0]
+        self.health = Health(before, {note["rule"] for note in notes})
 
 
 def run_trainer(trainer: Trainer, *, resume: object = False, display: Display | Lines | None = None) -> Path:

@@ -85,7 +85,7 @@ function iterations(onplay) {
     const first = sorted[0].row;
     const named = (row) => `iteration ${group.step}, reward ${number(row.reward)}`;
     const play = (row) => onplay(row === first ? [[row, named(row)]] : [[first, named(first)], [row, named(row)]]);
-    const head = ["", "completion", "times", ...(parts.length > 1 ? parts : []), "reward", data.r_is_target ? "r" : "advantage", "steps", "NFE"];
+    const head = ["", "completion", "times", ...(parts.length > 1 ? parts : []), "reward", data.histograms.find((h) => h.step === group.step).r_is_target ? "r" : "advantage", "steps", "NFE"];
     return el("section", { class: "group" }, verdict(group), el("pre", { class: "prompt" }, visible(group.rows[0].prompt.trim())),
       el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Completions of this prompt" }, el("table", {},
         el("thead", {}, el("tr", {}, head.map((name, i) => el("th", { scope: "col", class: i > 1 ? "n" : null }, name || el("span", { class: "visually-hidden" }, "play"))))),
@@ -108,8 +108,8 @@ function iterations(onplay) {
     const h = data.histograms[Number(slider.value)];
     label.textContent = `iteration ${h.step}`;
     slider.setAttribute("aria-valuetext", label.textContent);
-    const target = data.r_is_target ? "r" : "advantage";
-    const about = data.r_is_target ? "r: 1/2 is neutral, above it towards the rollout, below it away" : "the objective's advantage";
+    const target = h.r_is_target ? "r" : "advantage";
+    const about = h.r_is_target ? "r: 1/2 is neutral, above it towards the rollout, below it away" : "the objective's advantage";
     const width = Math.min(420, pair.clientWidth || 320);
     pair.replaceChildren(
       el("figure", {}, el("figcaption", {}, about), bars(h.r, `Histogram of ${target} at iteration ${h.step}`, width)),
