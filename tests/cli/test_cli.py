@@ -126,8 +126,40 @@ def without_reader(*arguments: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def test_help_that_nobody_reads_ends_in_silence():
-    assert without_reader("train", "--help") == (128 + signal.SIGPIPE, "")
+@pytest.mark.parametrize("command", ["train --help", "recipes", "plan sudoku --tflops 1 --tflops_float32 1"])
+def test_output_that_nobody_reads_ends_in_silence(command: str):
+    assert without_reader(*command.split()) == (128 + signal.SIGPIPE, "")
+
+
+def into(target: str, *arguments: str) -> tuple[int, str]:
+    """Exit code and standard error of a command whose standard output is redirected by a shell: `>/dev/full`, `>&-`."""
+    command = ["sh", "-c", f'"$@" {target}', "sh", sys.executable, "-m", "lfpo", *arguments]
+    done = subprocess.run(command, env=environment(), stderr=subprocess.PIPE, text=True, check=False)
+    return done.returncode, done.stderr
+
+
+needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+
+
+@needs_full
+@pytest.mark.parametrize("command", ["recipes", "schema train", "train --help"])
+def test_output_to_a_full_disk_is_one_sentence(command: str):
+    said = "error: standard output could not be written (No space left on device); send it elsewhere\n"
+    assert into(">/dev/full", *command.split()) == (2, said)
+
+
+def test_a_closed_standard_output_is_no_error():
+    assert into(">&-", "recipes") == (0, "")
+
+
+@needs_full
+@pytest.mark.long
+@pytest.mark.parametrize("target", [">/dev/full", ">&-"])
+def test_a_run_goes_on_when_its_output_cannot_be_written(target: str, tmp_path: Path):
+    code, error = into(target, *train_arguments(tmp_path))
+    assert code == 0 and (tmp_path / "run" / "report.html").exists()
+    told = "standard output cannot be written (No space left on device); the run goes on, and its folder says how\n"
+    assert error == (told if target == ">/dev/full" else "")
 
 
 @pytest.mark.long

@@ -2,17 +2,20 @@
 
 import json
 import math
+import re
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import psutil  # type: ignore[import-untyped]
 import pytest
 
 from lfpo.cli.command_line import main
-from lfpo.compare.cell import last_of
-from lfpo.compare.grid import check, run_compare
+from lfpo.compare.cell import held_out, last_of
+from lfpo.compare.grid import check, read_result, run_compare, write_cell, write_results
 from lfpo.compare.statistics import (
     accuracy_for,
     bootstrap,
@@ -23,12 +26,12 @@ from lfpo.compare.statistics import (
     table,
 )
 from lfpo.config.build import to_dict, yaml_text
-from lfpo.config.compare import Cell, CompareConfig, cell_config, cell_folder, pick_objectives
+from lfpo.config.compare import Cell, CompareConfig, cell_config, cell_folder, check_folder, pick_objectives
 from lfpo.config.errors import UserError
 from lfpo.eval.estimates import over_problems, over_seeds
 from processes import ForkedModule, start_lfpo
 from research.tables import iqm
-from written_runs import compared
+from written_runs import compared, write_result
 
 TINY = {"max_steps": 1, "prompts_per_iteration": 2, "num_generations": 2, "eval_steps": 1, "log_completions": False}
 THRESHOLD = {"eval_samplers": {"threshold": {"threshold": 0.9}}}
@@ -135,6 +138,10 @@ def test_labels_from_the_command_line():
     [
         ({"objectives": {"lfpo": {"beta": 1.0}}}, "no 'name'"),
         ({"objectives": {"base": {"name": "lfpo"}}}, "must not be 'base'"),
+        *(
+            ({"objectives": {name: {"name": "lfpo"}}}, "give 1 to 200 bytes")
+            for name in ("n" * 201, "é" * 101, "a\nb", " ")
+        ),
         ({"objectives": {"lfpo": {"name": "lfpo", "config": {"seed": 9}}}}, "config: 'seed' is decided by .* 'seeds'"),
         ({"overrides": {"objective": {"timesteps": 9}}}, "'objective' is decided by the comparison's 'objectives'"),
         ({"overrides": {"eval_size": 9}}, "overrides: 'eval_size' is decided by .* 'problems'"),
@@ -179,12 +186,44 @@ def test_the_table_and_the_curves_by_hand(tmp_path: Path):
     assert made["rows"] == [
         ["base", "30.0", "40.0", "2.00", "", "", "", ""],
         ["lfpo", *[f"60.0 ({low:.1f} to {high:.1f})"] * 2, "2.00", "", "", "5.00", "2 of 2"],
-        ["rejection", "60.0", "80.0", "2.00", "-10.0", "0.00 (0.00 to 0.00)", "5.00", "1 of 2"],
+        ["rejection", "60.0", "80.0", "2.00", "-10.0", "0.00", "5.00", "1 of 2"],
     ]
     assert table(small(tmp_path), None, {"lfpo": [], "rejection": []})["rows"][0][1] == "missing"
     first, second, _ = curves(base, results)
     assert first == {"label": "base", "frontier": {"x": [1.0], "mean": [0.3], "low": [0.3], "high": [0.3]}}
     assert second["learning"] == {"x": [0.0, 5.0], "mean": [0.4, 0.6], "low": [0.4, 0.5], "high": [0.4, 0.7]}
+
+
+def test_the_results_say_how_many_problems_were_measured_and_a_label_may_hold_a_bar(tmp_path: Path):
+    config = small(tmp_path, objectives={"a|b": {"name": "lfpo"}, "c": {"name": "dtm", "tilt": 2.0}}, problems=50)
+    rows = [{"prompt": "x"}] * 3
+    with mock.patch("lfpo.compare.cell.get_task", return_value=SimpleNamespace(test_rows=lambda n: rows[:n])):
+        measured = len(held_out(cell_config(config, Cell("c", 100)), {"problems": list(range(50))}))
+    assert measured == 3
+    for label in config.objectives:
+        write_result(config, Cell(label, 100), compared(label, 100, [0.5], [0.4, 0.5]) | {"problems": measured})
+    page = write_results(config, {}).read_text()
+    assert "2 objectives, 2 seeds, 3 held-out problems." in page
+    rows_of_table = [line for line in page.splitlines() if line.startswith("|")]
+    assert rows_of_table[2].startswith(r"| a\|b | 50.0 ")
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in rows_of_table} == {9}
+
+
+def test_a_result_that_is_cut_or_of_something_else_is_told_with_what_to_do(tmp_path: Path):
+    config = small(tmp_path)
+    write_result(config, Cell("lfpo", 100), {})
+    [path] = tmp_path.glob("cells/*/result.json")
+    for text, said in (("{}", "lacks seed, version, "), ('{"seed": 1', "not readable as JSON")):
+        path.write_text(text)
+        with pytest.raises(UserError, match=rf"result\.json: {said}.*; delete the file, and the same command runs"):
+            read_result(config, Cell("lfpo", 100))
+    assert read_result(config, Cell("lfpo", 101)) is None
+    (tmp_path / "file").touch()
+    for folder in (Path("/proc/nothing"), tmp_path / "file" / "inside"):
+        with pytest.raises(UserError, match="could not be written"):
+            write_cell(small(folder), Cell("lfpo", 100))
+    with pytest.raises(UserError, match="UTF-8"):
+        check_folder(small(tmp_path / "a\udcff"))
 
 
 def at(nfe: float, accuracy: float) -> dict[str, float]:
@@ -225,6 +264,8 @@ def test_the_bootstrap_is_stratified():
     assert (apart.mean, apart.low, apart.high) == (0.5, 0.0, 1.0)
     sure = bootstrap(probability_of_improvement, [[2.0, 3.0]], [[0.0, 1.0]])
     assert (sure.mean, sure.low, sure.high) == (1.0, 1.0, 1.0)
+    one = bootstrap(probability_of_improvement, [[2.0], [3.0]], [[0.0], [4.0]])
+    assert one.mean == 0.5 and math.isnan(one.low) and math.isnan(one.high)  # one seed has no interval
 
 
 def test_intervals_of_means_over_problems():

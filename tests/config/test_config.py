@@ -1,6 +1,7 @@
 import dataclasses
 import functools
 import re
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
@@ -20,7 +21,7 @@ from lfpo.config.compare import CompareConfig
 from lfpo.config.dpo import DPOConfig
 from lfpo.config.errors import UserError
 from lfpo.config.eval import EvalConfig
-from lfpo.config.files import read_json
+from lfpo.config.files import read_json, reason, replace_file, writing
 from lfpo.config.plan import PlanConfig
 from lfpo.config.sample import SampleConfig, demo_config
 from lfpo.config.sft import SFTConfig
@@ -141,6 +142,54 @@ def test_a_json_file_may_have_a_byte_order_mark_and_no_key_twice(tmp_path: Path)
         file.write_text(text)
         with pytest.raises(UserError, match=rf"config.json: not readable as JSON \(.*{said}"):
             read_json(file)
+
+
+def test_a_write_that_fails_leaves_no_partial_file(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError):
+        replace_file(tmp_path / "folder", "text")
+    with pytest.raises(UnicodeEncodeError):
+        replace_file(tmp_path / "file", "\udcff")
+    assert list(tmp_path.iterdir()) == [tmp_path / "folder"]
+    replace_file(tmp_path / "file", "text")
+    assert (tmp_path / "file").read_text() == "text"
+
+
+def test_a_folder_that_cannot_be_copied_is_one_sentence() -> None:
+    copied = shutil.Error([("a", "b", "[Errno 28] No space left on device: 'b'"), ("c", "d", "the same")])
+    with pytest.raises(UserError) as caught, writing(Path("out")):
+        raise copied
+    assert str(caught.value) == "out: could not be written ([Errno 28] No space left on device: 'b')"
+    moved = shutil.Error("Destination path 'x' already exists")
+    assert [reason(copied), reason(moved)] == ["[Errno 28] No space left on device: 'b'", moved]
+
+
+@pytest.mark.parametrize("command", ["train", "dpo", "compare", "plan"])
+def test_the_config_yaml_of_a_run_belongs_to_its_command(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.yaml").write_text("init: {layers: 2}\noutput_dir: x\n")
+    (tmp_path / "run.json").write_text('{"kind": "sft"}')
+    assert main([command, str(tmp_path / "config.yaml")]) == 2
+    said = f"config {str(tmp_path / 'config.yaml')!r}: is that of a run of `lfpo sft`; `lfpo sft` takes it"
+    assert capsys.readouterr().err == f"error: {said}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("[q_proj, v_proj]", ["q_proj", "v_proj"]),
+        ("q_proj,v_proj", ["q_proj", "v_proj"]),
+        ("q_proj", ["q_proj"]),
+        ("[]", []),
+        ("all-linear", "all-linear"),
+        ("as-published", "as-published"),
+    ],
+)
+def test_the_layers_of_an_adapter_are_words_or_a_list(text: str, value: object) -> None:
+    given = parse_overrides(["--lora.target_modules", text, "--output_dir", "x"], text_keys(LFPOConfig))
+    built = build(LFPOConfig, given)
+    assert built.lora is not None and built.lora.target_modules == value
 
 
 def test_a_missing_key_is_named() -> None:

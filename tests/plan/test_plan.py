@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
@@ -271,6 +272,34 @@ def test_the_command_prints_each_way_that_fits_with_its_command(
         assert way["cost"] == pytest.approx(2 * way["gpus"] * hours)
         # 40 iterations of 16 prompts x 8 rollouts of 4 tokens
         assert way["tokens"] == 40 * 16 * 8 * 4
+
+
+@pytest.mark.usefixtures("simple_activations")
+def test_a_plan_counts_the_prompts_that_a_task_makes_and_says_what_it_assumes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    rates = ["--tflops", "100", "--tflops_float32", "10"]
+    assert "(prompt 19)" in printed_plan(capsys, "sudoku", *rates)
+    assert "(prompt 30)" in printed_plan(capsys, "sudoku", *rates, "--prompt_length", "30")
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))  # and no tokenizer
+    assumed = printed_plan(capsys, "sudoku", *rates, "--model", str(tmp_path))
+    assert "(prompt 256, assumed; set --prompt_length)" in assumed
+    monkeypatch.setenv("COLUMNS", "200")
+    numbers = sorted(re.findall(r"\d+\.\d\d\b", printed_plan(capsys, "sudoku", *rates)))
+    for columns in ("20", "40", "60", "80"):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert sorted(re.findall(r"\d+\.\d\d\b", printed_plan(capsys, "sudoku", *rates))) == numbers
+
+
+@pytest.mark.usefixtures("simple_activations")
+def test_a_plan_that_cannot_be_written_is_printed_all_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    folder = tmp_path / "here"
+    folder.mkdir()
+    assert main(["plan", "sudoku", "--tflops", "1", "--tflops_float32", "1", "--output", str(folder)]) == 2
+    said = capsys.readouterr()
+    assert "\nlfpo train sudoku\n" in said.out
+    assert said.err == f"error: {folder}: could not be written (Is a directory); give --output the name of a new file\n"
+    assert list(tmp_path.iterdir()) == [folder]
 
 
 @pytest.mark.usefixtures("simple_activations")

@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
+from lfpo.base.terminal import Terminal
 from lfpo.cli.command_line import main
 from lfpo.cli.sample import printable
 from lfpo.compare.grid import run_compare
@@ -24,7 +24,7 @@ from written_runs import write_comparison, write_run
 
 def printed(folder: Path, width: int) -> str:
     out = io.StringIO()
-    print_report(Run(folder), Console(file=out, width=width))
+    print_report(Run(folder), Terminal(file=out, width=width))
     return out.getvalue()
 
 
@@ -61,9 +61,22 @@ def test_the_text_of_an_evaluation_without_a_reward_has_a_dash(tmp_path: Path):
 def test_the_text_of_a_comparison_is_its_table(tmp_path: Path):
     text = printed(write_comparison(tmp_path), 160)
     assert "minus lfpo" in text and "unigrpo" in text and "2 of 2" in text
+    numbers = re.findall(r"[-+]?\d+\.\d+", text)
+    assert len(numbers) > 30 and sorted(re.findall(r"[-+]?\d+\.\d+", printed(tmp_path, 40))) == sorted(numbers)
+    path = tmp_path / "results.json"
+    data = json.loads(path.read_text().replace("unigrpo", "uni[b=1]"))
+    path.write_text(json.dumps(data))
+    assert "uni[b=1]" in printed(tmp_path, 160)
+    broken: object
+    for broken in ({}, [], {"columns": [], "rows": []}):
+        path.write_text(json.dumps(data | {"table": broken}))
+        with pytest.raises(UserError, match=r"'table' lacks columns, rows or caption; run `lfpo compare` again"):
+            printed(tmp_path, 160)
 
 
-def test_report_takes_several_folders_and_refuses_unknown_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_report_takes_several_folders_and_refuses_unknown_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
     folders = [str(write_run(tmp_path / name, ["text"])) for name in "ab"]
     assert main(["report", *folders]) == 0
     assert capsys.readouterr().out.split() == [f"{f}/report.html" for f in folders]
@@ -71,6 +84,15 @@ def test_report_takes_several_folders_and_refuses_unknown_options(tmp_path: Path
     assert "reward" in capsys.readouterr().out
     assert main(["report", folders[0], "--figure"]) == 2
     assert "did you mean '--figures'" in capsys.readouterr().err
+    for wrong, said in (
+        (f"{folders[0]}/report.html", f"is a file; give its folder, {folders[0]}"),
+        ("", "one or more"),
+    ):
+        assert main(["report", wrong]) == 2
+        assert said in capsys.readouterr().err
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main(["report", "~/a"]) == 0
+    assert capsys.readouterr().out.split() == [f"{folders[0]}/report.html"]
 
 
 @pytest.mark.long

@@ -31,9 +31,9 @@ def served(folder: Path, host: str = "127.0.0.1") -> Iterator[Server]:
         thread.join()
 
 
-def get(server: Server, path: str, **headers: str) -> tuple[int, dict[str, str], str]:
+def get(server: Server, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], str]:
     connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=30)
-    connection.request("GET", path, headers={k.replace("_", "-"): v for k, v in headers.items()})
+    connection.request(method, path, headers={k.replace("_", "-"): v for k, v in headers.items()})
     answer = connection.getresponse()
     body = answer.read().decode()
     connection.close()
@@ -57,6 +57,9 @@ def test_the_page_and_its_data_follow_the_run(tmp_path: Path):
         _, headers, body = get(server, "/data.json")
         assert json.loads(body)["step"] == 2
         assert get(server, "/data.json", If_None_Match=headers["ETag"])[0] == 304
+        status, headers, nothing = get(server, "/data.json", "HEAD")
+        assert (status, headers["Content-Length"], nothing) == (200, str(len(body)), "")
+        assert get(server, "/nowhere", "HEAD")[::2] == (404, "")
         add_iteration(folder, 3)
         status, _, body = get(server, "/data.json", If_None_Match=headers["ETag"])
         assert (status, json.loads(body)["step"]) == (200, 3)
@@ -104,6 +107,12 @@ def test_wrong_folders_and_taken_ports_are_errors(tmp_path: Path):
     with pytest.raises(UserError, match="holds no run"):
         Server(WatchConfig(run=str(tmp_path)))
     folder = write_run(tmp_path / "run", ["text"])
+    info = (folder / "run.json").read_text()
+    for kind in ("sft", "dpo"):
+        (folder / "run.json").write_text(json.dumps({**json.loads(info), "kind": kind}))
+        with pytest.raises(UserError, match=f"holds a run of `lfpo {kind}`"):
+            Server(WatchConfig(run=str(folder)))
+    (folder / "run.json").write_text(info)
     with served(folder) as server, pytest.raises(UserError, match=r"could not listen at 127\.0\.0\.1"):
         Server(WatchConfig(run=str(folder), port=server.server_address[1]))
     with pytest.raises(UserError, match="could not listen"):

@@ -1,12 +1,13 @@
 """The model card beside saved weights."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCard
 
 from lfpo import LFPOTrainer
-from lfpo.runs.card import model_card
+from lfpo.runs.card import model_card, table_cell
 from lfpo.runs.directory import Run
 from small_runs import choice_config
 
@@ -24,6 +25,14 @@ def test_a_trained_model_and_its_checkpoints_carry_a_card_with_results(tmp_path)
     assert f"{100 * last['eval/quick/accuracy']:.1f} %" in card.text
     assert str(tmp_path) not in card.text
     assert (tmp_path / "my run/checkpoints/step-1/model/README.md").read_text().startswith("---\nlibrary_name: lfpo")
+
+
+def test_a_sampler_s_name_may_hold_a_bar(tmp_path: Path):
+    values = {f"eval/a|b/{key}": 0.5 for key in ("accuracy", "low", "high", "nfe")}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 0, **values}) + "\n")
+    card = model_card(Run(tmp_path), {"model": "embedded", "data_file": "d.jsonl"}, "train")
+    assert r"| `a\|b` | 50.0 % (50.0 to 50.0) | 50.0 % (50.0 to 50.0) | 0.5 |" in card.splitlines()
+    assert table_cell("two\nlines") == "two lines"
 
 
 def test_a_card_names_a_hub_base_and_no_folder_of_this_machine(tmp_path: Path):

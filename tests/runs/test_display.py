@@ -1,5 +1,6 @@
 import io
 import math
+import re
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from rich.console import Console
 
 from lfpo.base import progress as progress_module
 from lfpo.base.progress import duration
+from lfpo.base.terminal import Terminal
 from lfpo.cli import main
 from lfpo.core import observer as observer_module
 from lfpo.core.observer import Observer
@@ -84,6 +86,14 @@ def test_a_narrow_terminal_loses_columns_and_never_breaks_a_row(width: int):
     assert all(len(line) <= width for line in lines)
     assert "reward" in lines[0] and "0.500" in lines[1]
     assert ("loss" in lines[0]) == (width >= 50)
+
+
+def test_a_sampler_s_name_is_shown_as_it_is_written():
+    out = io.StringIO()
+    console = Terminal(file=out, width=80, force_terminal=True, color_system=None)
+    with Display(10, console) as display:
+        display.update({**METRICS, "eval/[blue]/accuracy": 0.125, "eval/[blue]/nfe": 3.0})
+    assert re.search(r"\[blue\] +12\.5% at 3\.0 NFE", out.getvalue())
 
 
 def test_a_log_file_is_quiet_between_evaluations_but_tells_the_first_and_the_last(monkeypatch: pytest.MonkeyPatch):

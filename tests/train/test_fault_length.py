@@ -133,7 +133,7 @@ def test_plan_and_run_count_the_same(model: Path, tmp_path: Path, keys: dict[str
     rows = [*ROWS, *([{"prompt": "x" * 600}] if keys.get("filter_overlong_prompts") else [])]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     args = config(tmp_path / "run", data_file=str(tmp_path / "rows.jsonl"), model=str(model), **keys)
-    planned = _planner(PlanConfig(device="cpu"), args)(args, gpus=1)
+    planned = _planner(PlanConfig(device="cpu"), args, 8)(args, gpus=1)
     run = LFPOTrainer(reward_funcs=reward, args=args)
     assert planned.run_length.iterations == planned.args.max_steps == run.total_steps == run.args.max_steps
 
@@ -155,6 +155,7 @@ def test_a_run_goes_on_with_the_keys_it_was_given(model: Path, tmp_path: Path, c
         assert trainer(model, folder, **keys).train(resume=True) == folder / "model"
         said = f"nothing is left to train: 4 iterations are done, and the run has {total}"
         assert said in " ".join(capsys.readouterr().out.split())
+        assert run_data(Run(folder))["max_steps"] == 4  # not "4 of 2 iterations"
     assert steps(folder) == [1, 2, 3, 4]
 
 

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import platform
+import sys
 
 from lfpo.config.errors import UserError
 from lfpo.config.version import VERSION
@@ -38,6 +39,18 @@ def before_torch() -> None:
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     if platform.libc_ver()[0] == "glibc" and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**21)
+
+
+def open_output() -> None:
+    """Give a process that was started without standard output or error, as by `>&-`, one that goes nowhere."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # until the process ends
+
+
+def drop_output() -> None:
+    """Send standard output nowhere from here on, with what is not written yet, which Python would report at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def use_threads(number: int) -> None:

@@ -5,7 +5,7 @@ import shutil
 import signal
 import sys
 
-from lfpo.base.environment import before_torch
+from lfpo.base.environment import before_torch, drop_output, open_output
 from lfpo.cli.commands import COLLECTIVE, COMMANDS, launched_rank
 from lfpo.cli.list_recipes import wrapped
 from lfpo.config.build import recipe_names
@@ -55,14 +55,18 @@ def main(arguments: list[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     before_torch()
+    open_output()
     try:
         code = _run(arguments)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:
-        if not _nobody_reads():
+    except OSError:
+        if (lost := _lost_output()) is None:
             raise
-        return 128 + signal.SIGPIPE
+        if isinstance(lost, BrokenPipeError):  # as after `lfpo recipes | head -1`
+            return 128 + signal.SIGPIPE
+        print(f"error: standard output could not be written ({lost.strerror}); send it elsewhere", file=sys.stderr)
+        return 2
     except UserError as error:
         rank = launched_rank()
         # Before the ranks do different things they fail alike, so only rank 0 prints.
@@ -81,15 +85,15 @@ def main(arguments: list[str] | None = None) -> int:
         return 128 + number  # as a shell reports a process that a signal ended
 
 
-def _nobody_reads() -> bool:
-    """Whether standard output is a pipe without a reader, as after `lfpo recipes | head -1`. If so, what is not written
-    yet is dropped, or Python would report it at exit; if not, an empty line is printed."""
+def _lost_output() -> OSError | None:
+    """Why standard output takes nothing more: a pipe without a reader, a full disk. Nothing more is written then. Where
+    it does take more, an empty line is printed."""
     try:
         print(flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return True
-    return False
+    except OSError as error:
+        drop_output()
+        return error
+    return None
 
 
 def _run(arguments: list[str]) -> int:

@@ -1,7 +1,6 @@
 """`lfpo demo`: train the embedded model with LFPO in a few minutes and print results before and after."""
 
-from rich.console import Console
-
+from lfpo.base.terminal import Terminal, fitted
 from lfpo.config.train import LFPOConfig
 from lfpo.report import write_report
 from lfpo.report.data import evaluation_pairs
@@ -12,14 +11,15 @@ from lfpo.train.rl import LFPOTrainer
 def run_demo(config: LFPOConfig) -> None:
     """Train and print held-out results before and after."""
     trainer = LFPOTrainer(args=config)
-    console = Console()
+    console = Terminal()
     console.print(
         f"LFPO trains the embedded model on {trainer.source.name}: {trainer.total_steps} iterations of "
         f"{config.prompts_per_iteration} prompts x {config.num_generations} rollouts. The base model was trained on "
         "flawed demonstrations. LFPO sees only a reward of 1 or 0 for each rollout.\n"
     )
     trainer.train()
-    console.print(evaluation_table(evaluation_pairs(trainer.run.read_metrics()), console.width < 60))
+    evaluated = evaluation_table(evaluation_pairs(trainer.run.read_metrics()), console.width < 60)
+    console.print(fitted(evaluated, console))
     for name, sampler in trainer.eval_samplers.items():
         if sampler == trainer.sampler:
             console.print(

@@ -8,9 +8,9 @@ import shutil
 
 import psutil  # type: ignore[import-untyped]
 import torch
-from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
+from lfpo.base.terminal import Terminal, fitted
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.engine import Request
@@ -27,7 +27,7 @@ OPTIONAL |= {"bitsandbytes": "8 and 4 bits", "triton": "kernels on GPUs"}
 
 def run_doctor() -> None:
     """Print a table of what was found. Raises UserError if the embedded model does not load and sample."""
-    table = Table(show_header=False, box=None, padding=(0, 2))
+    table = Table("", Column(overflow="fold"), show_header=False, box=None, padding=(0, 2))
     table.add_row("python", platform.python_version())
     for name in (*PACKAGES, *OPTIONAL):
         present = importlib.util.find_spec(name) is not None
@@ -50,7 +50,8 @@ def run_doctor() -> None:
             table.add_row("", f"does not stop: {rung.not_stopped}")
     table.add_row("model families", ", ".join(FAMILIES))
     table.add_row("embedded model", _try_embedded())
-    Console().print(table)
+    console = Terminal()
+    console.print(fitted(table, console))
 
 
 def _try_embedded() -> str:

@@ -5,9 +5,9 @@ import textwrap
 from pathlib import Path
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
+from lfpo.base.terminal import Terminal, fitted
 from lfpo.config.build import RECIPES, command_of, load_yaml, recipe_names
 
 TITLES = {
@@ -21,16 +21,16 @@ TITLES = {
 
 def run_recipes() -> None:
     """Print every recipe of a whole run with its model, task and needs, and the names of the parts to include."""
-    console, rows = Console(), dict[str, list[tuple[str, str, str, str]]]()
+    console, rows = Terminal(), dict[str, list[tuple[str, str, str, str]]]()
     for name in recipe_names():
         rows.setdefault(kind_of(name), []).append(row(name))
     for kind, title in TITLES.items():
         table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
         for column in ("name", "model", "task", "needs"):
-            table.add_column(column, no_wrap=column == "name")
+            table.add_column(column, no_wrap=column == "name", overflow="fold")
         for cells in rows[kind]:
             table.add_row(*cells)
-        console.print(table)
+        console.print(fitted(table, console))
     parts = sorted({*recipe_names(parts=True)} - {*recipe_names()})
     console.print("Parts for `include: [...]` in a recipe of your own:", style="bold", highlight=False)
     for folder in dict.fromkeys(name.partition("/")[0] for name in parts):

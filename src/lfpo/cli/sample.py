@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lfpo.base.spacing import evenly_spaced
+from lfpo.base.terminal import Terminal
 from lfpo.config.json import Json
 from lfpo.config.sample import SampleConfig
 from lfpo.core.encoding import encode_rows
@@ -34,7 +35,7 @@ COLOURS = ("#2b6cb0", "#2c9faf", "#38a169", "#b7a41c", "#dd6b20", "#c53030")  # 
 
 def run_sample(config: SampleConfig) -> None:
     """Sample and print the completion with its steps and forwards (NFE); for a task also whether it is right."""
-    console = Console()
+    console = Terminal()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = getattr(torch, config.dtype)
     check_memory(resolve(config.model), dtype, device)
@@ -49,7 +50,7 @@ def run_sample(config: SampleConfig) -> None:
     sampler = config.sampler.fitted("lfpo sample: sampler", length, model.block_length)
     ids = encode_rows([{"prompt": prompt}], tokenizer, model, sampler.gen_length or 0)
     engine = as_it_is(model)
-    with progress("sampling", 1, "completions", Console(stderr=True)) as state:
+    with progress("sampling", 1, "completions", Terminal(stderr=True)) as state:
         engine.forwarded = state.forward
         trajectory = finite(engine.sample(Request(ids, [key(config.seed, "sample")], sampler)), model)
     shown = prompt if isinstance(prompt, str) else prompt[0]["content"]
@@ -58,7 +59,7 @@ def run_sample(config: SampleConfig) -> None:
         print_steps(trajectory, tokenizer, console)
     length = int(trajectory.lengths[0])
     text = tokenizer.decode(trajectory.tokens[0, :length], skip_special_tokens=True)
-    console.print("\n".join(map(printable, text.split("\n"))), markup=False, highlight=False)
+    console.print("\n".join(map(printable, text.split("\n"))), highlight=False)
     if task is not None:
         print_verdict(row, text, task.correct_all([row], [prefill(prompt) + text])[0], console)
     sure = float(trajectory.final_confidence[0, :length].mean())

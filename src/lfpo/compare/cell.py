@@ -19,7 +19,7 @@ from lfpo.eval.evaluate import evaluate
 from lfpo.eval.terminal import open_console, progress
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.models.autocast import autocasts
-from lfpo.prompts.tasks import get_task
+from lfpo.prompts.tasks import Row, get_task
 from lfpo.rollout.sampling import as_it_is
 from lfpo.runs.directory import Run
 
@@ -44,7 +44,8 @@ def main(folder: Path) -> None:
         # In the precision of the trained models beside it.
         model.autocast = autocasts(config, device, model.backbone.config.hidden_size)
     result = {
-        **{key: value for key, value in cell.items() if key != "problems"},
+        **cell,
+        "problems": len(held_out(config, cell)),
         "version": VERSION,
         "forwards": get_task(config.task or "").gen_length,
         "curve": curve(metrics, cell["sampler"]),
@@ -56,13 +57,18 @@ def main(folder: Path) -> None:
     replace_file(folder / "result.json", json.dumps(result) + "\n")
 
 
+def held_out(config: LFPOConfig, cell: Json) -> list[Row]:
+    """The test problems of a cell; a data set may have fewer than it names."""
+    first = get_task(config.task or "").test_rows(1 + max(cell["problems"]))
+    return [first[i] for i in cell["problems"] if i < len(first)]
+
+
 def frontier(model: MaskedDiffusionLM, tokenizer: object, config: LFPOConfig, cell: Json) -> list[dict[str, float]]:
     """Accuracy and forwards a completion on held-out problems, decoded greedily at each threshold, in the blocks and
     with the early stop of the cell's eval sampler; without thresholds, by that sampler as it is. Raises UserError when
     a verdict is missing."""
     task, engine = get_task(config.task or ""), as_it_is(model, config.rollout_tokens)
-    first, points, like = task.test_rows(1 + max(cell["problems"])), [], config.eval_samplers[cell["sampler"]]
-    rows = [first[i] for i in cell["problems"] if i < len(first)]
+    rows, points, like = held_out(config, cell), [], config.eval_samplers[cell["sampler"]]
     console = open_console(quiet=False)
     settings = {name: getattr(like, name) for name in ("block_length", "early_stop", "early_stop_threshold")}
     for at in [{"threshold": t} for t in cell["thresholds"]] or [dict[str, float]()]:

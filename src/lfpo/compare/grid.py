@@ -15,7 +15,7 @@ from lfpo.compare.statistics import curves, frontier_area, table
 from lfpo.config.build import to_dict, yaml_text
 from lfpo.config.compare import BASE, Cell, CompareConfig, cell_config, cell_folder, cells
 from lfpo.config.errors import UserError
-from lfpo.config.files import read_json, replace_file
+from lfpo.config.files import read_json, replace_file, writing
 from lfpo.config.json import Json
 from lfpo.core.observer import Observer
 from lfpo.models.loading import trained_block_length
@@ -24,17 +24,24 @@ from lfpo.objectives.needs import check_rollouts
 from lfpo.prompts.tasks import get_task
 from lfpo.report import write_report
 from lfpo.report.figures import pyplot, write_figures
+from lfpo.runs.card import table_cell
 from lfpo.runs.context import StopRequests
 from lfpo.runs.directory import Run
+from lfpo.runs.display import Output
+
+# Keys of a cell's result.json that the table and the figure need.
+RESULT = ("seed", "version", "forwards", "curve", "frontier", "flops", "seconds")
 
 
-def run_compare(config: CompareConfig, report: Callable[[str], None] = print) -> Path | None:
+def run_compare(config: CompareConfig, report: Callable[[str], None] | None = None) -> Path | None:
     """Run the missing cells; write table, figure and report. Returns the path of the Markdown page, or None after a
-    dry run, which prints every cell and the time that is left as the finished ones tell.
+    dry run, which prints every cell and the time that is left as the finished ones tell. report: takes each line
+    (None: it is printed).
 
     Raises UserError at the end where cells failed; the table says how many runs it has. SIGTERM or SIGINT stops the
     running cells, which keep a checkpoint, and raises Stopped, a KeyboardInterrupt.
     """
+    report = report or Output().say
     check(config)
     if config.dry_run:
         by_cell = {cell: read_result(config, cell) for cell in cells(config)}
@@ -76,9 +83,17 @@ def check(config: CompareConfig) -> None:
 
 
 def read_result(config: CompareConfig, cell: Cell) -> Json | None:
-    """A finished cell's result; None if it has none yet."""
+    """A finished cell's result; None if it has none yet. Raises UserError for a file that is cut or not a cell's."""
     path = cell_folder(config, cell) / "result.json"
-    return read_json(path) if path.exists() else None
+    if not path.exists():
+        return None
+    try:
+        result = read_json(path)
+        if missing := [key for key in RESULT if key not in result]:
+            raise UserError(f"{path}: lacks {', '.join(missing)}")
+    except UserError as error:
+        raise UserError(f"{error}; delete the file, and the same command runs this cell again") from None
+    return result
 
 
 def write_cell(config: CompareConfig, cell: Cell) -> Path:
@@ -93,9 +108,10 @@ def write_cell(config: CompareConfig, cell: Cell) -> Path:
         "thresholds": config.thresholds,
         "problems": list(range(config.problems)),
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    replace_file(folder / "config.yaml", yaml_text(to_dict(settings)))
-    replace_file(folder / "cell.json", json.dumps(description, indent=1) + "\n")
+    with writing(folder, "; mend this, or give another output_dir"):
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(folder / "config.yaml", yaml_text(to_dict(settings)))
+        replace_file(folder / "cell.json", json.dumps(description, indent=1) + "\n")
     return folder
 
 
@@ -115,24 +131,28 @@ def write_results(config: CompareConfig, failed: dict[str, str]) -> Path:
     results = {label: [r for r in group if r is not None] for label, group in by_label.items()}
     made = table(config, base, results)
     every = [cell for group in results.values() for cell in group]
+    finished = [*([] if base is None else [base]), *every]
+    problems = max((cell.get("problems", config.problems) for cell in finished), default=config.problems)
     data = {
         "title": f"Objectives on {cell_config(config, Cell(BASE)).task}",
-        "summary": f"{len(results)} objectives, {len(config.seeds)} seeds, {config.problems} held-out problems",
+        "summary": f"{len(results)} objectives, {len(config.seeds)} seeds, {problems} held-out problems",
         "table": made,
         "curves": curves(base, results),
-        "cells": [*([] if base is None else [base]), *every],
+        "cells": finished,
         "environment": f"{describe_environment()}; {', '.join(f'{k} {v}' for k, v in versions().items())}",
         "config": yaml_text(to_dict(config)),
     }
-    root.mkdir(parents=True, exist_ok=True)
-    replace_file(root / "results.json", json.dumps(data) + "\n")
+    with writing(root):
+        root.mkdir(parents=True, exist_ok=True)
+        replace_file(root / "results.json", json.dumps(data) + "\n")
     rows = [made["columns"], ["---", *["---:"] * (len(made["columns"]) - 1)], *made["rows"]]
     lines = [f"# {data['title']}", "", f"{data['summary']}. {data['environment']}.", ""]
     if len(made_by := {cell["version"] for cell in every}) > 1:
         lines += [f"The runs are of several versions of lfpo: {', '.join(sorted(made_by))}.\n"]
     lines += [f"Missing: {label}: {why}\n" for label, why in failed.items()]
-    lines += [f"| {' | '.join(row)} |" for row in rows] + ["", made["caption"], ""]
+    lines += [f"| {' | '.join(map(table_cell, row))} |" for row in rows] + ["", made["caption"], ""]
     lines += [f"![{p.stem}](figures/{p.name})" for p in write_figures(Run(root)) if p.suffix == ".svg"]
     lines += ["", "Run by `lfpo compare` with these settings:", "", "```yaml", str(data["config"]).rstrip(), "```", ""]
-    replace_file(root / "README.md", "\n".join(lines))
+    with writing(root):
+        replace_file(root / "README.md", "\n".join(lines))
     return root / "README.md"

@@ -67,7 +67,10 @@ def probability_of_improvement(a: Scores, b: Scores) -> float:
 
 def bootstrap(statistic: Callable[..., float], *groups: Scores) -> Estimate:
     """A statistic of one or more groups of scores, with its 95 % percentile interval from a stratified bootstrap:
-    the seeds of each task of each group are drawn with replacement."""
+    the seeds of each task of each group are drawn with replacement. The interval is NaN where every task has one
+    seed."""
+    if all(len(task) < 2 for scores in groups for task in scores):
+        return Estimate(statistic(*groups), math.nan, math.nan)
     rng = python_rng("stratified bootstrap")
     samples = [
         statistic(*([[rng.choice(task) for _ in task] for task in scores] for scores in groups))
@@ -108,7 +111,7 @@ def table(config: CompareConfig, base: Result | None, results: dict[str, list[Re
         "caption": "Means over seeds. Area: under accuracy over forwards, all thresholds, in %. Accuracy (%) and "
         f"forwards a completion: after training, sampler {config.curve_sampler}. Minus {first}: difference of areas on "
         f"equal seeds, in points. P: probability that a run has a larger area than one of {first}. In parentheses: "
-        "95 % intervals, Student's t over seeds, for P a bootstrap.",
+        "95 % intervals, Student's t over seeds, for P a bootstrap; one seed has none.",
     }
 
 
@@ -120,7 +123,7 @@ def _against(finished: list[Result], first: list[Result]) -> list[str]:
         return ["", ""]
     a, b = [[x for x, _ in both]], [[y for _, y in both]]
     difference, better = paired(a, b), bootstrap(probability_of_improvement, a, b)
-    return [_percent_of(difference, "+.1f"), f"{better.mean:.2f} ({better.low:.2f} to {better.high:.2f})"]
+    return [_percent_of(difference, "+.1f"), _with_interval(better, ".2f")]
 
 
 def curves(base: Result | None, results: dict[str, list[Result]]) -> list[Json]:
@@ -147,12 +150,16 @@ def _area(cell: Result) -> float:
     return frontier_area(cell["frontier"], cell["forwards"])
 
 
-def _percent(share: float, form: str = ".1f") -> str:
-    return f"{100 * share:{form}}"
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
 
 
 def _percent_of(estimate: Estimate, form: str = ".1f") -> str:
-    text = _percent(estimate.mean, form)
+    return _with_interval(Estimate(100 * estimate.mean, 100 * estimate.low, 100 * estimate.high), form)
+
+
+def _with_interval(estimate: Estimate, form: str) -> str:
+    text, plain = f"{estimate.mean:{form}}", form.removeprefix("+")
     if math.isnan(estimate.low):  # of one seed
         return text
-    return f"{text} ({_percent(estimate.low)} to {_percent(estimate.high)})"
+    return f"{text} ({estimate.low:{plain}} to {estimate.high:{plain}})"

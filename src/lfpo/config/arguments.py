@@ -9,6 +9,7 @@ from typing import Any
 from lfpo.config.build import PARTS, build, command_of, load_yaml, merge, typed
 from lfpo.config.checks import options
 from lfpo.config.errors import UserError
+from lfpo.config.files import read_json
 from lfpo.config.help import describe
 from lfpo.config.json import Json
 
@@ -64,13 +65,16 @@ def read_arguments(
     Raises UserError for a shipped recipe that is for another command.
     """
     if {"-h", "--help"} & set(rest):
-        print(about)
+        print(about, flush=True)
         raise SystemExit(0)
     values: Json = {}
     if takes_file and rest and not rest[0].startswith("--"):
         path, *rest = rest
         values = load_yaml(path, texts=set().union(*map(text_keys, classes)))
         if Path(path).name == "config.yaml" and (Path(path).parent / "run.json").exists():
+            kind = read_json(Path(path).parent / "run.json").get("kind")
+            if kind != command:
+                raise UserError(f"config {path!r}: is that of a run of `lfpo {kind}`; `lfpo {kind}` takes it")
             values["output_dir"] = str(Path(path).parent)  # a run's own folder, wherever it was moved to
         kind = command_of(values)
         if kind != command and not Path(path).is_file() and path.partition("/")[0] not in PARTS:

@@ -9,7 +9,7 @@ from typing import Annotated
 from lfpo.config.build import build, load_yaml, merge, to_dict
 from lfpo.config.checks import Count, check_ranges
 from lfpo.config.errors import UserError, nearest
-from lfpo.config.files import user_path
+from lfpo.config.files import check_folder_name, user_path, writing
 from lfpo.config.json import Json
 from lfpo.config.objectives import OBJECTIVES, OfObjective
 from lfpo.config.train import LFPOConfig
@@ -24,6 +24,7 @@ DECIDED |= {"threads": "threads", "output_dir": "output_dir"}
 # Keys of a training configuration that do not change a result beyond rounding.
 NO_EFFECT = {"output_dir", "threads", "update_tokens", "rollout_tokens", "gradient_checkpointing"}
 NO_EFFECT |= {"save_steps", "save_total_limit", "log_completions", "report_to", "rank_timeout", "progress_timeout"}
+LABEL_BYTES = 200  # of 255 that a file system allows; seed and hash come on top
 OF_BASE = ("model", "task", "eval_samplers", "eval_size", "head_precision")  # they decide an untrained model's result
 
 
@@ -58,7 +59,7 @@ class CompareConfig:
     """Confidence thresholds that each trained model decodes at, for accuracy over forwards."""
 
     problems: Count = 500
-    """Number of held-out problems."""
+    """Number of held-out problems, at most: a data set with fewer gives all of them."""
 
     workers: Count = 1
     """Runs at once."""
@@ -83,6 +84,11 @@ class CompareConfig:
                 raise ValueError(f"objective {label!r} has no 'name'")
             if label == BASE or "/" in label:
                 raise ValueError(f"objective {label!r}: a label must not be {BASE!r} and must not contain '/'")
+            if not label.strip() or not label.isprintable() or len(label.encode()) > LABEL_BYTES:
+                raise ValueError(
+                    f"objective {label[:40]!r}: a label names a folder and a row of the table; give 1 to {LABEL_BYTES} "
+                    "bytes without control characters"
+                )
         own = {f"objective {label!r}: config": knobs.get("config", {}) for label, knobs in self.objectives.items()}
         for where, keys in {**own, "overrides": self.overrides}.items():
             for key in filter(keys.__contains__, DECIDED):
@@ -96,8 +102,10 @@ class CompareConfig:
 def check_folder(config: CompareConfig) -> None:
     """Raise UserError for a folder that holds something else than a comparison."""
     path = Path(config.output_dir)
-    if path.exists() and not (path / "cells").is_dir() and (path.is_file() or any(path.iterdir())):
-        raise UserError(f"{path}: exists already and holds no comparison; give another output_dir")
+    check_folder_name(path)
+    with writing(path, "; give another output_dir"):
+        if path.exists() and not (path / "cells").is_dir() and (path.is_file() or any(path.iterdir())):
+            raise UserError(f"{path}: exists already and holds no comparison; give another output_dir")
 
 
 def pick_objectives(values: Json, labels: str | list[str]) -> Json:

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,13 @@ def user_path(name: str | Path) -> Path:
         user = Path(name).parts[0]
         advice = f"write ~/ for your home folder, or ./{user} for a folder of this name"
         raise UserError(f"{name}: there is no user {user[1:]!r}; {advice}") from None
+
+
+def check_folder_name(path: Path) -> None:
+    """Raise UserError for a folder to write whose name is not UTF-8, which libraries cannot save into, or holds control
+    characters, which break the lines that show it."""
+    if any(unicodedata.category(c) in ("Cc", "Cs") for c in str(path)):
+        raise UserError(f"{str(path)!r}: a folder's name must be UTF-8 text without control characters")
 
 
 def read_json(path: Path) -> Json:
@@ -53,13 +61,16 @@ def write_json(path: Path, value: object, *, default: Callable[[object], object]
 
 def replace_file(path: Path, text: str) -> None:
     """Write a text file atomically: under a hidden name first, which is renamed once the disk has the text, or a loss
-    of power could leave an empty file."""
+    of power could leave an empty file. The hidden file is removed where this fails."""
     partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -120,4 +131,10 @@ def writing(path: Path, advice: str = "") -> Iterator[None]:
         yield
     except OSError as error:
         full = "; free disk space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        raise UserError(f"{path}: could not be written ({error.strerror or error}){full}{advice}") from error
+        raise UserError(f"{path}: could not be written ({error.strerror or reason(error)}){full}{advice}") from error
+
+
+def reason(error: Exception) -> object:
+    """The error itself, or what the first of those says that shutil collects while it copies a folder."""
+    collected = isinstance(error, shutil.Error) and isinstance(error.args[0], list)
+    return error.args[0][0][2] if collected else error

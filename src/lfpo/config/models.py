@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from lfpo.config.checks import Count, OneOf, Positive, check_ranges
 from lfpo.config.errors import UserError
@@ -25,7 +25,7 @@ class LoraSettings:
     lora_alpha: Positive = 64
     """An adapter is scaled by lora_alpha / r."""
 
-    target_modules: str | list[str] = "all-linear"
+    target_modules: Literal["all-linear", "as-published"] | list[str] = "all-linear"
     """The layers with an adapter: "all-linear" (every linear layer but the head; in a mixture of experts those of the
     attention); "as-published" (the layers that d1's list matches: in LLaDA only q, k, v and up, because its output,
     gate and down projections have other names); or a list of names, the family's own or transformers'."""

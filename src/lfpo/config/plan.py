@@ -21,8 +21,8 @@ class PlanConfig:
     """GiB of one GPU (None: this machine's GPU, else 80)."""
 
     prompt_length: Count | None = None
-    """Tokens of a long prompt (None: of the longest in `data_file`, where the model is a folder with its tokenizer;
-    else 256)."""
+    """Tokens of a long prompt (None: of the longest in `data_file`, or that a task makes for the first iteration, where
+    the model is a folder with its tokenizer; else 256)."""
 
     tflops: Positive | None = None
     """Speed of training's matrix products in 16 bits, in 10^12 FLOP/s (None: half of one large product's speed here;

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lfpo.base.progress import count, seconds
+from lfpo.base.terminal import Terminal, fitted
 from lfpo.config.eval import GROUPS
 from lfpo.core.observer import Observer
 
@@ -22,7 +23,7 @@ Result = Mapping[str, Any]
 
 def open_console(quiet: bool) -> Console:
     """Standard output, 120 columns wide if it is a pipe or file."""
-    return Console(quiet=quiet, width=None if sys.stdout.isatty() else 120)
+    return Terminal(quiet=quiet, width=None if sys.stdout.isatty() else 120)
 
 
 @contextmanager
@@ -52,7 +53,7 @@ def progress(title: str, total: int, unit: str, console: Console) -> Iterator[Ob
             printed = time.monotonic()
             left = f", about {seconds(state) * (total - state.done) / state.done:.0f} s left" if state.done else ""
             line = f"{title}: {count(state)}, {seconds(state):.0f} s{left}"
-            console.print(line, markup=False, highlight=False)
+            console.print(line, highlight=False)
 
     state = Observer(show)
     state.begin(title, total, unit)
@@ -71,10 +72,11 @@ def show(results: Sequence[Result], console: Console) -> None:
         return
     table = Table(title=Text(results[0]["model"]), title_justify="left")
     for column in dict.fromkeys(c for line in lines for c in line):
-        table.add_column(column, justify="left" if column == "task" else "right", overflow="fold")
+        first = column == "task"
+        table.add_column(column, justify="left" if first else "right", overflow="fold" if first else "ellipsis")
     for line in lines:
         table.add_row(*(Text(line.get(str(column.header), "")) for column in table.columns))
-    console.print(table)
+    console.print(fitted(table, console))
 
 
 def cells(r: Result) -> dict[str, str]:

@@ -57,12 +57,8 @@ def settings_of(peft_config: Any) -> LoraSettings:
     targets, parameters = peft_config.target_modules, peft_config.target_parameters
     if parameters and {f"mlp.experts.{name.rpartition('.')[2]}" for name in parameters} != set(MATRICES):
         raise UserError(f"peft_config: target_parameters {parameters}: expected the experts' matrices, {[*MATRICES]}")
-    return LoraSettings(
-        r=peft_config.r,
-        lora_alpha=peft_config.lora_alpha,
-        target_modules="all-linear" if targets is None else targets if isinstance(targets, str) else sorted(targets),
-        experts=bool(parameters),
-    )
+    names: Any = "all-linear" if targets is None else targets if isinstance(targets, str) else sorted(targets)
+    return LoraSettings(peft_config.r, peft_config.lora_alpha, names, experts=bool(parameters))
 
 
 def attach(model: MaskedDiffusionLM, settings: LoraSettings, *, seed: int = 0) -> MaskedDiffusionLM:

@@ -6,15 +6,16 @@ import json
 import shlex
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from rich import box
 from rich.console import Console
 from rich.table import Column, Table
+from rich.text import Text
 
 from lfpo.base.measure import matmul_peak
+from lfpo.base.terminal import Terminal, fitted
 from lfpo.config.build import flattened, flow_text, merge
 from lfpo.config.errors import UserError
 from lfpo.config.files import replace_file, user_path, writing
@@ -31,7 +32,7 @@ from lfpo.plan.estimate import PHASES, Estimate
 from lfpo.plan.model import model_config, model_shape
 from lfpo.prompts.dataset import read_rows
 from lfpo.prompts.sources import PromptSource
-from lfpo.prompts.tasks import get_task
+from lfpo.prompts.tasks import DataTask, get_task
 
 ASSUMED_PROMPT = 256  # tokens
 ASSUMED_MEMORY, ASSUMED_TFLOPS, ASSUMED_TFLOPS_FLOAT32 = 80.0, 400.0, 30.0  # an H100 at about half of its peaks
@@ -182,7 +183,8 @@ def run_plan(config: PlanConfig, args: LFPOConfig, *, recipe: str | None, overri
     recipe, overrides: the recipe's name and the keys given beside it, for the commands. Raises UserError if nothing
         fits.
     """
-    console, plan = Console(), _planner(config, args)
+    console, measured = Terminal(), config.prompt_length or longest_prompt(args)
+    plan = _planner(config, args, measured or ASSUMED_PROMPT)
     estimate = plan(args, gpus=config.gpus)
     (memory, source), (rates, assumption) = _memory(config), _rates(config)
 
@@ -190,13 +192,15 @@ def run_plan(config: PlanConfig, args: LFPOConfig, *, recipe: str | None, overri
         return rates["bfloat16" if estimate.autocast else estimate.args.dtype]
 
     taken = seconds(estimate, rate(estimate))
-    _print_memory(estimate, plan, memory, source, console)
+    _print_memory(estimate, plan, memory, source, "" if measured else ", assumed; set --prompt_length", console)
     _print_time(estimate, taken, assumption, console)
     console.print(f"A run: {described(estimate.run_length, args)}.", soft_wrap=True)
     rows = []
     for way in ways(plan, args, config.gpus, memory):
         line = command(recipe, overrides, way.changes, way.estimate.gpus, config.gpus_per_machine)
         rows.append((way, whole_run(way.estimate, rate(way.estimate), config.price_per_hour), line))
+    if rows:
+        _print_ways(rows, memory, console)
     if config.output:
         sizes = estimate.sizes
         result = {
@@ -220,7 +224,7 @@ def run_plan(config: PlanConfig, args: LFPOConfig, *, recipe: str | None, overri
                 for way, run, line in rows
             ],
         }
-        path = Path(config.output)
+        path = user_path(config.output)
         with writing(path, "; give --output the name of a new file"):
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, json.dumps(result, indent=1) + "\n")
@@ -229,7 +233,6 @@ def run_plan(config: PlanConfig, args: LFPOConfig, *, recipe: str | None, overri
             f"no way to run {recipe or 'this'} fits {memory / GIB:.3g} GiB a GPU; take more or larger GPUs (--gpus, "
             "--gpu_memory), or a smaller model"
         )
-    _print_ways(rows, memory, console)
 
 
 def out_of_memory(error: BaseException, args: Any, gpus: int) -> UserError | None:
@@ -244,7 +247,7 @@ def out_of_memory(error: BaseException, args: Any, gpus: int) -> UserError | Non
         lower += f" or rollout_tokens (now {args.rollout_tokens})"
         with contextlib.suppress(UserError):  # a model object without a config.json that can be found
             config = PlanConfig(gpus=gpus, device="cuda" if torch.cuda.is_available() else "cpu")
-            estimate = _planner(config, args)(args, gpus=gpus)
+            estimate = _planner(config, args, longest_prompt(args) or ASSUMED_PROMPT)(args, gpus=gpus)
             phase = estimate.totals.index(estimate.peak)
             largest = sorted(estimate.parts, key=lambda name: -estimate.parts[name][phase])[:3]
             listed = ", ".join(f"{name} {estimate.parts[name][phase] / GIB:.2f}" for name in largest)
@@ -257,8 +260,8 @@ def out_of_memory(error: BaseException, args: Any, gpus: int) -> UserError | Non
     )
 
 
-def _planner(config: PlanConfig, args: LFPOConfig) -> Plan:
-    length = config.prompt_length or longest_prompt(args) or ASSUMED_PROMPT
+def _planner(config: PlanConfig, args: LFPOConfig, length: int) -> Plan:
+    """length: tokens of a prompt."""
     by_epochs = args.max_steps == UNSET and args.num_train_epochs
     rows = training_rows(args) if by_epochs else 0
     return functools.partial(
@@ -280,12 +283,15 @@ def training_rows(args: LFPOConfig) -> int:
 
 
 def longest_prompt(args: LFPOConfig) -> int | None:
-    """Tokens of the longest prompt in `data_file`; None without one, and where the model is not a folder (weights are
-    not downloaded for a plan) or has no tokenizer."""
-    tokenizer = None if args.data_file is None else _tokenizer(args)
-    if tokenizer is None:
+    """Tokens of the longest prompt in `data_file`, or of the first iteration's that a task makes. None for others, and
+    where the model is not a folder or has no tokenizer: weights and data are not downloaded for a plan."""
+    task = None if args.task is None else get_task(args.task)
+    if isinstance(task, DataTask) or (task is None and args.data_file is None) or (found := _tokenizer(args)) is None:
         return None
-    return max(len(encode_prompt(tokenizer, record["prompt"], record.where)) for record in read_rows(args, "train"))
+    if task is None:
+        return max(len(encode_prompt(found, record["prompt"], record.where)) for record in read_rows(args, "train"))
+    rows = (task.row("train", i, args.seed) for i in range(args.prompts_per_iteration))
+    return max(len(encode_prompt(found, row["prompt"])) for row in rows)
 
 
 def _tokenizer(args: LFPOConfig) -> object:
@@ -329,12 +335,14 @@ def readable(parameters: int) -> str:
     return f"{parameters / 1e9:.2f} B" if parameters >= 999.5e6 else f"{parameters / 1e6:.3g} M"
 
 
-def _colour(size: float, memory: float) -> str:
-    return "red" if size > memory else "yellow" if size > 0.9 * memory else "green"
+def _coloured(size: float, memory: float, form: str) -> Text:
+    """Bytes in GiB, in a colour that says whether they fit."""
+    style = "red" if size > memory else "yellow" if size > 0.9 * memory else "green"
+    return Text(f"{size / GIB:{form}}", style=style)
 
 
-def _print_memory(estimate: Estimate, plan: Plan, memory: float, source: str, console: Console) -> None:
-    """memory: bytes of one GPU. source: where that number is from."""
+def _print_memory(estimate: Estimate, plan: Plan, memory: float, source: str, assumed: str, console: Console) -> None:
+    """memory: bytes of one GPU. source: where that number is from. assumed: the same of the prompt's length."""
     args, sizes = estimate.args, estimate.sizes
     active = f", {readable(sizes.active + sizes.outside)} active" if sizes.experts else ""
     console.print(
@@ -344,17 +352,16 @@ def _print_memory(estimate: Estimate, plan: Plan, memory: float, source: str, co
         soft_wrap=True,
     )
     table = Table("GiB on each GPU", *(Column(phase, justify="right") for phase in PHASES), box=box.SIMPLE)
-    table.columns[0].no_wrap = True
     for name, values in estimate.parts.items():
         table.add_row(name, *(f"{v / GIB:.2f}" if v else "" for v in values))
         if name == "activations of a pass":
             opposite = plan(replace(args, gradient_checkpointing=not args.gradient_checkpointing), gpus=estimate.gpus)
             other = "without" if args.gradient_checkpointing else "with"
-            table.add_row(f"[dim]  {other} checkpointing[/]", "", "", f"[dim]({opposite.parts[name][2] / GIB:.2f})[/]")
+            table.add_row(f"  {other} checkpointing", "", "", f"({opposite.parts[name][2] / GIB:.2f})", style="dim")
     table.add_section()
-    table.add_row("[bold]total[/]", *(f"[{_colour(v, memory)}]{v / GIB:.2f}[/]" for v in estimate.totals))
+    table.add_row(Text("total", style="bold"), *(_coloured(v, memory, ".2f") for v in estimate.totals))
     table.add_row(f"of {memory / GIB:.3g} GiB ({source})", *(f"{v / memory:.0%}" for v in estimate.totals))
-    console.print(table)
+    console.print(fitted(table, console))
     if estimate.host:
         held = ", ".join(f"{name} {size / GIB:.1f}" for name, size in estimate.host.items())
         copied = ""
@@ -365,8 +372,9 @@ def _print_memory(estimate: Estimate, plan: Plan, memory: float, source: str, co
     if estimate.view_tokens > estimate.length:
         clean_copies = f", each run with clean copies, {estimate.view_tokens} tokens"
     console.print(
-        f"A pass of the update: {estimate.rows} views of {estimate.length} tokens (prompt {estimate.prompt_length})"
-        f"{clean_copies}. " + ("It fits." if estimate.peak <= memory else "[bold red]It does not fit.[/]"),
+        f"A pass of the update: {estimate.rows} views of {estimate.length} tokens "
+        f"(prompt {estimate.prompt_length}{assumed}){clean_copies}.",
+        "It fits." if estimate.peak <= memory else Text("It does not fit.", style="bold red"),
         soft_wrap=True,
     )
 
@@ -398,9 +406,9 @@ def _print_ways(rows: list[tuple[Way, WholeRun, str]], memory: float, console: C
         hours = (duration(3600 * run.training_hours), duration(3600 * run.evaluation_hours))
         tokens = f"{run.tokens / 1e6:.1f} M" if run.tokens >= 1e5 else f"{run.tokens:,}"
         cost = [] if run.cost is None else [f"{run.cost:.{0 if run.cost >= 10 else 2}f}"]
-        peak = f"[{_colour(way.estimate.peak, memory)}]{way.estimate.peak / GIB:.1f}[/]"
+        peak = _coloured(way.estimate.peak, memory, ".1f")
         table.add_row(str(number), way.label, str(way.estimate.gpus), peak, *hours, tokens, *cost)
-    console.print(table)
+    console.print(fitted(table, console))
     console.print(
         "Estimates. tokens: sampled in training, at most. Loading, rewards, checkpoints and traffic between GPUs are "
         "not counted." + (" cost: training and evaluation of all GPUs." if priced else ""),
@@ -409,4 +417,4 @@ def _print_ways(rows: list[tuple[Way, WholeRun, str]], memory: float, console: C
     for number, (way, _, line) in enumerate(rows, 1):
         gpus = f"{way.estimate.gpus} GPU{'s' if way.estimate.gpus > 1 else ''}"
         console.print(f"\n{number}  {way.label}, {gpus}", style="dim", highlight=False)
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
+        console.print(line, soft_wrap=True, highlight=False)

@@ -1,8 +1,7 @@
 """`lfpo report`: writes the page of a run or a comparison, or prints its text, or writes its figures."""
 
-from pathlib import Path
-
 from lfpo.config.errors import UserError, nearest
+from lfpo.config.files import user_path
 from lfpo.report.html import write_report
 from lfpo.report.text import print_report
 from lfpo.runs.directory import Run
@@ -23,10 +22,12 @@ def run_report(rest: list[str]) -> None:
     if flags & {"--help", "-h"}:
         print(USAGE)
         return
-    folders = [Path(a) for a in rest if a not in flags]
-    if not folders:
+    names = [a for a in rest if a not in flags]
+    if not all(names) or not names:
         raise UserError("lfpo report needs one or more folders, as written by lfpo train or lfpo compare")
-    for folder in folders:
+    for folder in map(user_path, names):
+        if folder.is_file():
+            raise UserError(f"{folder}: is a file; give its folder, {folder.parent}")
         run = Run(folder)
         if "--text" in flags:
             print_report(run)

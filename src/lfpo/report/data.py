@@ -40,6 +40,8 @@ def page_data(run: Run) -> Json:
     results = read_json(path)
     if missing := [key for key in COMPARED if key not in results]:
         raise UserError(f"{path}: lacks {', '.join(missing)}; run `lfpo compare` again, which trains nothing twice")
+    if not isinstance(table := results["table"], dict) or not {"columns", "rows", "caption"} <= table.keys():
+        raise UserError(f"{path}: 'table' lacks columns, rows or caption; run `lfpo compare` again")
     return {"kind": "comparison", "name": run.dir.resolve().name, **{key: results[key] for key in COMPARED}}
 
 
@@ -50,9 +52,7 @@ def run_data(run: Run) -> Json:
     if not metrics or not (run.dir / "config.yaml").exists():
         missing = "config.yaml" if metrics else "metrics.jsonl with at least one line"
         raise UserError(f"{run.dir}: no {missing}; give a folder written by lfpo train")
-    info = read_json(run.dir / "run.json")
-    if info.get("kind") != "train":
-        raise UserError(f"{run.dir}: holds a run of `lfpo {info.get('kind')}`; a report needs one of lfpo train")
+    info = run_info(run)
     written = load_yaml(run.dir / "config.yaml")
     config = _checked(to_dict(LFPOConfig(output_dir="")) | written, CONFIG, run.dir / "config.yaml")
     config["objective"] = {"name": "lfpo", **config["objective"]}
@@ -95,6 +95,14 @@ def run_data(run: Run) -> Json:
         **rollouts,
         "remarks": [*map(told, changes), *kept.left_out],
     }
+
+
+def run_info(run: Run) -> Json:
+    """What run.json says of a run. Raises UserError for one of another command, which has no page."""
+    info = read_json(run.dir / "run.json")
+    if info.get("kind") != "train":
+        raise UserError(f"{run.dir}: holds a run of `lfpo {info.get('kind')}`; a report needs one of lfpo train")
+    return info
 
 
 def evaluation_pairs(metrics: list[Metrics]) -> list[Json]:

@@ -5,6 +5,7 @@ import itertools
 from rich.console import Console
 from rich.table import Column, Table
 
+from lfpo.base.terminal import Terminal, fitted
 from lfpo.config.json import Json
 from lfpo.report.charts import POLICY, reward_parts, shown
 from lfpo.report.data import page_data
@@ -14,7 +15,7 @@ from lfpo.runs.display import reward_text, sparkline
 
 def print_report(run: Run, console: Console | None = None) -> None:
     """Print the tables and the course of the metrics of a run or a comparison. Raises UserError as the page does."""
-    console = console or Console()
+    console = console or Terminal()
     data = page_data(run)
     if data["kind"] == "comparison":
         made = data["table"]
@@ -22,7 +23,7 @@ def print_report(run: Run, console: Console | None = None) -> None:
         table = Table(*headers, title=data["title"], caption=made["caption"], title_justify="left")
         for row in made["rows"]:
             table.add_row(*row)
-        console.print(table)
+        console.print(fitted(table, console))
         return
 
     def say(text: str) -> None:
@@ -36,7 +37,7 @@ def print_report(run: Run, console: Console | None = None) -> None:
     narrow = console.width < 70
     if data["evaluations"]:
         say("")
-        console.print(evaluation_table(data["evaluations"], narrow))
+        console.print(fitted(evaluation_table(data["evaluations"], narrow), console))
     say("\n".join(["", *metric_lines(data["metrics"], console.width, narrow)]))
     for e in data["evaluations"]:
         if change := e["change"]:

@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 from lfpo.config.errors import UserError
 from lfpo.config.files import user_path
 from lfpo.config.watch import WatchConfig
-from lfpo.report.data import run_data
+from lfpo.report.data import run_data, run_info
 from lfpo.report.html import embedded, page
 from lfpo.runs.directory import Run
 
@@ -46,6 +46,7 @@ class Server(ThreadingHTTPServer):
             raise UserError(
                 f"{self.run.dir}: holds no run (no config.yaml); give the output_dir of an lfpo train that has started"
             )
+        run_info(self.run)
         try:
             super().__init__((config.host, config.port), Handler)
         except OSError as error:
@@ -98,6 +99,8 @@ class Handler(BaseHTTPRequestHandler):
         made = ("text/html; charset=utf-8", page(data)) if url.path == "/" else ("application/json", embedded(data))
         self._answer(HTTPStatus.OK, *made, ETag=tag)
 
+    do_HEAD = do_GET  # _answer leaves out the body
+
     def _allowed(self, query: dict[str, list[str]]) -> bool:
         """Whether a request has the token or, where none is needed, a loopback name as Host. Answers 403 if not.
 
@@ -120,7 +123,8 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in {**HEADERS, "Content-Type": kind, "Content-Length": str(len(body)), **headers}.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
         """Log no requests."""

@@ -173,6 +173,11 @@ def model_card(
 """
 
 
+def table_cell(text: str) -> str:
+    """Text as it is written in a cell of a Markdown table, where "|" ends the cell."""
+    return " ".join(text.splitlines()).replace("|", "\\|")
+
+
 def _results(metrics: list[Json]) -> str:
     """The first and the last evaluation that has accuracies, as a table; empty where there is none."""
     evaluations = [m for m in metrics if any(re.fullmatch("eval/.*/accuracy", key) for key in m)]
@@ -187,7 +192,7 @@ def _results(metrics: list[Json]) -> str:
         return f"{value:.1f} % ({low:.1f} to {high:.1f})"
 
     rows = [
-        f"| `{name}` | {percent(first, name)} | {percent(last, name)} | {last[f'eval/{name}/nfe']:.1f} |\n"
+        f"| `{table_cell(name)}` | {percent(first, name)} | {percent(last, name)} | {last[f'eval/{name}/nfe']:.1f} |\n"
         for name in re.findall("eval/(.*)/accuracy", "\n".join(last))
     ]
     return f"""## Held-out results

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-import os
 import sys
 import threading
 import time
@@ -16,7 +16,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
+from lfpo.base.environment import drop_output
 from lfpo.base.progress import count, duration, seconds
+from lfpo.base.terminal import Terminal
 from lfpo.config.json import Json
 from lfpo.core.observer import Observer
 
@@ -38,13 +40,28 @@ COLUMNS = (
 )
 
 
-class Output(Console):
-    """Standard output, which may lose its reader (`| head`, a `tee` that ended) without ending the run."""
+class Output(Terminal):
+    """Standard output, which may lose its reader (`| head`, a `tee` that ended) or its disk's space without ending the
+    run."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        try:
+            super().print(*objects, **options)
+        except OSError as error:
+            self._lost(f"standard output cannot be written ({error.strerror})")
 
     def on_broken_pipe(self) -> None:
+        self._lost("nobody reads standard output any more")
+
+    def _lost(self, why: str) -> None:
         self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        print("nobody reads standard output any more; the run goes on, see metrics.jsonl", file=sys.stderr)
+        drop_output()
+        with contextlib.suppress(OSError):  # standard error may be on the same disk
+            print(f"{why}; the run goes on, and its folder says how", file=sys.stderr)
+
+    def say(self, line: str) -> None:
+        """Print a line as it is."""
+        self.print(line, highlight=False, soft_wrap=True)
 
 
 class Display:
@@ -144,7 +161,8 @@ class Display:
         parts: list[Any] = [_iterations(self.recent, self.console.width), self._reward_line()] if self.recent else []
         held_out = Table.grid(padding=(0, 2))
         for name, (first, last) in self.evaluations.items():
-            held_out.add_row(name, f"[bold]{_score(last)}[/]", "" if last is first else f"[dim]was {_score(first)}[/]")
+            before = "" if last is first else f"was {_score(first)}"
+            held_out.add_row(Text(name), Text(_score(last), style="bold"), Text(before, style="dim"))
         return Group(self._bars(), *parts, held_out)
 
     def _bars(self) -> Table:

@@ -11,15 +11,15 @@ from pathlib import Path
 import torch
 from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # the class depends on the version
-from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 from safetensors import SafetensorError, safe_open
 
+from lfpo.base.terminal import Terminal, fitted
 from lfpo.config.build import load_yaml, yaml_text
 from lfpo.config.errors import UserError
 from lfpo.config.export import ExportConfig, PushConfig, located, output_folder
-from lfpo.config.files import new_folder, read_json, user_path
+from lfpo.config.files import new_folder, read_json, reason, user_path
 from lfpo.config.json import Json
 from lfpo.core.optim import Average
 from lfpo.models.export import (
@@ -125,7 +125,7 @@ def run_export(config: ExportConfig) -> Path:
         with new_folder(folder) as partial:
             write_export(source, config, partial)
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{folder}: could not be written ({error})") from error
+        raise UserError(f"{folder}: could not be written ({reason(error)})") from error
     print(folder)
     return folder
 
@@ -272,4 +272,5 @@ def list_files(folder: Path, title: str) -> None:
     sizes = {p.relative_to(folder).as_posix(): p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file()}
     for name, size in {**sizes, "in all": sum(sizes.values())}.items():
         table.add_row(name, decimal(size))
-    Console().print(table)
+    console = Terminal()
+    console.print(fitted(table, console))

@@ -23,7 +23,7 @@ from lfpo.runs.card import model_card
 from lfpo.runs.changes import comparable
 from lfpo.runs.context import Context, Stopped, StopRequests
 from lfpo.runs.directory import Run, open_run, opened_by_this_launcher, removed_if_unused
-from lfpo.runs.display import Display
+from lfpo.runs.display import Display, Output
 from lfpo.runs.health import Health
 from lfpo.runs.trackers import reporting
 from lfpo.train.callbacks import Callbacks
@@ -100,7 +100,7 @@ class TrainingRun:
         trainer = self.trainer
         with self.folder.held(), removed_if_unused(self.folder):
             self.restore()
-            self.folder.write_config(trainer.user_args, trainer.total_steps, self.done)
+            self.folder.write_config(trainer.user_args, max(trainer.total_steps, self.done), self.done)
             self.recall()
             distributed.begin_work()
             shown = to_dict(self.args)
@@ -312,11 +312,12 @@ def run_trainer(trainer: Trainer, *, resume: object = False, display: Display | 
 
 
 def train_on_examples(
-    make: Callable[[Any], Trainer], config: Any, *, resume: bool = False, report: Callable[[str], None] = print
+    make: Callable[[Any], Trainer], config: Any, *, resume: bool = False, report: Callable[[str], None] | None = None
 ) -> Path:
     """Run the trainer of `lfpo sft` or `dpo` that `make` gives for the configuration; returns the folder of the final
-    model, `output_dir/model`. report: takes each line of progress. SIGTERM or SIGINT leaves a checkpoint and raises
-    Stopped, a KeyboardInterrupt."""
+    model, `output_dir/model`. report: takes each line of progress (None: it is printed). SIGTERM or SIGINT leaves a
+    checkpoint and raises Stopped, a KeyboardInterrupt."""
+    report = report or Output().say
     distributed.start()
     use_threads(config.threads)
     trainer = make(config)

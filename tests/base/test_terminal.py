@@ -1,0 +1,51 @@
+"""Tables of the terminal: names as they are written, and numbers that are never cut."""
+
+import io
+
+import pytest
+from rich import box
+from rich.table import Column, Table
+
+from lfpo.base.terminal import Terminal, fitted
+
+NAMES = ["[blue]", "lfpo[b=1]", ":smile: [/] a rather long name of four words"]
+
+
+def table() -> Table:
+    columns = Column("GiB", justify="right"), Column("interval", no_wrap=True)
+    made = Table("name", *columns, title="[a] title", box=box.SIMPLE)
+    for name in NAMES:
+        made.add_row(name, "123456.25", "10.5 to 20.25")
+    made.add_row("no interval", "1", "")
+    return made
+
+
+def folding() -> Table:
+    made = Table("a", Column("b", overflow="fold"), box=None, padding=0)
+    made.add_row("x", "0123456789" * 3)
+    return made
+
+
+def printed(width: int, made: Table) -> list[str]:
+    out = io.StringIO()
+    console = Terminal(file=out, width=width)
+    console.print(fitted(made, console))
+    lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    assert all(len(line) <= width for line in lines)
+    return lines
+
+
+@pytest.mark.parametrize("width", [14, 20, 30, 40, 41, 50, 60, 80, 200])
+def test_a_table_keeps_all_its_words_at_any_width(width: int):
+    lines = printed(width, table())
+    text = " ".join(" ".join(lines).split())
+    assert "…" not in text and text.startswith("[a] title")
+    assert text.count("123456.25") == 3 and all(word in text for name in NAMES for word in name.split())
+    assert text.count("interval 10.5 to 20.25") == (3 if width < 41 else 0)
+    assert any("123456.25" in line and "[blue]" in line for line in lines) == (width >= 41)  # one row, one line
+
+
+def test_rows_that_are_stacked_leave_out_empty_cells_and_a_column_may_fold():
+    assert printed(16, table())[-2:] == ["no interval", "  GiB 1"]
+    assert [line[1:] for line in printed(15, folding())] == [*["b", "01234567890123", "45678901234567", "89"]]
+    assert printed(14, folding()) == ["x", "  b", "  012345678901", "  234567890123", "  456789"]
