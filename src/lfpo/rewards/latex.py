@@ -4,6 +4,7 @@ A word that changes the value (`13 doubled`, `13 dozen`) must not be a unit. Wor
 measure or a plural noun (`13 red apples`) and no word of the closed classes below.
 """
 
+import functools
 import re
 from typing import Any
 
@@ -129,6 +130,7 @@ _TABLE: tuple[tuple[str, Any], ...] = (
 )
 
 
+@functools.lru_cache(maxsize=4096)  # a comparison asks for a text and its parts several times
 def plain_latex(text: str) -> str:
     """The text without delimiters, spacing commands, currency signs and a full stop; fonts, bases and signs respelled;
     words are in `\\text{}`, also `percent` and `degrees` for their signs."""
