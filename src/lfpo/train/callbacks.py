@@ -144,8 +144,8 @@ class Callbacks:
             self.control = self.control if changed is None else changed
 
     def begin_training(self, step: int) -> None:
-        if self.in_use:
-            self.control.should_training_stop = False
+        self.control.should_training_stop = self.failed = False  # also where the trainer has trained before
+        self.error = self.epoch = None
         self.call("on_train_begin", step)
 
     def begin_iteration(self, step: int) -> None:
@@ -245,6 +245,7 @@ class Callbacks:
         checkpoint."""
         if not self.in_use:
             return
+        self.state.log_history = []
         for row in history:
             held_out = _held_out(row)
             trained = {name: value for name, value in row.items() if name not in held_out}

@@ -193,6 +193,12 @@ class LFPOTrainer(Algorithm, Trainer):
         args, resume = self.args, resume if resume_from_checkpoint is None else resume_from_checkpoint
         if args.push_to_hub and collectives.rank() == 0:
             make_repository(str(args.hub_model_id), private=args.hub_private_repo)
+        if self.began and (args.engine.name != "local" or args.engine.reward_workers):
+            raise UserError(
+                "this trainer has trained already, and its workers have ended; make a new one with the same arguments"
+            )
+        if (kept := self.parts.get("average")) is not None:  # `export` has put it into the model
+            self.average = self.learner.average = kept.average
         with self.closing:
             folder = run_trainer(self, resume=resume, display=display)
         if args.push_to_hub:

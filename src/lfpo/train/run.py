@@ -29,6 +29,8 @@ from lfpo.train.callbacks import Callbacks
 from lfpo.train.checkpoint import export_model, latest_checkpoint, load_optimizer, load_weights, save_checkpoint
 from lfpo.train.trainer import Trainer
 
+NEW = "a new trainer with the same arguments starts from the beginning"
+
 
 class Lines:
     """A display that reports one line a logged step. steps/s, and the time left, are those since the line before."""
@@ -112,6 +114,7 @@ class TrainingRun:
                         evaluate = self.evaluating or trainer.evaluates_after(self.done)
                         self.callbacks.set_flags(log=False, evaluate=evaluate, save=self.saves_after(self.done))
                         self.finish(self.unlogged)
+                    trainer.began = True
                     while not self.over():
                         self.callbacks.begin_iteration(self.done)
                         self.unlogged = trainer.run_iteration(self.done, self.context)
@@ -259,11 +262,15 @@ class TrainingRun:
 
     def restore(self) -> None:
         """On a resume, load the newest intact checkpoint and drop what was logged after it."""
+        if self.trainer.began and not self.resume:
+            raise UserError(f"this trainer has trained already; train(resume=True) goes on, and {NEW}")
         if not self.resume:
             return
         callback_state = None
         trainer, first = self.trainer, collectives.rank() == 0
         checkpoint = collectives.gather(latest_checkpoint(self.folder.dir, self.note) if first else None)[0]
+        if checkpoint is None and trainer.began:
+            raise UserError(f"{self.folder.dir}: has no checkpoint to go on from, and this trainer has begun; {NEW}")
         if checkpoint is None:
             self.note(f"no checkpoint in {self.folder.dir} yet; starting from the beginning")
         else:

@@ -25,7 +25,7 @@ class Trainer(Protocol):
     state: JSON data that checkpoints hold too (counters); restored in place.
     stop_on: rules of lfpo.runs.health that end the run when they begin to hold.
     callbacks: see lfpo.train.callbacks. events: what calls them, where the trainer has made it itself.
-    about: what to show before it starts.
+    about: what to show before it starts. began: whether an iteration has begun, so that theta may have moved.
     """
 
     args: Any
@@ -43,6 +43,7 @@ class Trainer(Protocol):
     callbacks: Sequence[Any] = ()
     events: Any = None  # lfpo.train.callbacks.Callbacks, whose file reads this one
     about: str
+    began: bool = False
 
     def run_iteration(self, step: int, context: Context) -> Json:
         """One iteration, the `step`-th counted from 0; returns its metrics, {} when there is nothing to log yet."""
