@@ -132,6 +132,12 @@ def test_a_wrong_name_with_good_content_is_read(tmp_path: Path, kind: str, name:
         assert [row for row, _ in load_rows(tmp_path / f"{name}.2")] == ROWS
 
 
+def test_empty_tools_and_tools_of_text_prompts_are_no_error(tmp_path: Path) -> None:
+    rows = [{"prompt": [USER], "tools": None}, {"prompt": [USER], "tools": []}, {"prompt": "a", "tools": ["f"]}]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    assert [row for row, _ in load_rows(tmp_path / "rows.json", required=("prompt",))] == rows
+
+
 def test_a_single_row_of_messages_is_a_row_and_not_a_list_of_rows(tmp_path: Path) -> None:
     row = {"prompt": [{"role": "user", "content": "a"}], "tests": [{"input": 1}]}
     for name, text in (
@@ -171,6 +177,38 @@ def test_cells_of_a_csv_are_numbers_where_the_whole_column_is(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
+    ("cells", "values"),
+    [
+        (["12345678901234567890", "-1"], [12345678901234567890, -1]),
+        (["9" * 400, "1"], [int("9" * 400), 1]),
+        (["9" * 5000, "1"], ["9" * 5000, "1"]),
+        (["1.5", "12345678901234567890"], ["1.5", "12345678901234567890"]),
+        (["1.5", "4503599627370496"], [1.5, 4503599627370496.0]),
+        (["1e400", "1"], ["1e400", "1"]),
+        (["-1e400", "1"], ["-1e400", "1"]),
+        (["\u0661\u0662", "1"], ["\u0661\u0662", "1"]),
+        (["1.\u0662", "1"], ["1.\u0662", "1"]),
+        (["1", "2.5", "NaN"], [1.0, 2.5, None]),
+        (["1", "NA", "n/a", "null", "None"], [1, None, None, None, None]),
+        (["true", "nan"], [True, None]),
+        (["NaN", "NA"], ["NaN", "NA"]),
+        (["a", "NA"], ["a", "NA"]),
+        ([" 1", "2 ", "\t3"], [1, 2, 3]),
+        ([" 0.5", " NaN"], [0.5, None]),
+        ([" true", "False "], [True, False]),
+        ([" a", "1"], [" a", "1"]),
+        ([" ", "1"], [" ", "1"]),
+        (["inf", "1"], ["inf", "1"]),
+    ],
+)
+def test_cells_become_exact_numbers_or_stay_text(tmp_path: Path, cells: list[str], values: list[object]) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text("prompt, x\n" + "".join(f"a,{cell}\n" for cell in cells))
+    found = [row["x"] for row, _ in load_rows(file)]
+    assert found == values and list(map(type, found)) == list(map(type, values))
+
+
+@pytest.mark.parametrize(
     ("name", "content", "said"),
     [
         ("rows.csv", b"prompt,answer\na,1\n,2\n", "rows.csv:3: column 'prompt' is null, or an empty cell"),
@@ -195,6 +233,16 @@ def test_cells_of_a_csv_are_numbers_where_the_whole_column_is(tmp_path: Path) ->
         ("rows.json", b'[{"prompt": "a"}, 3]', "rows.json: row 2: expected a JSON object, found int"),
         ("rows.json", b'[{"prompt": "a"}, {"prompt": NaN}]', "rows.json: row 2: column 'prompt' is empty (NaN)"),
         ("rows.json", b'[{"prompt": "a"', "rows.json: not valid JSON"),
+        (
+            "rows.json",
+            b'[{"prompt": [{"role": "user", "content": "a"}], "tools": [{"name": "f"}]}]',
+            "row 1: column 'tools' is not given to the chat template, which gets messages alone",
+        ),
+        (
+            "rows.json",
+            b'[{"prompt": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"enable_thinking": false}}]',
+            "row 1: column 'chat_template_kwargs' is not given to the chat template",
+        ),
         ("rows.json", b'{"train": [{"q": 1}], "test": [{"q": 2}]}', "holds several lists of rows (train, test)"),
         ("rows.jsonl", b'{"prompt": "a"}\n["b"]\n', "rows.jsonl:2: expected a JSON object, found list"),
         ("rows.jsonl", b"prompt,answer\na,b\n", "rows.jsonl:1: not valid JSON"),

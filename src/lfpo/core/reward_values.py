@@ -22,8 +22,8 @@ def checked(values: object, name: str, expected: int) -> list[float | None]:
     what = f"reward function {name!r}"
     if hasattr(values, "detach"):  # a tensor: one copy from the device, not one for each item
         values = values.detach().cpu()
-    # A mapping gives its keys, a table its labels, and a set has no order: all would score the wrong completions without
-    # a word. A pandas Series has keys, too, and gives its values.
+    # A mapping gives its keys, a table its labels, and a set has no order: all would score the wrong completions
+    # without a word. A pandas Series has keys, too, and gives its values.
     wrong = isinstance(values, str | bytes | bytearray | Mapping | Set) and not isinstance(values, KeysView)
     wrong |= callable(getattr(values, "keys", None)) and getattr(values, "ndim", 0) != 1
     if wrong or not isinstance(values, Iterable) or getattr(values, "ndim", 1) == 0:

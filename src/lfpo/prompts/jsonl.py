@@ -11,6 +11,7 @@ from lfpo.config.errors import UserError, nearest
 from lfpo.config.files import json_text, once
 from lfpo.config.json import Json
 
+RENDERED = ("tools", "chat_template_kwargs")  # columns that TRL gives to the chat template
 ROLES = ("system", "developer", "user", "assistant", "tool")  # of messages
 
 
@@ -71,6 +72,12 @@ def check_row(row: object, where: str, required: tuple[str, ...] = ("prompt",)) 
                 raise UserError(f"{where}: 'role' and 'content' of a message must be text")
             for role in {m["role"] for m in value}.difference(ROLES):
                 raise UserError(f"{where}: role {role!r} of a message is not known{nearest(role, ROLES)}")
+            for name in RENDERED:
+                if row.get(name):
+                    raise UserError(
+                        f"{where}: column {name!r} is not given to the chat template, which gets messages alone; "
+                        "write what it says into the messages, and drop or rename the column"
+                    )
         elif not isinstance(value, str):
             raise UserError(f"{where}: column {column!r} must be text, found {type(value).__name__}")
         elif column == "prompt" and not value.strip():
