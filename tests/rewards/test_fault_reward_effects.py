@@ -111,6 +111,21 @@ STATES: dict[str, tuple[str, Callable[[], object]]] = {
     "dtype": ("torch.set_default_dtype(torch.float64)", torch.get_default_dtype),
     "autocast": ("torch.autocast('cpu', torch.bfloat16).__enter__()", lambda: torch.is_autocast_enabled("cpu")),
     "precision": ("torch.set_float32_matmul_precision('medium')", torch.get_float32_matmul_precision),
+    "inference": (
+        "mode = torch.inference_mode(); mode.__enter__(); KEPT.append(mode)",
+        torch.is_inference_mode_enabled,
+    ),
+    "threads": ("torch.set_num_threads(3)", torch.get_num_threads),
+    "deterministic": (
+        "torch.use_deterministic_algorithms(True, warn_only=True)",
+        lambda: (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        ),
+    ),
+    "anomaly": ("torch.autograd.set_detect_anomaly(True, check_nan=False)", torch.is_anomaly_enabled),
+    "mkldnn": ("torch.backends.mkldnn.enabled = False", lambda: torch.backends.mkldnn.enabled),
+    "benchmark": ("torch.backends.cudnn.benchmark = True", lambda: torch.backends.cudnn.benchmark),
 }
 
 
@@ -121,7 +136,8 @@ def test_what_a_module_or_a_function_sets_in_torch_ends_with_it(
     line, state = STATES[kind]
     before, name = state(), f"sets_{kind}"
     (tmp_path / f"{name}.py").write_text(
-        f"import torch\n{line}\ndef reward(prompts, completions, **_):\n    {line}\n    return [1.0] * len(prompts)\n"
+        f"import torch\nKEPT = []\n{line}\n"
+        f"def reward(prompts, completions, **_):\n    {line}\n    return [1.0] * len(prompts)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     function = resolve(f"{name}.reward", {}, kind="reward function")
@@ -129,6 +145,25 @@ def test_what_a_module_or_a_function_sets_in_torch_ends_with_it(
     assert not score([function], [1.0], ["p"], ["c"], [[1]], {}).failed
     assert state() == before
     assert torch.ones(1, requires_grad=True).add(1).requires_grad and torch.ones(1).device.type == "cpu"
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_what_a_callback_or_map_row_sets_in_torch_ends_with_it(
+    kind: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    line, state = STATES[kind]
+    before, name = state(), f"maps_{kind}"
+    (tmp_path / f"{name}.py").write_text(
+        f"import torch\nKEPT = []\ndef row(row):\n    {line}\n    return row\n"
+        f"class Sets:\n    def on_step_begin(self, *args, **kwargs):\n        {line}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    args = config(tmp_path, max_steps=1, map_row=f"{name}.row")
+    sets = importlib.import_module(name).Sets()
+    trainer = LFPOTrainer(str(model), [vandal], args, copy.deepcopy(ROWS), callbacks=[sets])
+    assert state() == before
+    trainer.events.call("on_step_begin", 0)
+    assert state() == before and torch.ones(1, requires_grad=True).add(1).requires_grad
 
 
 def test_a_verifier_gets_copies_too():

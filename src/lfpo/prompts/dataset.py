@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from lfpo.config.errors import UserError, last_line
 from lfpo.config.plugins import resolve
+from lfpo.config.torch_state import torch_state_kept
 from lfpo.prompts.files import load_rows
 from lfpo.prompts.jsonl import check_row
 from lfpo.prompts.tasks import Row
@@ -43,7 +44,8 @@ def read_rows(settings: Settings, split: str, python_rows: object = None, most: 
     else:
         records = []
     prepare = resolve(settings.map_row, {}, kind="map_row") if settings.map_row else None
-    return [Record(_prepared(record, settings.columns, prepare), record.where) for record in records]
+    with torch_state_kept():
+        return [Record(_prepared(record, settings.columns, prepare), record.where) for record in records]
 
 
 def is_stream(rows: object) -> bool:
@@ -77,7 +79,9 @@ def _prepared(record: Record, columns: Mapping[str, str], prepare: Callable[[Row
     if prepare is not None:
         try:
             row = prepare(row)
-        except Exception as error:  # user code may raise anything
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # user code may raise anything, and may exit
             raise UserError(f"{record.where}: map_row failed: {last_line(error)}") from error
         if not isinstance(row, Mapping):
             raise UserError(f"{record.where}: map_row returned {type(row).__name__}, expected a dict")

@@ -170,7 +170,9 @@ def main(path: str, descriptor: str, ends_with_thread: str = "") -> None:
                 text = json.dumps({"value": function(**arguments)}, default=_plain)
             except UserError as error:
                 text = json.dumps({"user_error": str(error)})
-            except Exception as error:  # user code may raise anything; the parent handles it
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # user code may raise anything, or exit; the parent handles it
                 text = json.dumps({"error": last_line(error)})
             pipe.send_bytes(text.encode())
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from lfpo.config.errors import CannotGoOn, UserError, last_line
 from lfpo.config.json import Json
+from lfpo.config.torch_state import torch_state_kept
 from lfpo.core import collectives
 from lfpo.train.callback_arguments import Arguments, ModelConfig, Schedule, loaders, metric_name, values_of
 from lfpo.train.trainer import Trainer
@@ -134,7 +135,8 @@ class Callbacks:
             try:
                 changed = None
                 if method := getattr(callback, event, None):
-                    changed = method(self.args, self.state, self.control, **self.event_arguments, **kwargs)
+                    with torch_state_kept():
+                        changed = method(self.args, self.state, self.control, **self.event_arguments, **kwargs)
             except Exception as error:  # user code may raise anything
                 self.error = UserError(f"{name} failed after iteration {done}: {last_line(error)}")
                 return

@@ -197,7 +197,7 @@ class LFPOTrainer(Algorithm, Trainer):
             raise UserError(
                 "this trainer has trained already, and its workers have ended; make a new one with the same arguments"
             )
-        if (kept := self.parts.get("average")) is not None:  # `export` has put it into the model
+        if isinstance(kept := self.parts.get("average"), AverageFiles):  # `export` has put it into the model
             self.average = self.learner.average = kept.average
         with self.closing:
             folder = run_trainer(self, resume=resume, display=display)
