@@ -158,6 +158,37 @@ def test_a_run_goes_on_with_the_keys_it_was_given(model: Path, tmp_path: Path, c
     assert steps(folder) == [1, 2, 3, 4]
 
 
+def test_a_resume_with_other_rows_says_so(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    first = [{"prompt": f"{i}+1=", "answer": str(i)} for i in range(4)]
+    others: list[Any] = [first, [*first, {"prompt": "9+1=", "answer": "9"}]]
+    others += [[{**row, "prompt": "x"} for row in first], [{**row, "answer": "x"} for row in first], first[::-1]]
+    said = []
+    for number, rows in enumerate(others):
+        folder = tmp_path / f"run{number}"
+        LFPOTrainer(str(model), reward, config(folder, max_steps=1), first).train()
+        capsys.readouterr()
+        LFPOTrainer(str(model), reward, config(folder, max_steps=2), rows).train(resume=True)
+        said.append("rows, or their order, have changed" in " ".join(capsys.readouterr().out.split()))
+    assert said == [False, True, True, True, True]
+
+
+def test_a_stream_with_prompts_that_are_left_out_says_that_rows_repeat(model: Path, tmp_path: Path):
+    rows = [{"prompt": "1 " * 400} if i % 2 else {"prompt": f"{i}+1="} for i in range(12)]
+    args = config(tmp_path / "run", max_steps=3, filter_overlong_prompts=True)
+    stream: Any = iter(rows)
+    assert "; 3 too long and left out, so the others repeat" in LFPOTrainer(str(model), reward, args, stream).about
+    about = LFPOTrainer(str(model), reward, args, rows).about
+    assert "; 6 too long and left out\n" in about
+
+
+def test_a_longer_stream_has_no_changed_rows(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for total in (1, 2):
+        args = config(tmp_path / "run", max_steps=total)
+        stream: Any = iter(ROWS)
+        LFPOTrainer(str(model), reward, args, stream).train(resume=total > 1)
+    assert "have changed" not in capsys.readouterr().out
+
+
 def test_other_commands_count_epochs_in_the_same_way(tmp_path: Path):
     for name, row in (("sft", {"completion": "b"}), ("dpo", {"chosen": "b", "rejected": "c"})):
         rows = [{"prompt": "a", **row}] * 5

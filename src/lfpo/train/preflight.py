@@ -71,6 +71,8 @@ def preflight(planned: Planned) -> tuple[PromptSource, str]:
     share = f", {trained:,} of them trained" if trained < parameters else ""
     ranks = f", {collectives.world()} ranks" if collectives.world() > 1 else ""
     left_out = f"; {len(out)} too long and left out" if out else ""
+    if out and source.stream:
+        left_out += ", so the others repeat: no more of the stream is read, so leave out long ones when you make it"
     rewarding = source.reward_functions if planned.environment is None else [planned.environment.make]
     names, plan = ", ".join(reward_names(rewarding)), ""
     if (device := devices.device()).type == "cuda":

@@ -36,6 +36,7 @@ from lfpo.models.uniform import with_noise
 from lfpo.objectives import make_objective
 from lfpo.objectives.needs import check_rollouts, kept_steps, samplers
 from lfpo.plan.flops import pass_flops, rollout_flops
+from lfpo.prompts.sources import fingerprint, plain_values
 from lfpo.rewards import RewardFunction
 from lfpo.rollout.episodes import Environment, Played
 from lfpo.rollout.kept import WithPredictions
@@ -130,6 +131,9 @@ class LFPOTrainer(Algorithm, Trainer):
             self.run.dir,
         )
         self.source, self.about = preflight(planned)
+        if not self.source.stream:  # a longer run reads more of a stream
+            source = self.source
+            self.data = fingerprint(lambda i: plain_values(source.train_row(i)), len(source.rows))
         self.length = self.user_args.length(len(self.source.rows))  # again, now without prompts that are left out
         self.args = args = replace(args, max_steps=self.length.iterations)
         self.about += f"\n{'length':<8} {described(self.length, self.user_args)}"

@@ -220,6 +220,7 @@ class TrainingRun:
             trainer,
             state={
                 **trainer.state,
+                "data": trainer.data,
                 "unlogged": self.unlogged,
                 "evaluating": self.evaluating,
                 "callbacks": self.callbacks.saved_state(),
@@ -286,6 +287,11 @@ class TrainingRun:
             self.unlogged, callback_state = state.get("unlogged"), state.get("callbacks")
             self.evaluating = state.get("evaluating", True)
             self.note(f"resumed from {checkpoint}")
+            if (data := state.get("data", "")) != trainer.data and data:
+                self.note(
+                    f"note: the training rows, or their order, have changed since the checkpoint (it has {data}; now "
+                    f"{trainer.data or 'they are generated'}); the run goes on with the new ones"
+                )
         self.folder.truncate_metrics(self.done if checkpoint is not None else -1)
         before, notes = collectives.gather(
             (self.folder.read_metrics(), self.folder.read_notes()) if first else ([], [])

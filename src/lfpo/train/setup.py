@@ -81,6 +81,7 @@ def make_source(
             place=lambda split, i: records[split][i].where,
             reward_functions=functions,
             rows=rows,
+            stream=is_stream(train_dataset),
         )
     count = len(source.reward_functions)
     weights = args.reward_weights or [1.0] * count
