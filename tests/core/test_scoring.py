@@ -351,7 +351,7 @@ def test_a_function_that_a_child_cannot_import_is_a_user_error():
 
 
 def test_reward_memory_runs_functions_in_children(module: str):
-    args = LFPOConfig(output_dir="x", task="choice", reward_funcs=[f"{module}.length"], reward_memory=2.0)
+    args = LFPOConfig(output_dir="x", task="choice", reward_funcs=[f"{module}.endless"], reward_memory=2.0)
     (function,) = make_source(args, None, None, None).reward_functions
     assert function.child.memory == 2 << 30 and function.child.seconds == args.reward_timeout  # type: ignore[attr-defined]
     (function,) = make_source(args, reward_samples.even_tokens, None, None).reward_functions

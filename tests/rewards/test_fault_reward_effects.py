@@ -1,8 +1,10 @@
 """Kind: what a reward function may do. Edits of what it gets, children, the working directory, errors late in a run."""
 
+import asyncio
 import copy
 import errno
 import faulthandler
+import functools
 import importlib
 import json
 import multiprocessing
@@ -103,6 +105,91 @@ def test_an_object_whose_copying_fails_is_given_as_it_is():
 def test_a_function_without_a_signature_is_one_sentence():
     with pytest.raises(UserError, match=r"itemgetter.* has no signature; call it in a function of your own"):
         reward_function(operator.itemgetter("completions"))
+
+
+class Late:
+    async def __call__(self, prompts, completions, **columns):
+        return [0.0] * len(prompts)
+
+
+def without_prompts(completions, answer):
+    return [float(a == c) for a, c in zip(answer, completions, strict=True)]
+
+
+def of_prompts_alone(prompts):
+    return [1.0] * len(prompts)
+
+
+def needs_solution(prompts, completions, solution):
+    return [0.0] * len(prompts)
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return 0.0
+
+
+def logs(prompts, completions, log_metric, **columns):
+    return [0.0] * len(prompts)
+
+
+def logs_if_it_can(prompts, completions, log_metric=None, trainer_state=None):
+    return [0.0] * len(prompts)
+
+
+def by_position(prompts, completions, /):
+    return [0.0] * len(prompts)
+
+
+async def waits(prompts, completions, **columns):
+    return [0.0] * len(prompts)
+
+
+def gives_a_coroutine(prompts, completions, **columns):
+    return waits(prompts, completions)
+
+
+@functools.wraps(waits)
+def runs_it(*args, **kwargs):
+    return asyncio.run(waits(*args, **kwargs))
+
+
+@functools.wraps(waits)
+def passes_it_on(*args, **kwargs):
+    return waits(*args, **kwargs)
+
+
+def test_a_function_gets_the_arguments_that_it_names():
+    columns = {"answer": ["c", "d"]}
+    functions: list[Any] = [without_prompts, of_prompts_alone, logs_if_it_can, runs_it]
+    rewards = score(functions, [1.0, 2.0, 1.0, 1.0], ["p"] * 2, ["c"] * 2, [[1]] * 2, columns)
+    assert rewards.reward_B.tolist() == [3.0, 2.0] and not rewards.failed
+
+
+@pytest.mark.parametrize("memory", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (
+            needs_solution,
+            "'needs_solution': needs 'solution', which it is not given: the rows have tests; rename",
+        ),
+        (compute_score, "'compute_score': needs 'data_source', .* verl's functions take one completion; call it in a "),
+        (logs, "'logs': needs 'log_metric', which it is not given: TRL passes it, lfpo does not"),
+        (by_position, "'by_position': takes 'prompts' by position, and arguments are given by name; remove the '/'"),
+        (waits, "is asynchronous; give a plain function, or run it by asyncio.run"),
+        (Late(), "is asynchronous; give a plain function"),
+        (gives_a_coroutine, "gives_a_coroutine'?: is asynchronous; give a plain function"),
+        (passes_it_on, "is asynchronous; give a plain function"),
+        ("Qwen/Qwen2.5-0.5B", "'Qwen/Qwen2.5-0.5B': reward models are not taken; call it in a function"),
+        ("/models/reward", "'/models/reward': reward models are not taken"),
+        (torch.nn.Linear(1, 1), "'Linear': reward models are not taken; call it in a function"),
+    ],
+)
+def test_a_function_that_cannot_be_called_says_why_at_start(
+    model: Path, tmp_path: Path, function: Any, says: str, memory: float
+):
+    with pytest.raises(UserError, match=says):
+        LFPOTrainer(str(model), function, config(tmp_path, reward_memory=memory), copy.deepcopy(ROWS))
 
 
 STATES: dict[str, tuple[str, Callable[[], object]]] = {
