@@ -141,6 +141,35 @@ def test_a_callback_that_failed_is_called_again_by_the_same_trainer(llada: Path,
     assert callback.steps == [1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    ("change", "given", "says"),
+    [
+        (
+            lambda m: m,
+            {"tokenizer": "embedded"},
+            "tokenizer: expected an object, found 'embedded'; pass tokenizer=load_",
+        ),
+        (lambda m: m, {"tokenizer": 123}, "tokenizer: expected an object, found 123"),
+        (lambda m: m.requires_grad_(False), {}, r"none of its weights is trained; call model.requires_grad_\(True\)"),
+        (lambda m: m.to("meta"), {}, "its weights are on the device 'meta', without values"),
+        (lambda m: m.half(), {}, "its weights are in float16, which overflows in training"),
+        (lambda m: m.to(torch.bfloat16), {}, "its weights are in bfloat16, .* or set lora"),
+    ],
+)
+def test_a_model_or_tokenizer_that_cannot_be_trained_is_one_sentence(
+    llada: Path, tmp_path: Path, change: Any, given: dict[str, Any], says: str
+):
+    model, named = change(load_model(llada)), {"tokenizer": load_tokenizer(llada), **given}
+    with pytest.raises(UserError, match=says):
+        LFPOTrainer(model, even_letters, config(tmp_path), ROWS, **named)
+
+
+def test_the_first_line_says_the_model_s_own_dtype(llada: Path, tmp_path: Path):
+    model = load_model(llada).double()
+    trainer = LFPOTrainer(model, even_letters, config(tmp_path), ROWS, tokenizer=load_tokenizer(llada))
+    assert " parameters, float64\n" in trainer.about
+
+
 def test_weights_that_have_moved_begin_no_run(llada: Path, tmp_path: Path):
     trainer = LFPOTrainer(str(llada), even_letters, config(tmp_path, max_steps=1), ROWS)
     trainer.train()

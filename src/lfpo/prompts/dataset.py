@@ -12,6 +12,15 @@ from lfpo.prompts.jsonl import check_row
 from lfpo.prompts.tasks import Row
 from lfpo.prompts.tasks.records import HubSplit, Record, load_hub
 
+ROWS = "expected a list of dicts or a datasets.Dataset"
+# What tells other libraries' collections of rows, and what to give instead.
+WAYS_OUT = {
+    "iterrows": 'give DATA.to_dict("records")',  # pandas
+    "iter_rows": "give DATA.to_dicts()",  # polars
+    "to_pylist": "give DATA.to_pylist()",  # pyarrow
+    "collate_fn": "give its dataset, as batches are no rows",  # torch's DataLoader
+}
+
 
 class Settings(Protocol):
     """The keys of a configuration that say where rows come from and what is made of them (see LFPOConfig)."""
@@ -54,8 +63,26 @@ def is_stream(rows: object) -> bool:
 
 
 def _from_python(rows: object, name: str, most: int | None) -> list[Record]:
-    if isinstance(rows, Mapping) or not isinstance(rows, Iterable):
-        raise UserError(f"{name}: expected a list of dicts or a datasets.Dataset, found {rows!r}")
+    kind = type(rows).__name__
+    if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):
+        what_to_do = ""
+        if isinstance(rows, str):
+            what_to_do = "; a data set's name is given by dataset_name, and its held-out rows by dataset_test_split"
+        raise UserError(f"{name}: {ROWS}, found {rows!r:.60}{what_to_do}")
+    if isinstance(rows, Mapping):
+        names, parts = ", ".join(map(repr, itertools.islice(rows, 5))), [*rows.values()]
+        splits = any(
+            hasattr(part, "features") or (isinstance(part, list) and isinstance(next(iter(part), None), Mapping))
+            for part in parts
+        )
+        what_to_do = f"give one of them: DATA[{next(iter(rows))!r}]" if splits else "give a dict for each row"
+        raise UserError(f"{name}: {ROWS}, found {kind} of {names or 'nothing'}; {what_to_do}")
+    form = getattr(rows, "format", None)  # of a datasets.Dataset
+    if isinstance(form, Mapping) and form.get("type") in ("pandas", "polars", "arrow"):
+        raise UserError(f"{name}: {ROWS}, found one in the format {form['type']}; give DATA.with_format(None)")
+    for trait, what_to_do in WAYS_OUT.items():
+        if hasattr(rows, trait):
+            raise UserError(f"{name}: {ROWS}, found {kind}; {what_to_do}")
     if is_stream(rows):
         if most is None:
             raise UserError(f"{name}: has no length, so its epochs cannot be counted; give max_steps, or a list")

@@ -98,6 +98,8 @@ def _file_rows(file: Path) -> tuple[Rows, bool]:
         raise UserError(f"{file}: no such file") from None
     except (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError) as error:
         raise UserError(f"{file}: not readable as UTF-8 text ({error})") from error
+    if data.startswith(b"version https://git-lfs"):
+        raise UserError(f"{file}: is a pointer of Git LFS, and not the data; run `git lfs pull`")
     for start, what in _OTHERS.items():
         if data.startswith(start):
             raise UserError(f"{file}: is {what}, which is not read; unpack it")

@@ -80,7 +80,7 @@ def preflight(planned: Planned) -> tuple[PromptSource, str]:
         rate = EFFICIENCY * matmul_peak(device, torch.bfloat16 if args.bf16 else getattr(torch, args.dtype))
         plan = plan_line(args, longest, gpus=collectives.world(), memory=memory, flop_rate=rate)
     lines = {
-        "base": f"{args.model}: {parameters:,} parameters{share}, {args.dtype}",
+        "base": f"{args.model}: {parameters:,} parameters{share}, {str(model.dtype).removeprefix('torch.')}",
         "device": f"{about_device(args, model)}{ranks}",
         "plan": plan,
         "prompts": f"{checked} checked, the longest has {longest} tokens{left_out}",
