@@ -31,7 +31,8 @@ def load_policies(
     policy and theta_old are kept.
     Raises UserError for a loaded model without its tokenizer, and for settings that its attention does not go with.
     """
-    check_given(args, model, tokenizer)
+    if isinstance(model, MaskedDiffusionLM):
+        check_trainable(args, model)
     device, mesh = devices.device(), distributed.mesh(args.fsdp_size) if args.fsdp else None
     autocast = args.bf16 and device.type == "cuda"
     if not isinstance(model, MaskedDiffusionLM):
@@ -73,12 +74,8 @@ def load_policies(
     return policies, tokenizer
 
 
-def check_given(args: TrainingConfig, model: object, tokenizer: object) -> None:
-    """Raise UserError for a tokenizer that is none, and for a loaded model that cannot be trained."""
-    if tokenizer is not None and not hasattr(tokenizer, "convert_ids_to_tokens"):
-        raise UserError(f"tokenizer: expected an object, found {tokenizer!r:.60}; pass tokenizer=load_tokenizer(...)")
-    if not isinstance(model, MaskedDiffusionLM):
-        return
+def check_trainable(args: TrainingConfig, model: MaskedDiffusionLM) -> None:
+    """Raise UserError for a loaded model that cannot be trained."""
     dtypes = {p.dtype for p in model.parameters()}
     if any(p.is_meta for p in model.parameters()):
         raise UserError("model: its weights are on the device 'meta', without values; load them by load_model")

@@ -91,6 +91,8 @@ class LFPOTrainer(Algorithm, Trainer):
             raise UserError(f"LFPOTrainer: {refusal(name, value, ARGUMENTS | LFPOConfig.REFUSED, arguments)}")
         if not isinstance(args, LFPOConfig | None):
             raise UserError(f"args: expected an LFPOConfig, found {type(args).__name__}; write LFPOConfig(KEY=VALUE)")
+        if tokenizer is not None and not hasattr(tokenizer, "convert_ids_to_tokens"):
+            raise UserError(f"tokenizer: expected one that load_tokenizer(NAME) returns, found {tokenizer!r:.60}")
         args = args or LFPOConfig(output_dir="runs/lfpo")
         if peft_config is not None:
             args = replace(args, lora=settings_of(peft_config))
