@@ -1,5 +1,6 @@
 """Reward functions, and what else tests name by dotted path."""
 
+import asyncio
 import contextlib
 import itertools
 import os
@@ -41,6 +42,10 @@ def obey(do, value):
 
 def raises(prompts, completions, **columns):
     raise ConnectionError("nobody there")
+
+
+def cancelled(prompts, completions, **columns):
+    raise asyncio.CancelledError("late")
 
 
 def even_tokens(prompts, completions, completion_ids, **columns):

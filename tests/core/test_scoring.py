@@ -1,5 +1,6 @@
 """Reward functions: what they get and may return, time limits, ready terms, and functions in a child process."""
 
+import asyncio
 import contextlib
 import os
 import pickle
@@ -95,7 +96,14 @@ def fails_with(error: BaseException):
 
 
 def test_a_function_that_raises_or_exits_does_not_affect_the_others():
-    for error, said in ((KeyError("x"), "KeyError: 'x'"), (SystemExit(2), "SystemExit: 2")):
+    for error, said in (
+        (KeyError("x"), "KeyError: 'x'"),
+        (SystemExit(2), "SystemExit: 2"),
+        (asyncio.CancelledError("late"), "asyncio.exceptions.CancelledError: late"),
+        (GeneratorExit(), "GeneratorExit"),
+        (BaseExceptionGroup("several", [GeneratorExit()]), "BaseExceptionGroup: several (1 sub-exception)"),
+        (pytest.fail.Exception("no"), "Failed: no"),
+    ):
         rewards = scored(fails_with(error), lambda prompts, completions: [1.0, 2.0])
         assert rewards.reward_B.tolist() == [1.0, 2.0]
         assert rewards.parts == {"broken": [None, None], "<lambda>": [1.0, 2.0]}
@@ -199,6 +207,14 @@ def child() -> Iterator[ChildProcess]:
     child = ChildProcess("reward_samples:obey", 30.0)
     yield child
     child.stop()
+
+
+def test_a_function_in_a_child_that_is_cancelled_says_so():
+    function = in_child("reward_samples.cancelled")
+    with contextlib.ExitStack() as stack:
+        stack.callback(function.child.stop)  # type: ignore[attr-defined]
+        failed = scored(function).failed["cancelled"]
+    assert re.fullmatch(r"asyncio.exceptions.CancelledError: late \(reward_samples.py:\d+\)", failed)
 
 
 @pytest.mark.parametrize(
@@ -335,7 +351,7 @@ def test_a_function_that_a_child_cannot_import_is_a_user_error():
 
 
 def test_reward_memory_runs_functions_in_children(module: str):
-    args = LFPOConfig(output_dir="x", task="choice", reward_funcs=[f"{module}.length"], reward_memory=2.0)
+    args = LFPOConfig(output_dir="x", task="choice", reward_funcs=[f"{module}.endless"], reward_memory=2.0)
     (function,) = make_source(args, None, None, None).reward_functions
     assert function.child.memory == 2 << 30 and function.child.seconds == args.reward_timeout  # type: ignore[attr-defined]
     (function,) = make_source(args, reward_samples.even_tokens, None, None).reward_functions

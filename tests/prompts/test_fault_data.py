@@ -11,13 +11,15 @@ import json
 import lzma
 import math
 import os
+import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerFast
 
 import tiny
@@ -46,6 +48,7 @@ LLAMA = (  # the template of LLaDA-8B-Instruct: it trims content, and has a gene
 )
 
 
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n"
 QWEN = tiny.CHATML + "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 
 
@@ -132,6 +135,59 @@ def test_a_wrong_name_with_good_content_is_read(tmp_path: Path, kind: str, name:
         assert [row for row, _ in load_rows(tmp_path / f"{name}.2")] == ROWS
 
 
+class Table(list[Any]):
+    """Iterates over the names of columns, and is no Mapping."""
+
+    def iterrows(self) -> None: ...
+
+
+class Formatted(list[Any]):
+    format: ClassVar = {"type": "pandas"}
+
+
+COLUMNS = {"prompt": [f"text {i}" for i in range(5000)], "x": [0] * 5000}
+LISTS = "expected a list of dicts or a datasets.Dataset, found"
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (COLUMNS, f"{LISTS} dict of 'prompt', 'x'; give a dict for each row"),
+        ({"a": [{"prompt": "x"}] * 5000, "b": []}, f"{LISTS} dict of 'a', 'b'; give one of them: DATA['a']"),
+        ({}, f"{LISTS} dict of nothing; give a dict for each row"),
+        (5, f"{LISTS} 5"),
+        ("org/name", f"{LISTS} 'org/name'; a data set's name is given by dataset_name, and its held-out rows by"),
+        (Table(["prompt"]), f'{LISTS} Table; give DATA.to_dict("records")'),
+        (Formatted([{"prompt": "x"}]), f"{LISTS} one in the format pandas; give DATA.with_format(None)"),
+        (DataLoader([{"prompt": "x"}]), f"{LISTS} DataLoader; give its dataset, as batches are no rows"),  # type: ignore[arg-type]
+    ],
+)
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_rows_of_another_sort_are_named_and_not_printed(rows: Any, said: str, split: str) -> None:
+    with pytest.raises(UserError, match=rf"^{split}_dataset: {re.escape(said)}") as caught:
+        read_rows(LFPOConfig("run"), split, rows)
+    assert len(str(caught.value)) < 200
+
+
+def test_splits_of_the_hub_s_library_say_how_to_take_one() -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_list([{"prompt": "x"}])
+    with pytest.raises(UserError, match=r"found DatasetDict of 'train'; give one of them: DATA\['train'\]"):
+        read_rows(LFPOConfig("run"), "train", datasets.DatasetDict({"train": rows}))
+    lazy = datasets.IterableDatasetDict({"train": rows.to_iterable_dataset()})
+    with pytest.raises(UserError, match=r"IterableDatasetDict of 'train'; give one of them: DATA\['train'\]"):
+        read_rows(LFPOConfig("run"), "train", lazy)
+    with pytest.raises(UserError, match="one in the format pandas"):
+        read_rows(LFPOConfig("run"), "train", rows.with_format("pandas"))
+    assert len(read_rows(LFPOConfig("run"), "train", rows.with_format("numpy"))) == 1
+
+
+def test_empty_tools_and_tools_of_text_prompts_are_no_error(tmp_path: Path) -> None:
+    rows = [{"prompt": [USER], "tools": None}, {"prompt": [USER], "tools": []}, {"prompt": "a", "tools": ["f"]}]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    assert [row for row, _ in load_rows(tmp_path / "rows.json", required=("prompt",))] == rows
+
+
 def test_a_single_row_of_messages_is_a_row_and_not_a_list_of_rows(tmp_path: Path) -> None:
     row = {"prompt": [{"role": "user", "content": "a"}], "tests": [{"input": 1}]}
     for name, text in (
@@ -171,6 +227,38 @@ def test_cells_of_a_csv_are_numbers_where_the_whole_column_is(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
+    ("cells", "values"),
+    [
+        (["12345678901234567890", "-1"], [12345678901234567890, -1]),
+        (["9" * 400, "1"], [int("9" * 400), 1]),
+        (["9" * 5000, "1"], ["9" * 5000, "1"]),
+        (["1.5", "12345678901234567890"], ["1.5", "12345678901234567890"]),
+        (["1.5", "4503599627370496"], [1.5, 4503599627370496.0]),
+        (["1e400", "1"], ["1e400", "1"]),
+        (["-1e400", "1"], ["-1e400", "1"]),
+        (["\u0661\u0662", "1"], ["\u0661\u0662", "1"]),
+        (["1.\u0662", "1"], ["1.\u0662", "1"]),
+        (["1", "2.5", "NaN"], [1.0, 2.5, None]),
+        (["1", "NA", "n/a", "null", "None"], [1, None, None, None, None]),
+        (["true", "nan"], [True, None]),
+        (["NaN", "NA"], ["NaN", "NA"]),
+        (["a", "NA"], ["a", "NA"]),
+        ([" 1", "2 ", "\t3"], [1, 2, 3]),
+        ([" 0.5", " NaN"], [0.5, None]),
+        ([" true", "False "], [True, False]),
+        ([" a", "1"], [" a", "1"]),
+        ([" ", "1"], [" ", "1"]),
+        (["inf", "1"], ["inf", "1"]),
+    ],
+)
+def test_cells_become_exact_numbers_or_stay_text(tmp_path: Path, cells: list[str], values: list[object]) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text("prompt, x\n" + "".join(f"a,{cell}\n" for cell in cells))
+    found = [row["x"] for row, _ in load_rows(file)]
+    assert found == values and list(map(type, found)) == list(map(type, values))
+
+
+@pytest.mark.parametrize(
     ("name", "content", "said"),
     [
         ("rows.csv", b"prompt,answer\na,1\n,2\n", "rows.csv:3: column 'prompt' is null, or an empty cell"),
@@ -195,6 +283,16 @@ def test_cells_of_a_csv_are_numbers_where_the_whole_column_is(tmp_path: Path) ->
         ("rows.json", b'[{"prompt": "a"}, 3]', "rows.json: row 2: expected a JSON object, found int"),
         ("rows.json", b'[{"prompt": "a"}, {"prompt": NaN}]', "rows.json: row 2: column 'prompt' is empty (NaN)"),
         ("rows.json", b'[{"prompt": "a"', "rows.json: not valid JSON"),
+        (
+            "rows.json",
+            b'[{"prompt": [{"role": "user", "content": "a"}], "tools": [{"name": "f"}]}]',
+            "row 1: column 'tools' is not given to the chat template, which gets messages alone",
+        ),
+        (
+            "rows.json",
+            b'[{"prompt": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"enable_thinking": false}}]',
+            "row 1: column 'chat_template_kwargs' is not given to the chat template",
+        ),
         ("rows.json", b'{"train": [{"q": 1}], "test": [{"q": 2}]}', "holds several lists of rows (train, test)"),
         ("rows.jsonl", b'{"prompt": "a"}\n["b"]\n', "rows.jsonl:2: expected a JSON object, found list"),
         ("rows.jsonl", b"prompt,answer\na,b\n", "rows.jsonl:1: not valid JSON"),
@@ -202,6 +300,19 @@ def test_cells_of_a_csv_are_numbers_where_the_whole_column_is(tmp_path: Path) ->
         ("rows.parquet", b"PAR1 and no more", "rows.parquet: not readable as Parquet"),
         ("rows.arrow", b"ARROW1 and no more", "rows.arrow: not readable as Arrow"),
         ("rows.jsonl.gz", b"\x1f\x8b broken", "rows.jsonl.gz: not readable"),
+        ("rows.jsonl", LFS, "rows.jsonl: is a pointer of Git LFS, and not the data; run `git lfs pull`"),
+        ("rows.csv", LFS, "rows.csv: is a pointer of Git LFS"),
+        ("rows.parquet", LFS, "rows.parquet: is a pointer of Git LFS"),
+        (
+            "rows.jsonl",
+            b'{"Question": "a", "Answer": "b"}\n',
+            "as in `columns: {Question: prompt}`",
+        ),
+        ("rows.json", b'{"prompt": ["a", "b"], "x": [1, 2]}', "rows.json: row 1: holds whole columns, and a row is"),
+        ("rows.json", b'{"prompt": {"0": "a", "1": "b"}, "x": {"0": 1, "1": 2}}', "row 1: holds whole columns"),
+        ("rows.json", b'{"prompt": [[{"role": "user", "content": "a"}]]}', "row 1: holds whole columns"),
+        ("rows.json", b'{"prompt": ["a", "b"], "x": 1}', "row 1: a prompt list must hold messages"),
+        ("rows.json", b'{"prompt": [{"role": "user"}]}', "a prompt list must hold messages"),
         ("rows.zip", b"PK\x03\x04...", "rows.zip: is a zip archive"),
         ("*.none", b"", "*.none: no file matches this pattern"),
         (".", b"", "is a folder; give its files, such as"),

@@ -1,8 +1,10 @@
 """Kind: what a reward function may do. Edits of what it gets, children, the working directory, errors late in a run."""
 
+import asyncio
 import copy
 import errno
 import faulthandler
+import functools
 import importlib
 import json
 import multiprocessing
@@ -105,12 +107,112 @@ def test_a_function_without_a_signature_is_one_sentence():
         reward_function(operator.itemgetter("completions"))
 
 
+class Late:
+    async def __call__(self, prompts, completions, **columns):
+        return [0.0] * len(prompts)
+
+
+def without_prompts(completions, answer):
+    return [float(a == c) for a, c in zip(answer, completions, strict=True)]
+
+
+def of_prompts_alone(prompts):
+    return [1.0] * len(prompts)
+
+
+def needs_solution(prompts, completions, solution):
+    return [0.0] * len(prompts)
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return 0.0
+
+
+def logs(prompts, completions, log_metric, **columns):
+    return [0.0] * len(prompts)
+
+
+def logs_if_it_can(prompts, completions, log_metric=None, trainer_state=None):
+    return [0.0] * len(prompts)
+
+
+def by_position(prompts, completions, /):
+    return [0.0] * len(prompts)
+
+
+async def waits(prompts, completions, **columns):
+    return [0.0] * len(prompts)
+
+
+def gives_a_coroutine(prompts, completions, **columns):
+    return waits(prompts, completions)
+
+
+@functools.wraps(waits)
+def runs_it(*args, **kwargs):
+    return asyncio.run(waits(*args, **kwargs))
+
+
+@functools.wraps(waits)
+def passes_it_on(*args, **kwargs):
+    return waits(*args, **kwargs)
+
+
+def test_a_function_gets_the_arguments_that_it_names():
+    columns = {"answer": ["c", "d"]}
+    functions: list[Any] = [without_prompts, of_prompts_alone, logs_if_it_can, runs_it]
+    rewards = score(functions, [1.0, 2.0, 1.0, 1.0], ["p"] * 2, ["c"] * 2, [[1]] * 2, columns)
+    assert rewards.reward_B.tolist() == [3.0, 2.0] and not rewards.failed
+
+
+@pytest.mark.parametrize("memory", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (
+            needs_solution,
+            "'needs_solution': needs 'solution', which it is not given: the rows have tests; rename",
+        ),
+        (compute_score, "'compute_score': needs 'data_source', .* verl's functions take one completion; call it in a "),
+        (logs, "'logs': needs 'log_metric', which it is not given: TRL passes it, lfpo does not"),
+        (by_position, "'by_position': takes 'prompts' by position, and arguments are given by name; remove the '/'"),
+        (waits, "is asynchronous; give a plain function, or run it by asyncio.run"),
+        (Late(), "is asynchronous; give a plain function"),
+        (gives_a_coroutine, "gives_a_coroutine'?: is asynchronous; give a plain function"),
+        (passes_it_on, "is asynchronous; give a plain function"),
+        ("Qwen/Qwen2.5-0.5B", "'Qwen/Qwen2.5-0.5B': reward models are not taken; call it in a function"),
+        ("/models/reward", "'/models/reward': reward models are not taken"),
+        (torch.nn.Linear(1, 1), "'Linear': reward models are not taken; call it in a function"),
+    ],
+)
+def test_a_function_that_cannot_be_called_says_why_at_start(
+    model: Path, tmp_path: Path, function: Any, says: str, memory: float
+):
+    with pytest.raises(UserError, match=says):
+        LFPOTrainer(str(model), function, config(tmp_path, reward_memory=memory), copy.deepcopy(ROWS))
+
+
 STATES: dict[str, tuple[str, Callable[[], object]]] = {
     "gradients": ("torch.set_grad_enabled(False)", torch.is_grad_enabled),
     "device": ("torch.set_default_device('meta')", torch.get_default_device),
     "dtype": ("torch.set_default_dtype(torch.float64)", torch.get_default_dtype),
     "autocast": ("torch.autocast('cpu', torch.bfloat16).__enter__()", lambda: torch.is_autocast_enabled("cpu")),
     "precision": ("torch.set_float32_matmul_precision('medium')", torch.get_float32_matmul_precision),
+    "inference": (
+        "mode = torch.inference_mode(); mode.__enter__(); KEPT.append(mode)",
+        torch.is_inference_mode_enabled,
+    ),
+    "threads": ("torch.set_num_threads(3)", torch.get_num_threads),
+    "deterministic": (
+        "torch.use_deterministic_algorithms(True, warn_only=True)",
+        lambda: (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        ),
+    ),
+    "anomaly": ("torch.autograd.set_detect_anomaly(True, check_nan=False)", torch.is_anomaly_enabled),
+    "mkldnn": ("torch.backends.mkldnn.enabled = False", lambda: torch.backends.mkldnn.enabled),
+    "benchmark": ("torch.backends.cudnn.benchmark = True", lambda: torch.backends.cudnn.benchmark),
 }
 
 
@@ -121,7 +223,8 @@ def test_what_a_module_or_a_function_sets_in_torch_ends_with_it(
     line, state = STATES[kind]
     before, name = state(), f"sets_{kind}"
     (tmp_path / f"{name}.py").write_text(
-        f"import torch\n{line}\ndef reward(prompts, completions, **_):\n    {line}\n    return [1.0] * len(prompts)\n"
+        f"import torch\nKEPT = []\n{line}\n"
+        f"def reward(prompts, completions, **_):\n    {line}\n    return [1.0] * len(prompts)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     function = resolve(f"{name}.reward", {}, kind="reward function")
@@ -129,6 +232,25 @@ def test_what_a_module_or_a_function_sets_in_torch_ends_with_it(
     assert not score([function], [1.0], ["p"], ["c"], [[1]], {}).failed
     assert state() == before
     assert torch.ones(1, requires_grad=True).add(1).requires_grad and torch.ones(1).device.type == "cpu"
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_what_a_callback_or_map_row_sets_in_torch_ends_with_it(
+    kind: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    line, state = STATES[kind]
+    before, name = state(), f"maps_{kind}"
+    (tmp_path / f"{name}.py").write_text(
+        f"import torch\nKEPT = []\ndef row(row):\n    {line}\n    return row\n"
+        f"class Sets:\n    def on_step_begin(self, *args, **kwargs):\n        {line}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    args = config(tmp_path, max_steps=1, map_row=f"{name}.row")
+    sets = importlib.import_module(name).Sets()
+    trainer = LFPOTrainer(str(model), [vandal], args, copy.deepcopy(ROWS), callbacks=[sets])
+    assert state() == before
+    trainer.events.call("on_step_begin", 0)
+    assert state() == before and torch.ones(1, requires_grad=True).add(1).requires_grad
 
 
 def test_a_verifier_gets_copies_too():

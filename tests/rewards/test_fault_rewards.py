@@ -39,6 +39,24 @@ class Series:
         return len(self.values)
 
 
+class Labelled(Series):
+    """Iterates over the labels of its columns, as a pandas DataFrame does."""
+
+    ndim = 2
+
+    def keys(self):
+        return list(self)
+
+
+class WithIndex(Series):
+    """Has labels, and iterates over its values: a pandas Series."""
+
+    ndim = 1
+
+    def keys(self):
+        return ["a", "b"]
+
+
 @pytest.mark.parametrize(
     "returned",
     [
@@ -53,6 +71,7 @@ class Series:
         {"a": 0.5, "b": 1.0}.values(),
         {0.5: "a", 1.0: "b"}.keys(),
         Series(0.5, 1.0),
+        WithIndex(0.5, 1.0),
         [Decimal("0.5"), Fraction(1, 1)],
         [np.float32(0.5), np.bool_(True)],
         [torch.tensor(0.5), torch.tensor([[1]])],
@@ -101,6 +120,8 @@ def test_none_stays_none_in_every_container(returned):
         (iter(lambda: 0.0, 1.0), "returned more rewards for 2"),  # without end
         ({0.0: "a", 1.0: "b"}, "returned dict"),
         ({0.0, 1.0}, "returned set"),
+        (Labelled(0.0, 1.0), "returned Labelled, expected a list of numbers"),
+        (torch.nn.ParameterDict({"0": torch.nn.Parameter(torch.ones(1))}), "returned ParameterDict"),
         ("01", "returned str"),
         (0.5, "returned float"),
         (np.array(0.5), "returned ndarray"),

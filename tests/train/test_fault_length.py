@@ -159,6 +159,37 @@ def test_a_run_goes_on_with_the_keys_it_was_given(model: Path, tmp_path: Path, c
     assert steps(folder) == [1, 2, 3, 4]
 
 
+def test_a_resume_with_other_rows_says_so(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    first = [{"prompt": f"{i}+1=", "answer": str(i)} for i in range(4)]
+    others: list[Any] = [first, [*first, {"prompt": "9+1=", "answer": "9"}]]
+    others += [[{**row, "prompt": "x"} for row in first], [{**row, "answer": "x"} for row in first], first[::-1]]
+    said = []
+    for number, rows in enumerate(others):
+        folder = tmp_path / f"run{number}"
+        LFPOTrainer(str(model), reward, config(folder, max_steps=1), first).train()
+        capsys.readouterr()
+        LFPOTrainer(str(model), reward, config(folder, max_steps=2), rows).train(resume=True)
+        said.append("rows, or their order, have changed" in " ".join(capsys.readouterr().out.split()))
+    assert said == [False, True, True, True, True]
+
+
+def test_a_stream_with_prompts_that_are_left_out_says_that_rows_repeat(model: Path, tmp_path: Path):
+    rows = [{"prompt": "1 " * 400} if i % 2 else {"prompt": f"{i}+1="} for i in range(12)]
+    args = config(tmp_path / "run", max_steps=3, filter_overlong_prompts=True)
+    stream: Any = iter(rows)
+    assert "; 3 too long and left out, so the others repeat" in LFPOTrainer(str(model), reward, args, stream).about
+    about = LFPOTrainer(str(model), reward, args, rows).about
+    assert "; 6 too long and left out\n" in about
+
+
+def test_a_longer_stream_has_no_changed_rows(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for total in (1, 2):
+        args = config(tmp_path / "run", max_steps=total)
+        stream: Any = iter(ROWS)
+        LFPOTrainer(str(model), reward, args, stream).train(resume=total > 1)
+    assert "have changed" not in capsys.readouterr().out
+
+
 def test_other_commands_count_epochs_in_the_same_way(tmp_path: Path):
     for name, row in (("sft", {"completion": "b"}), ("dpo", {"chosen": "b", "rejected": "c"})):
         rows = [{"prompt": "a", **row}] * 5
@@ -357,6 +388,84 @@ def test_callbacks_read_transformers_arguments(model: Path, tmp_path: Path):
     assert args.eval_strategy == "no" and args.should_save and args.to_sanitized_dict()["max_steps"] == 7
     with pytest.raises(AttributeError, match="has 'no_such_key'"):
         _ = args.no_such_key
+
+
+class Asks(TrainerCallback):
+    """Sets a flag in an event after, or in the course of, iteration `at`."""
+
+    def __init__(self, event: str, flag: str, at: int):
+        def ask(args, state, control, **kwargs):
+            if state.global_step == at and "train_runtime" not in kwargs.get("logs", ()):
+                setattr(control, flag, True)
+
+        setattr(self, event, ask)
+
+
+@pytest.mark.parametrize("flag", ["should_evaluate", "should_save"])
+@pytest.mark.parametrize(
+    ("event", "at"),
+    [
+        *[("on_step_begin", 1), ("on_pre_optimizer_step", 1), ("on_substep_end", 1), ("on_step_end", 2), ("on_log", 2)],
+        ("on_epoch_end", 2),
+    ],
+)
+def test_a_flag_of_any_event_counts_for_its_step_alone(model: Path, tmp_path: Path, event: str, at: int, flag: str):
+    keys: dict[str, Any] = {"max_steps": 3, "eval_steps": 100, "prompts_per_iteration": 3}
+    run = trainer(model, tmp_path / "run", Asks(event, flag, at), held_out=ROWS[:1], **keys)
+    run.train()
+    evaluated = [row["step"] for row in metrics(tmp_path / "run") if "eval/greedy/reward" in row]
+    saved = sorted(int(path.name.removeprefix("step-")) for path in (tmp_path / "run/checkpoints").iterdir())
+    assert (evaluated, saved) == (([0, 2, 3], [3]) if flag == "should_evaluate" else ([0, 3], [2, 3]))
+
+
+def test_on_evaluate_asks_for_the_checkpoint_of_its_step(model: Path, tmp_path: Path):
+    keys: dict[str, Any] = {"max_steps": 3, "eval_steps": 1}
+    trainer(model, tmp_path / "run", Asks("on_evaluate", "should_save", 2), held_out=ROWS[:1], **keys).train()
+    assert sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir()) == ["step-2", "step-3"]
+
+
+def test_a_flag_that_on_step_end_clears_is_not_heeded(model: Path, tmp_path: Path):
+    class Not(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            assert control.should_evaluate and control.should_save
+            control.should_evaluate = control.should_save = state.global_step == 3
+
+    trainer(model, tmp_path / "run", Not(), held_out=ROWS[:1], max_steps=3, eval_steps=1, save_steps=1).train()
+    assert ["eval/greedy/reward" in row for row in metrics(tmp_path / "run")] == [True, False, False, True]
+    assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["step-3"]
+
+
+@pytest.mark.parametrize(("eval_steps", "evaluated"), [(100, [0, 3]), (2, [0, 2, 3])])
+def test_a_resume_evaluates_after_a_failed_callback_only_where_it_was_due(
+    model: Path, tmp_path: Path, eval_steps: int, evaluated: list[int]
+):
+    class Fails(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 2:
+                raise KeyError("loss")
+
+    for callbacks in ((Fails(),), ()):
+        run = trainer(model, tmp_path / "run", *callbacks, held_out=ROWS[:1], max_steps=3, eval_steps=eval_steps)
+        with pytest.raises(UserError, match="KeyError") if callbacks else contextlib.nullcontext():
+            run.train(resume=not callbacks)
+    rows = metrics(tmp_path / "run")
+    assert [row["step"] for row in rows] == [0, 1, 2, 3]
+    assert [row["step"] for row in rows if "eval/greedy/reward" in row] == evaluated
+
+
+def test_what_a_callback_does_to_its_metrics_changes_nothing(model: Path, tmp_path: Path):
+    class Clears(TrainerCallback):
+        def on_log(self, args, state, control, logs, **kwargs):
+            logs.clear()
+
+        def on_evaluate(self, args, state, control, metrics, **kwargs):
+            metrics.clear()
+
+    keys: dict[str, Any] = {"max_steps": 2, "eval_steps": 1, "metric_for_best_model": "reward"}
+    run = trainer(model, tmp_path / "run", Clears(), held_out=ROWS[:1], **keys)
+    run.train()
+    assert all("eval/greedy/reward" in row for row in metrics(tmp_path / "run"))
+    assert run.events.state.best_metric is not None and "reward" in run.events.state.log_history[1]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The trainer end to end on a tiny model: learning, metrics, records, resume, the average of weights, callbacks."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from transformers import TrainerCallback
 
 import tiny
+from lfpo.config.build import build, to_dict
 from lfpo.config.engine import EngineSettings
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
@@ -88,6 +90,96 @@ def assert_resume_is_exact(model: Path, tmp_path: Path, **changes: Any) -> Path:
 
 def test_resume_is_bit_identical_to_an_unbroken_run(llada: Path, tmp_path: Path):
     assert_resume_is_exact(llada, tmp_path, average_decay=0.9)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"average_decay": 0.9},
+        {"lora": {"r": 2}, "average_decay": 0.9},
+        {"engine": EngineSettings(max_staleness=1), "old_policy": "sampler"},
+    ],
+)
+def test_a_trainer_that_trained_goes_on_as_a_new_one(llada: Path, tmp_path: Path, changes: dict[str, Any]):
+    class StopsOnce(TrainerCallback):
+        stopped = False
+
+        def on_log(self, args, state, control, **kwargs):
+            if state.global_step == 1 and not self.stopped:
+                self.stopped = control.should_training_stop = True
+
+    def trainer(name: str, *callbacks: Any) -> LFPOTrainer:
+        args = build(LFPOConfig, to_dict(config(tmp_path, output_dir=str(tmp_path / name))) | changes)
+        return LFPOTrainer(str(llada), even_letters, args, ROWS, callbacks=callbacks)
+
+    trainer("whole").train()
+    parts = trainer("parts", StopsOnce())
+    parts.train()
+    assert [row["step"] for row in metrics(tmp_path / "parts")] == [1]
+    parts.train(resume=True)
+    assert without_times(metrics(tmp_path / "parts")) == without_times(metrics(tmp_path / "whole"))
+    assert [row["step"] for row in parts.events.state.log_history[:3]] == [1, 2, 3]
+    a, b = (load_model(tmp_path / name / "model").state_dict() for name in ("whole", "parts"))
+    assert all(torch.equal(value, b[name]) for name, value in a.items())
+
+
+def test_a_callback_that_failed_is_called_again_by_the_same_trainer(llada: Path, tmp_path: Path):
+    class FailsOnce(TrainerCallback):
+        def __init__(self) -> None:
+            self.steps: list[int] = []
+
+        def on_step_end(self, args, state, control, **kwargs):
+            self.steps.append(state.global_step)
+            if len(self.steps) == 1:
+                raise KeyError("loss")
+
+    callback = FailsOnce()
+    trainer = LFPOTrainer(str(llada), even_letters, config(tmp_path), ROWS, callbacks=[callback])
+    with pytest.raises(UserError, match="KeyError"):
+        trainer.train()
+    trainer.train(resume=True)
+    assert callback.steps == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("change", "given", "says"),
+    [
+        (
+            lambda m: m,
+            {"tokenizer": "embedded"},
+            "tokenizer: expected one that load_.*found 'embedded'",
+        ),
+        (lambda m: m, {"tokenizer": 123}, "tokenizer: expected one that .*found 123"),
+        (lambda m: m.requires_grad_(False), {}, r"none of its weights is trained; call model.requires_grad_\(True\)"),
+        (lambda m: m.to("meta"), {}, "its weights are on the device 'meta', without values"),
+        (lambda m: m.half(), {}, "its weights are in float16, which overflows in training"),
+        (lambda m: m.to(torch.bfloat16), {}, "its weights are in bfloat16, .* or set lora"),
+    ],
+)
+def test_a_model_or_tokenizer_that_cannot_be_trained_is_one_sentence(
+    llada: Path, tmp_path: Path, change: Any, given: dict[str, Any], says: str
+):
+    model, named = change(load_model(llada)), {"tokenizer": load_tokenizer(llada), **given}
+    with pytest.raises(UserError, match=says):
+        LFPOTrainer(model, even_letters, config(tmp_path), ROWS, **named)
+
+
+def test_the_first_line_says_the_model_s_own_dtype(llada: Path, tmp_path: Path):
+    model = load_model(llada).double()
+    trainer = LFPOTrainer(model, even_letters, config(tmp_path), ROWS, tokenizer=load_tokenizer(llada))
+    assert " parameters, float64\n" in trainer.about
+
+
+def test_weights_that_have_moved_begin_no_run(llada: Path, tmp_path: Path):
+    trainer = LFPOTrainer(str(llada), even_letters, config(tmp_path, max_steps=1), ROWS)
+    trainer.train()
+    shutil.move(tmp_path / "run", tmp_path / "other")
+    with pytest.raises(UserError, match=r"has trained already; .*a new trainer with the same arguments starts"):
+        trainer.train()
+    shutil.copytree(tmp_path / "other", tmp_path / "run")
+    shutil.rmtree(tmp_path / "run/checkpoints")
+    with pytest.raises(UserError, match="has no checkpoint to go on from, and this trainer has begun; a new trainer"):
+        trainer.train(resume=True)
 
 
 def test_conversational_prompts_get_conversational_completions(llada: Path, tmp_path: Path):

@@ -1,5 +1,6 @@
 """The configuration of `lfpo train`."""
 
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -190,6 +191,9 @@ class LFPOConfig(PolicyConfig):
                     f"'eval_samplers': the name {name!r} must be text without '/', which separates the parts of "
                     "metrics' names"
                 )
+        for i, weight in enumerate(self.reward_weights or ()):
+            if not math.isfinite(weight):
+                raise ValueError(f"reward_weights[{i}]: {weight} must be finite")
         if not self.sampler.is_random:
             raise ValueError("sampler temperature 0 makes all rollouts of a prompt the same; set it above 0")
         if sum(source is not None for source in (self.task, self.data_file, self.dataset_name)) > 1:

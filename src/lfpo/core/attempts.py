@@ -33,13 +33,13 @@ def attempt(
     try:
         with time_limit(timeout):
             return call() if then is None else then(call()), None
-    except (UserError, ProcessLost):
+    except (UserError, ProcessLost, KeyboardInterrupt):
         raise
     except RewardTimeout:
         return None, f"it ran for more than {timeout:g} s"
     except RewardFailed as error:
         return None, str(error)
-    except (Exception, SystemExit) as error:  # user code may raise anything; it must not end the run
+    except BaseException as error:  # user code may raise anything, or exit; it must not end the run
         return None, last_line(error)
 
 

@@ -1,11 +1,14 @@
 """What a user's function returned, as rewards: the one place that decides what is a number."""
 
+import inspect
 import itertools
 import math
 from collections.abc import Iterable, KeysView, Mapping, Set, Sized
 from typing import Any
 
 from lfpo.config.errors import UserError
+
+ASYNCHRONOUS = "is asynchronous; give a plain function, or run it by asyncio.run"
 
 
 class NotANumber(ValueError):
@@ -20,10 +23,16 @@ def checked(values: object, name: str, expected: int) -> list[float | None]:
     Raises UserError, in one sentence with the function and the item's index, for anything else.
     """
     what = f"reward function {name!r}"
+    if inspect.isawaitable(values):
+        if inspect.iscoroutine(values):
+            values.close()  # else Python warns that nothing waited for it
+        raise UserError(f"{what}: {ASYNCHRONOUS}")
     if hasattr(values, "detach"):  # a tensor: one copy from the device, not one for each item
         values = values.detach().cpu()
-    # A mapping gives its keys, and a set has no order: both would score the wrong completions without a word.
+    # A mapping gives its keys, a table its labels, and a set has no order: all would score the wrong completions
+    # without a word. A pandas Series has keys, too, and gives its values.
     wrong = isinstance(values, str | bytes | bytearray | Mapping | Set) and not isinstance(values, KeysView)
+    wrong |= callable(getattr(values, "keys", None)) and getattr(values, "ndim", 0) != 1
     if wrong or not isinstance(values, Iterable) or getattr(values, "ndim", 1) == 0:
         raise UserError(f"{what}: returned {type(values).__name__}, expected a list of numbers")
     items = list(itertools.islice(values, expected + 1))  # a generator may have no end

@@ -65,8 +65,8 @@ class Scorer:
     ) -> Rewards:
         """Score b completions with each function, called as f(prompts, completions, completion_ids=..., **columns).
 
-        completion_ids: b lists of token ids. columns: name -> b values; a function gets copies of those that it
-            names, or of all if it takes **kwargs.
+        completion_ids: b lists of token ids. columns: name -> b values. A function gets copies of the arguments that
+            it names, or of all if it takes **kwargs.
 
         A function that raises, or exceeds the timeout, is listed in `failed` and its rewards are None.
         Raises UserError for what is no list of b rewards (see `checked`), where a function raises one, for a column
@@ -78,8 +78,8 @@ class Scorer:
             raise UserError(f"data column {min(clash)!r} has the name of a reward function's own argument; rename it")
         parts, failed = dict[str, list[float | None]](), dict[str, str]()
         for name, function in self.functions.items():
-            arguments = {"prompts": prompts, "completions": completions}
-            arguments |= accepted(function, {**columns, "completion_ids": completion_ids})
+            own_names = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids}
+            arguments = accepted(function, {**own_names, **columns})
             call = partial(function, **{key: copied(values) for key, values in arguments.items()})
             own = str(getattr(function, "__module__", "")).startswith("lfpo.")
             with nullcontext() if own else torch_state_kept():

@@ -31,6 +31,8 @@ def load_policies(
     policy and theta_old are kept.
     Raises UserError for a loaded model without its tokenizer, and for settings that its attention does not go with.
     """
+    if isinstance(model, MaskedDiffusionLM):
+        check_trainable(args, model)
     device, mesh = devices.device(), distributed.mesh(args.fsdp_size) if args.fsdp else None
     autocast = args.bf16 and device.type == "cuda"
     if not isinstance(model, MaskedDiffusionLM):
@@ -70,6 +72,21 @@ def load_policies(
         move = offloads and name != CURRENT
         policy.ready = partial(ready_to_sample, args=args, move=move) if changes else None
     return policies, tokenizer
+
+
+def check_trainable(args: TrainingConfig, model: MaskedDiffusionLM) -> None:
+    """Raise UserError for a loaded model that cannot be trained."""
+    dtypes = {p.dtype for p in model.parameters()}
+    if any(p.is_meta for p in model.parameters()):
+        raise UserError("model: its weights are on the device 'meta', without values; load them by load_model")
+    if torch.float16 in dtypes:
+        raise UserError("model: its weights are in float16, which overflows in training; call model.float() first")
+    if torch.bfloat16 in dtypes and args.lora is None and not args.load_in_4bit:
+        raise UserError(
+            "model: its weights are in bfloat16, which rounds small steps away; call model.float() first, or set lora"
+        )
+    if args.lora is None and not any(p.requires_grad for p in model.parameters()):
+        raise UserError("model: none of its weights is trained; call model.requires_grad_(True) first, or set lora")
 
 
 def checkpoint_layers(model: MaskedDiffusionLM) -> None:

@@ -6,10 +6,20 @@ from typing import Any, Protocol
 
 from lfpo.config.errors import UserError, last_line
 from lfpo.config.plugins import resolve
+from lfpo.config.torch_state import torch_state_kept
 from lfpo.prompts.files import load_rows
 from lfpo.prompts.jsonl import check_row
 from lfpo.prompts.tasks import Row
 from lfpo.prompts.tasks.records import HubSplit, Record, load_hub
+
+ROWS = "expected a list of dicts or a datasets.Dataset"
+# What tells other libraries' collections of rows, and what to give instead.
+WAYS_OUT = {
+    "iterrows": 'give DATA.to_dict("records")',  # pandas
+    "iter_rows": "give DATA.to_dicts()",  # polars
+    "to_pylist": "give DATA.to_pylist()",  # pyarrow
+    "collate_fn": "give its dataset, as batches are no rows",  # torch's DataLoader
+}
 
 
 class Settings(Protocol):
@@ -43,7 +53,8 @@ def read_rows(settings: Settings, split: str, python_rows: object = None, most: 
     else:
         records = []
     prepare = resolve(settings.map_row, {}, kind="map_row") if settings.map_row else None
-    return [Record(_prepared(record, settings.columns, prepare), record.where) for record in records]
+    with torch_state_kept():
+        return [Record(_prepared(record, settings.columns, prepare), record.where) for record in records]
 
 
 def is_stream(rows: object) -> bool:
@@ -52,8 +63,26 @@ def is_stream(rows: object) -> bool:
 
 
 def _from_python(rows: object, name: str, most: int | None) -> list[Record]:
-    if isinstance(rows, Mapping) or not isinstance(rows, Iterable):
-        raise UserError(f"{name}: expected a list of dicts or a datasets.Dataset, found {rows!r}")
+    kind = type(rows).__name__
+    if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):
+        what_to_do = ""
+        if isinstance(rows, str):
+            what_to_do = "; a data set's name is given by dataset_name, and its held-out rows by dataset_test_split"
+        raise UserError(f"{name}: {ROWS}, found {rows!r:.60}{what_to_do}")
+    if isinstance(rows, Mapping):
+        names, parts = ", ".join(map(repr, itertools.islice(rows, 5))), [*rows.values()]
+        splits = any(
+            hasattr(part, "features") or (isinstance(part, list) and isinstance(next(iter(part), None), Mapping))
+            for part in parts
+        )
+        what_to_do = f"give one of them: DATA[{next(iter(rows))!r}]" if splits else "give a dict for each row"
+        raise UserError(f"{name}: {ROWS}, found {kind} of {names or 'nothing'}; {what_to_do}")
+    form = getattr(rows, "format", None)  # of a datasets.Dataset
+    if isinstance(form, Mapping) and form.get("type") in ("pandas", "polars", "arrow"):
+        raise UserError(f"{name}: {ROWS}, found one in the format {form['type']}; give DATA.with_format(None)")
+    for trait, what_to_do in WAYS_OUT.items():
+        if hasattr(rows, trait):
+            raise UserError(f"{name}: {ROWS}, found {kind}; {what_to_do}")
     if is_stream(rows):
         if most is None:
             raise UserError(f"{name}: has no length, so its epochs cannot be counted; give max_steps, or a list")
@@ -77,7 +106,9 @@ def _prepared(record: Record, columns: Mapping[str, str], prepare: Callable[[Row
     if prepare is not None:
         try:
             row = prepare(row)
-        except Exception as error:  # user code may raise anything
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # user code may raise anything, and may exit
             raise UserError(f"{record.where}: map_row failed: {last_line(error)}") from error
         if not isinstance(row, Mapping):
             raise UserError(f"{record.where}: map_row returned {type(row).__name__}, expected a dict")

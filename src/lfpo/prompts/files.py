@@ -12,6 +12,7 @@ import importlib
 import io
 import json
 import lzma
+import math
 import re
 import zlib
 from collections.abc import Callable
@@ -34,6 +35,8 @@ _PACKED: dict[bytes, tuple[str, Callable[[bytes], bytes]]] = {
 _OTHERS = {b"PK\x03\x04": "a zip archive", b"\x28\xb5\x2f\xfd": "compressed by zstd"}
 _ARROW = (b"ARROW1", b"\xff\xff\xff\xff")  # a file, a stream
 TEXTS = ("prompt", "completion", "chosen", "rejected")  # columns that are text, whatever their cells look like
+_MISSING = ("nan", "na", "n/a", "null", "none")  # cells without a value in a column of numbers or truth values
+_MOST_DIGITS = 4000  # Python reads no longer integers
 _MOST_CELL = 2**31 - 1  # characters; the csv module's own limit is 131072
 
 
@@ -95,6 +98,8 @@ def _file_rows(file: Path) -> tuple[Rows, bool]:
         raise UserError(f"{file}: no such file") from None
     except (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError) as error:
         raise UserError(f"{file}: not readable as UTF-8 text ({error})") from error
+    if data.startswith(b"version https://git-lfs"):
+        raise UserError(f"{file}: is a pointer of Git LFS, and not the data; run `git lfs pull`")
     for start, what in _OTHERS.items():
         if data.startswith(start):
             raise UserError(f"{file}: is {what}, which is not read; unpack it")
@@ -192,18 +197,31 @@ def _csv_rows(text: str, file: Path) -> Rows:
 
 
 def _convert(name: str, rows: list[Json]) -> None:
-    """Make a column's cells numbers or truth values where all are; a number with leading zeros is text."""
-    cells = {row[name] for row in rows if row.get(name) is not None}
-    integer, number = r"[+-]?(0|[1-9]\d*)", r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"
+    """Make a column's cells numbers or truth values where all are, but for blanks around them and for cells that name a
+    missing value, which are then None. A number with leading zeros is text, and so is one that float does not hold."""
+    cells = {row[name]: row[name].strip() for row in rows if row.get(name) is not None}
+    values = {cell for cell in cells.values() if cell.lower() not in _MISSING}
     kinds: list[tuple[Callable[[str], bool], Callable[[str], object]]] = [
-        (lambda cell: re.fullmatch(integer, cell) is not None and len(cell) < 19, int),
-        (lambda cell: re.fullmatch(number, cell) is not None and not re.match(r"[+-]?0\d", cell), float),
+        (_is_integer, int),
+        (_is_float, float),
         (lambda cell: cell.lower() in ("true", "false"), lambda cell: cell.lower() == "true"),
     ]
-    convert = next((make for fits, make in kinds if cells and all(map(fits, cells))), None)
+    convert = next((make for fits, make in kinds if values and all(map(fits, values))), None)
     for row in rows if convert else []:
         if convert is not None and row[name] is not None:
-            row[name] = convert(row[name])
+            cell = cells[row[name]]
+            row[name] = convert(cell) if cell in values else None
+
+
+def _is_integer(cell: str) -> bool:
+    return len(cell) <= _MOST_DIGITS and re.fullmatch(r"[+-]?(0|[1-9][0-9]*)", cell) is not None
+
+
+def _is_float(cell: str) -> bool:
+    """Whether a cell is a finite number; an integer only where float has its value."""
+    if not re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", cell) or re.match(r"[+-]?0[0-9]", cell):
+        return False
+    return math.isfinite(float(cell)) and not (_is_integer(cell) and int(cell) != float(cell))
 
 
 def _table_rows(data: bytes, file: Path) -> Rows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -30,6 +31,7 @@ class PromptSource:
         cannot judge. The field is None if there is no verifier.
     gen_length: default completion length in tokens.
     rows: the distinct training rows; empty where they are generated. The stream repeats them in epochs.
+    stream: whether they are the first rows of a data set without a length, as many as the run needs.
     """
 
     name: str
@@ -40,6 +42,7 @@ class PromptSource:
     correct_all: Callable[[Sequence[Row], Sequence[str]], Sequence[bool | None]] | None = None
     gen_length: int = 128
     rows: Sequence[Row] = ()
+    stream: bool = False
     weights: Sequence[float] = ()
     timeout: float = 0.0
 
@@ -77,6 +80,19 @@ def row_place(task: Task | DataTask, split: str, index: int) -> str:
     if isinstance(task, DataTask):
         return task.place("train" if split == "train" else "test", index)
     return f"task {task.name!r}: {split} row {index + 1}"
+
+
+def fingerprint(example: Callable[[int], object], rows: int) -> str:
+    """The number of an epoch's examples and a hash of them, to tell whether a resume has the same; "" without any."""
+    digest = hashlib.sha256()
+    for number in range(rows):
+        digest.update(repr(example(number)).encode())
+    return f"{rows} rows, {digest.hexdigest()[:16]}" if rows else ""
+
+
+def plain_values(row: Row) -> Row:
+    """The prompt of a row, and its text and numbers: what is the same in every process."""
+    return {name: v for name, v in row.items() if name == "prompt" or isinstance(v, str | int | float | None)}
 
 
 def in_epochs(examples: Sequence[T], seed: int) -> Callable[[int], T]:

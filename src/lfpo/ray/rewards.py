@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import inspect
 import itertools
 import os
 import pickle
@@ -16,6 +15,7 @@ from lfpo.config.json import Json
 from lfpo.core import collectives
 from lfpo.core.attempts import RewardFailed, RewardTimeout
 from lfpo.core.reward_values import checked
+from lfpo.core.scoring import accepted
 from lfpo.ray.cluster import LOOK, check_head, connect, first_line, import_ray, wait_for_start
 from lfpo.rewards import RewardFunction, reward_name
 
@@ -57,7 +57,8 @@ def _by_tasks(function: RewardFunction, pickled: object, tasks: int) -> RewardFu
 
     def reward(**arguments: Any) -> list[float | None]:
         check_head()
-        parts = [{n: v[part] for n, v in arguments.items()} for part in whole_prompts(arguments["prompts"], tasks)]
+        own = accepted(function, arguments)
+        parts = [{n: v[part] for n, v in own.items()} for part in whole_prompts(arguments["prompts"], tasks)]
         called = [call.remote(pickled, part) for part in parts]
         try:
             return [value for task in called for value in _result(task)]
@@ -67,7 +68,6 @@ def _by_tasks(function: RewardFunction, pickled: object, tasks: int) -> RewardFu
             raise
 
     reward.__name__ = reward_name(function)
-    reward.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
     return reward
 
 
@@ -123,7 +123,7 @@ def _load(*pickled: bytes) -> dict[str, str]:
 def _call(pickled: bytes, arguments: Json) -> list[float | None]:
     function = _loaded(pickled)
     try:
-        return checked(function(**arguments), reward_name(function), len(arguments["prompts"]))
+        return checked(function(**arguments), reward_name(function), len(next(iter(arguments.values()))))
     except (UserError, RewardFailed):
         raise
     except Exception as error:  # user code may raise anything, also what cannot be pickled

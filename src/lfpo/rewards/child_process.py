@@ -27,7 +27,7 @@ from lfpo.config.errors import UserError, last_line
 from lfpo.config.json import Json
 from lfpo.config.plugins import resolve
 from lfpo.core.attempts import RewardFailed, handling
-from lfpo.core.reward_values import NotANumber, number
+from lfpo.core.reward_values import ASYNCHRONOUS, NotANumber, number
 from lfpo.core.scoring import RewardFunction
 from lfpo.rewards.names import reward_name
 
@@ -167,10 +167,15 @@ def main(path: str, descriptor: str, ends_with_thread: str = "") -> None:
             arguments = pickle.loads(pipe.recv_bytes())
             try:
                 function = getattr(importlib.import_module(module), attribute)
-                text = json.dumps({"value": function(**arguments)}, default=_plain)
+                value = function(**arguments)
+                if inspect.isawaitable(value):
+                    raise UserError(f"reward function {path!r}: {ASYNCHRONOUS}")
+                text = json.dumps({"value": value}, default=_plain)
             except UserError as error:
                 text = json.dumps({"user_error": str(error)})
-            except Exception as error:  # user code may raise anything; the parent handles it
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # user code may raise anything, or exit; the parent handles it
                 text = json.dumps({"error": last_line(error)})
             pipe.send_bytes(text.encode())
 

@@ -6,10 +6,12 @@ import difflib
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from lfpo.config.errors import CannotGoOn, UserError, last_line
 from lfpo.config.json import Json
+from lfpo.config.torch_state import torch_state_kept
 from lfpo.core import collectives
 from lfpo.train.callback_arguments import Arguments, ModelConfig, Schedule, loaders, metric_name, values_of
 from lfpo.train.trainer import Trainer
@@ -20,6 +22,7 @@ EVENTS = (
     *("on_pre_optimizer_step", "on_optimizer_step", "on_substep_end", "on_step_end", "on_prediction_step"),
     *("on_evaluate", "on_predict", "on_save", "on_log", "on_push_begin"),
 )
+FLAGS = "should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log"
 GENERATES = "it generates with transformers' `generate`, which a masked diffusion model does not have"
 # TRL's callbacks that cannot work here, by the name of their class, and what to do instead.
 REFUSED = {
@@ -50,6 +53,7 @@ class Callbacks:
         self.epoch: int | None = None  # the epoch that has begun
         self.step = 0  # iterations that were done at the last event
         self.in_use = False  # whether any rank has callbacks: some give them to the first rank only
+        self.control: Any = SimpleNamespace(**dict.fromkeys(FLAGS, False))  # without callbacks; else a TrainerControl
         collectives.together(self._add_all)
         self.meet()
 
@@ -131,7 +135,8 @@ class Callbacks:
             try:
                 changed = None
                 if method := getattr(callback, event, None):
-                    changed = method(self.args, self.state, self.control, **self.event_arguments, **kwargs)
+                    with torch_state_kept():
+                        changed = method(self.args, self.state, self.control, **self.event_arguments, **kwargs)
             except Exception as error:  # user code may raise anything
                 self.error = UserError(f"{name} failed after iteration {done}: {last_line(error)}")
                 return
@@ -141,32 +146,24 @@ class Callbacks:
             self.control = self.control if changed is None else changed
 
     def begin_training(self, step: int) -> None:
-        if self.in_use:
-            self.control.should_training_stop = False
+        self.control.should_training_stop = self.failed = False  # also where the trainer has trained before
+        self.error = self.epoch = None
         self.call("on_train_begin", step)
 
     def begin_iteration(self, step: int) -> None:
-        """Before the iteration after `step` ones: on_epoch_begin where an epoch begins, and on_step_begin."""
-        if not self.in_use:
-            return
-        if self.epoch is None:
+        """Before the iteration after `step` ones: on_epoch_begin where an epoch begins, and on_step_begin. A flag to
+        log, evaluate or save that is set from on_step_begin on holds until that was done, or on_step_begin again."""
+        if self.in_use and self.epoch is None:
             self.epoch, self.control.should_epoch_stop = math.floor(self._passed(step)), False
             self.call("on_epoch_begin", step)
         self.control.should_log = self.control.should_evaluate = self.control.should_save = False
         self.call("on_step_begin", step)
 
-    def end_iteration(self, step: int, *, log: bool, evaluate: bool, save: bool) -> tuple[bool, bool, bool]:
-        """on_step_end after the iteration. log, evaluate, save: whether they are due by the run's own keys, which
-        callbacks may change; returns what is to be done."""
-        if not self.in_use:
-            return log, evaluate, save
-        self.control.should_log, self.control.should_evaluate, self.control.should_save = log, evaluate, save
-        self.call("on_step_end", step)
-        return self.flags()
-
-    def flags(self) -> tuple[bool, bool, bool]:
-        """Whether to log, to evaluate and to save. A collective."""
-        return self.asks("should_log"), self.asks("should_evaluate"), self.asks("should_save")
+    def set_flags(self, *, log: bool, evaluate: bool, save: bool) -> None:
+        """Set also the flags of what is due after an iteration by the run's own keys; on_step_end may clear them."""
+        control = self.control
+        control.should_log, control.should_evaluate = control.should_log or log, control.should_evaluate or evaluate
+        control.should_save = control.should_save or save
 
     def ends_epoch(self, step: int) -> str:
         """Whether on_epoch_end is due after `step` iterations, and then calls it: "whole" after the epoch's last row
@@ -178,7 +175,6 @@ class Callbacks:
         if not (early or over or self.asks("should_training_stop") or step >= self.state.max_steps):
             return ""
         self.epoch = None
-        self.control.should_log = self.control.should_evaluate = self.control.should_save = False
         self.call("on_epoch_end", step)
         return "early" if early and not over else "whole"
 
@@ -207,7 +203,7 @@ class Callbacks:
                 f"metric_for_best_model {self.trainer.args.metric_for_best_model!r} is no metric of the evaluation; it "
                 f"has {', '.join(names)}"
             )
-        self.call("on_evaluate", step, metrics=values)
+        self.call("on_evaluate", step, metrics={**values})
         if self.metric is None or step == 0:
             return
         best, value = self.state.best_metric, values[self.metric]
@@ -235,8 +231,9 @@ class Callbacks:
         self.call("on_train_end", step)
 
     def asks(self, what: str) -> bool:
-        """Whether a callback of any rank has set this flag of `control`. A collective where there are callbacks."""
-        return self.in_use and any(collectives.gather(getattr(self.control, what)))
+        """Whether this flag of `control` is set, on any rank. A collective where there are callbacks."""
+        flag = bool(getattr(self.control, what))
+        return any(collectives.gather(flag)) if self.in_use else flag
 
     def saved_state(self) -> Json:
         """JSON data for a checkpoint: the best metric, and the state of callbacks that export theirs."""
@@ -250,6 +247,7 @@ class Callbacks:
         checkpoint."""
         if not self.in_use:
             return
+        self.state.log_history = []
         for row in history:
             held_out = _held_out(row)
             trained = {name: value for name, value in row.items() if name not in held_out}

@@ -100,7 +100,7 @@ class Versions:
         write_shards(like, folder, "versions", lambda n, writer: whole_on(split_like(like[n], own[n]), writer))
 
     def load(self, folder: Path) -> None:
-        files = tensor_paths(folder)  # none where there is no such folder
+        files, self.weights = tensor_paths(folder), {}  # none where there is no such folder
         for version in sorted({int(name.partition(".")[0]) for name in files}):
             named = {f"{version}.{i}": p for i, p in enumerate(self.parameters)}
             self.weights[version] = [local(read_like(files[name], name, p)).to("cpu") for name, p in named.items()]

@@ -33,7 +33,7 @@ from lfpo.models.policies import load_policies
 from lfpo.objectives.vrpo import VRPO, elbos
 from lfpo.plan.flops import pass_flops
 from lfpo.prompts.preferences import Preference, load_preferences, task_pair
-from lfpo.prompts.sources import in_epochs
+from lfpo.prompts.sources import fingerprint, in_epochs
 from lfpo.prompts.tasks import DataTask, Task, get_task
 from lfpo.runs.context import Context
 from lfpo.train.adamw import build_adamw
@@ -63,6 +63,7 @@ class DPOTrainer(Trainer):
         check_masks(self.model, "lfpo dpo")
         self.objective = VRPO(mc_samples=config.mc_samples, beta=config.beta, after_eos=config.after_eos)
         self.draw, self.held_out, rows = _pairs(config, self.tokenizer, self.model)
+        self.data = fingerprint(self.draw, rows)
         self.length = examples_length(config, config.max_steps, rows)
         self.total_steps = self.length.iterations
         self.user_args, self.args = config, replace(config, max_steps=self.total_steps)

@@ -13,11 +13,12 @@ from lfpo.config.models import check_model_folder, check_model_name
 from lfpo.config.plugins import resolve
 from lfpo.config.sampler import check_length
 from lfpo.config.train import LFPOConfig
+from lfpo.core.reward_values import ASYNCHRONOUS
 from lfpo.prompts.dataset import read_rows
 from lfpo.prompts.files import load_rows
 from lfpo.prompts.preferences import load_preferences
-from lfpo.prompts.tasks import get_task
-from lfpo.rewards import RewardFunction
+from lfpo.prompts.tasks import Row, get_task
+from lfpo.rewards import RewardFunction, reward_name
 from lfpo.runs import trackers
 from lfpo.runs.directory import check_folder
 
@@ -79,6 +80,12 @@ def check_source(args: LFPOConfig, functions: Sequence[object], train_dataset: o
 
 def reward_function(entry: object) -> RewardFunction:
     """A reward function, or the one at a dotted path. Raises UserError for anything that cannot be called."""
+    path = isinstance(entry, str) and "/" in entry and ".py" not in entry  # of a model: `org/name`, or a folder
+    if path or any(c.__name__ == "Module" and c.__module__.startswith("torch.nn") for c in type(entry).__mro__):
+        raise UserError(
+            f"reward_funcs: {entry if path else type(entry).__name__!r}: reward models are not taken; call it in a "
+            "function f(prompts, completions, **columns), or use lfpo.rewards.judge"
+        )
     function = resolve(entry, {}, kind="reward function") if isinstance(entry, str) else entry
     if not callable(function):
         raise UserError(
@@ -89,9 +96,29 @@ def reward_function(entry: object) -> RewardFunction:
         inspect.signature(function)
     except ValueError:
         raise UserError(f"reward function {entry!r}: has no signature; call it in a function of your own") from None
-    if inspect.iscoroutinefunction(function):
-        raise UserError(f"reward function {entry!r}: is asynchronous; give a plain function, or run it by asyncio.run")
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+        raise UserError(f"reward function {entry!r}: {ASYNCHRONOUS}")
     return function
+
+
+def check_signature(function: RewardFunction, row: Row) -> None:
+    """Raise UserError for a function that needs what it is not given. row: one of the data set, for its columns."""
+    parameters = inspect.signature(function).parameters.values()
+    needed = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    columns = [name for name in row if name != "prompt"]
+    what = f"reward function {reward_name(function)!r}"
+    for p in needed:
+        if p.kind is p.POSITIONAL_ONLY:
+            raise UserError(f"{what}: takes {p.name!r} by position, and arguments are given by name; remove the '/'")
+    if missing := [p.name for p in needed if p.name not in {"prompts", "completions", "completion_ids", *columns}]:
+        advice = (
+            f"the rows have {', '.join(columns) or 'no column but prompt'}; rename one by `columns`, or use map_row"
+        )
+        if {"solution_str", "ground_truth"} & set(missing):
+            advice = "verl's functions take one completion; call it in a function f(prompts, completions, **columns)"
+        elif missing[0] in ("trainer_state", "log_metric", "log_extra"):
+            advice = "TRL passes it, lfpo does not; leave it out"
+        raise UserError(f"{what}: needs {missing[0]!r}, which it is not given: {advice}")
 
 
 def environment_class(path: str | None) -> Any:

@@ -71,6 +71,8 @@ def preflight(planned: Planned) -> tuple[PromptSource, str]:
     share = f", {trained:,} of them trained" if trained < parameters else ""
     ranks = f", {collectives.world()} ranks" if collectives.world() > 1 else ""
     left_out = f"; {len(out)} too long and left out" if out else ""
+    if out and source.stream:
+        left_out += ", so the others repeat: no more of the stream is read, so leave out long ones when you make it"
     rewarding = source.reward_functions if planned.environment is None else [planned.environment.make]
     names, plan = ", ".join(reward_names(rewarding)), ""
     if (device := devices.device()).type == "cuda":
@@ -78,7 +80,7 @@ def preflight(planned: Planned) -> tuple[PromptSource, str]:
         rate = EFFICIENCY * matmul_peak(device, torch.bfloat16 if args.bf16 else getattr(torch, args.dtype))
         plan = plan_line(args, longest, gpus=collectives.world(), memory=memory, flop_rate=rate)
     lines = {
-        "base": f"{args.model}: {parameters:,} parameters{share}, {args.dtype}",
+        "base": f"{args.model}: {parameters:,} parameters{share}, {str(model.dtype).removeprefix('torch.')}",
         "device": f"{about_device(args, model)}{ranks}",
         "plan": plan,
         "prompts": f"{checked} checked, the longest has {longest} tokens{left_out}",

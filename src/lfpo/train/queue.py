@@ -122,6 +122,7 @@ class RolloutQueue:
 
     def load(self, folder: Path) -> None:
         """Read this rank's part of what `save` wrote; nothing where there is no such folder."""
+        self.tickets, self.sampled = {}, {}
         if not folder.exists():
             return
         for number, entry in read_json(folder / INDEX).items():

@@ -36,6 +36,7 @@ from lfpo.models.uniform import with_noise
 from lfpo.objectives import make_objective
 from lfpo.objectives.needs import check_rollouts, kept_steps, samplers
 from lfpo.plan.flops import pass_flops, rollout_flops
+from lfpo.prompts.sources import fingerprint, plain_values
 from lfpo.rewards import RewardFunction
 from lfpo.rollout.episodes import Environment, Played
 from lfpo.rollout.kept import WithPredictions
@@ -90,6 +91,8 @@ class LFPOTrainer(Algorithm, Trainer):
             raise UserError(f"LFPOTrainer: {refusal(name, value, ARGUMENTS | LFPOConfig.REFUSED, arguments)}")
         if not isinstance(args, LFPOConfig | None):
             raise UserError(f"args: expected an LFPOConfig, found {type(args).__name__}; write LFPOConfig(KEY=VALUE)")
+        if tokenizer is not None and not hasattr(tokenizer, "convert_ids_to_tokens"):
+            raise UserError(f"tokenizer: expected one that load_tokenizer(NAME) returns, found {tokenizer!r:.60}")
         args = args or LFPOConfig(output_dir="runs/lfpo")
         if peft_config is not None:
             args = replace(args, lora=settings_of(peft_config))
@@ -130,6 +133,9 @@ class LFPOTrainer(Algorithm, Trainer):
             self.run.dir,
         )
         self.source, self.about = preflight(planned)
+        if not self.source.stream:  # a longer run reads more of a stream
+            source = self.source
+            self.data = fingerprint(lambda i: plain_values(source.train_row(i)), len(source.rows))
         self.length = self.user_args.length(len(self.source.rows))  # again, now without prompts that are left out
         self.args = args = replace(args, max_steps=self.length.iterations)
         self.about += f"\n{'length':<8} {described(self.length, self.user_args)}"
@@ -193,6 +199,12 @@ class LFPOTrainer(Algorithm, Trainer):
         args, resume = self.args, resume if resume_from_checkpoint is None else resume_from_checkpoint
         if args.push_to_hub and collectives.rank() == 0:
             make_repository(str(args.hub_model_id), private=args.hub_private_repo)
+        if self.began and (args.engine.name != "local" or args.engine.reward_workers):
+            raise UserError(
+                "this trainer has trained already, and its workers have ended; make a new one with the same arguments"
+            )
+        if isinstance(kept := self.parts.get("average"), AverageFiles):  # `export` has put it into the model
+            self.average = self.learner.average = kept.average
         with self.closing:
             folder = run_trainer(self, resume=resume, display=display)
         if args.push_to_hub:

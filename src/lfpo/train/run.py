@@ -37,6 +37,8 @@ from lfpo.train.checkpoint import (
 )
 from lfpo.train.trainer import Trainer
 
+NEW = "a new trainer with the same arguments starts from the beginning"
+
 
 class Lines:
     """A display that reports one line a logged step. steps/s, and the time left, are those since the line before."""
@@ -91,8 +93,9 @@ class TrainingRun:
         self.health, self.ended_by = Health(), ""  # the rule of stop_on that began to hold, with what it says
         self.done = self.saved = 0  # iterations in the weights, and in the newest checkpoint
         self.saving = False  # whether a checkpoint is being written, or could not be
-        # Metrics of a finished iteration that were not logged yet, because its evaluation was stopped.
+        # Metrics of a finished iteration that were not logged yet, as its evaluation was stopped or a callback failed.
         self.unlogged: Json | None = None
+        self.evaluating = False  # whether its evaluation has begun
         self.note(trainer.about)
 
     def train(self) -> Path:
@@ -116,13 +119,19 @@ class TrainingRun:
                     self.callbacks.begin_training(self.done)
                     if self.done == 0 and trainer.evaluates_after(0) and (metrics := self.evaluated()):
                         self.log({"step": 0, **metrics})
-                    elif self.unlogged is not None:  # its evaluation was stopped, after on_step_end
-                        self.finish(self.unlogged, (False, True, self.saves_after(self.done)))
+                    elif self.unlogged is not None:  # on_step_end and on_log were called
+                        evaluate = self.evaluating or trainer.evaluates_after(self.done)
+                        self.callbacks.set_flags(log=False, evaluate=evaluate, save=self.saves_after(self.done))
+                        self.finish(self.unlogged)
+                    trainer.began = True
                     while not self.over():
                         self.callbacks.begin_iteration(self.done)
                         self.unlogged = trainer.run_iteration(self.done, self.context)
                         self.done += 1
-                        self.finish(self.unlogged, self.due())
+                        evaluate, save = trainer.evaluates_after(self.done), self.saves_after(self.done)
+                        self.callbacks.set_flags(log=bool(self.unlogged), evaluate=evaluate, save=save)
+                        self.callbacks.call("on_step_end", self.done)
+                        self.finish(self.unlogged)
                         self.end_epoch()
                         self.context.stop.check()
                         if self.callbacks.asks("should_training_stop"):
@@ -143,24 +152,20 @@ class TrainingRun:
             except BaseException as error:
                 self.end_with(error)
 
-    def due(self) -> tuple[bool, bool, bool]:
-        """Whether to call on_log, to evaluate and to save after the iteration, as the run's keys and callbacks say."""
-        evaluate, save = self.trainer.evaluates_after(self.done), self.saves_after(self.done)
-        return self.callbacks.end_iteration(self.done, log=bool(self.unlogged), evaluate=evaluate, save=save)
-
     def saves_after(self, step: int) -> bool:
         return bool(step % self.args.save_steps == 0 or step == self.trainer.total_steps)
 
-    def finish(self, metrics: Json, due: tuple[bool, bool, bool]) -> None:
-        """What follows an iteration: evaluation, log, checkpoint. due: see `due`; every line of metrics is written."""
-        log, evaluate, save = due
-        if log and metrics:
+    def finish(self, metrics: Json) -> None:
+        """What follows an iteration, as the flags of `control` say: evaluation, checkpoint. Each flag is read when its
+        turn comes, as an event before it may set it. Every line of metrics is written."""
+        if metrics and self.callbacks.asks("should_log"):
             self.callbacks.log(self.done, metrics)
-        if evaluate:
+        if self.callbacks.asks("should_evaluate"):
+            self.evaluating = True
             metrics = {"step": self.done, **metrics, **self.evaluated()}
         self.log(metrics)
-        self.unlogged = None
-        if save:
+        self.unlogged, self.evaluating = None, False
+        if self.callbacks.asks("should_save"):
             self.save()
         self.stop_on_a_rule()
 
@@ -173,12 +178,12 @@ class TrainingRun:
         """Where an epoch ends, or a callback ends it: on_epoch_end and what it asks for."""
         if not (ends := self.callbacks.ends_epoch(self.done)):
             return
-        _, evaluate, save = self.callbacks.flags()  # the iteration is logged already
-        if evaluate and (metrics := self.evaluated()):
+        if self.callbacks.asks("should_evaluate") and (metrics := self.evaluated()):  # the iteration is logged already
             self.log({"step": self.done, **metrics})
         if ends == "early":
             self.trainer.skip_epoch(self.done)
-        if save or (ends == "early" and self.saved == self.done):  # a resume must know which rows were left out
+        # A resume must know which rows were left out.
+        if self.callbacks.asks("should_save") or (ends == "early" and self.saved == self.done):
             self.save()
         self.stop_on_a_rule()
 
@@ -224,7 +229,13 @@ class TrainingRun:
             self.folder.dir,
             self.done,
             trainer,
-            state={**trainer.state, "unlogged": self.unlogged, "callbacks": self.callbacks.saved_state()},
+            state={
+                **trainer.state,
+                "data": trainer.data,
+                "unlogged": self.unlogged,
+                "evaluating": self.evaluating,
+                "callbacks": self.callbacks.saved_state(),
+            },
             card=model_card(self.folder, to_dict(self.args), trainer.kind, step=self.done),
             keep=self.args.save_total_limit,
         )
@@ -265,11 +276,15 @@ class TrainingRun:
 
     def restore(self) -> None:
         """On a resume, load the newest intact checkpoint and drop what was logged after it."""
+        if self.trainer.began and not self.resume:
+            raise UserError(f"this trainer has trained already; train(resume=True) goes on, and {NEW}")
         if not self.resume:
             return
         callback_state = None
         trainer, first = self.trainer, collectives.rank() == 0
         checkpoint = collectives.gather(latest_checkpoint(self.folder.dir, self.note) if first else None)[0]
+        if checkpoint is None and trainer.began:
+            raise UserError(f"{self.folder.dir}: has no checkpoint to go on from, and this trainer has begun; {NEW}")
         if checkpoint is None:
             self.note(f"no checkpoint in {self.folder.dir} yet; starting from the beginning")
         else:
@@ -283,7 +298,13 @@ class TrainingRun:
             trainer.state.update({name: state.get(name, value) for name, value in trainer.state.items()})
             self.done = self.saved = self.context.observer.resumed_at = state["step"]
             self.unlogged, callback_state = state.get("unlogged"), state.get("callbacks")
+            self.evaluating = state.get("evaluating", True)
             self.note(f"resumed from {checkpoint}")
+            if (data := state.get("data", "")) != trainer.data and data:
+                self.note(
+                    f"note: the training rows, or their order, have changed since the checkpoint (it has {data}; now "
+                    f"{trainer.data or 'they are generated'}); the run goes on with the new ones"
+                )
         self.folder.truncate_metrics(self.done if checkpoint is not None else -1, self.note)
         before = collectives.gather(self.folder.read_metrics() if first else [])[0]
         self.callbacks.restore(self.done, before, callback_state)

@@ -23,7 +23,7 @@ from lfpo.prompts.dataset import is_stream, read_rows
 from lfpo.prompts.sources import PromptSource, in_epochs, task_source
 from lfpo.prompts.tasks import get_task
 from lfpo.rewards import RewardFunction, in_child
-from lfpo.train.inputs import check_source, reward_function
+from lfpo.train.inputs import check_signature, check_source, reward_function
 
 
 def with_name(args: LFPOConfig, model: str | Path | MaskedDiffusionLM) -> LFPOConfig:
@@ -81,7 +81,10 @@ def make_source(
             place=lambda split, i: records[split][i].where,
             reward_functions=functions,
             rows=rows,
+            stream=is_stream(train_dataset),
         )
+    for function in source.reward_functions:
+        check_signature(function, source.train_row(0))
     count = len(source.reward_functions)
     weights = args.reward_weights or [1.0] * count
     if len(weights) != count:
@@ -107,6 +110,8 @@ def _functions(
     if args.reward_memory:
         if not functions:
             raise UserError("reward_memory limits the functions of reward_funcs, and none is given; leave it out")
+        for f in functions:
+            reward_function(f)
         return [in_child(f, memory=args.reward_memory, seconds=args.reward_timeout) for f in functions]
     return [reward_function(f) for f in functions]
 

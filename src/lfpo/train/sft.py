@@ -39,7 +39,7 @@ from lfpo.models import MaskedDiffusionLM, init_model
 from lfpo.models.policies import load_policies
 from lfpo.models.uniform import CONDITIONED, conditioning
 from lfpo.prompts.files import load_rows
-from lfpo.prompts.sources import in_epochs
+from lfpo.prompts.sources import fingerprint, in_epochs
 from lfpo.prompts.tasks import DataTask, get_task
 from lfpo.prompts.tokenizer import train_tokenizer
 from lfpo.runs.context import Context
@@ -77,6 +77,7 @@ class SFTTrainer(Trainer):
                 "the masked one; leave it out"
             )
         self.draw, rows = _example_source(config, self.tokenizer, self.model)
+        self.data = fingerprint(self.draw, rows)
         self.length = examples_length(config, config.steps, rows)
         self.total_steps = self.length.iterations
         self.user_args, self.args = config, replace(config, steps=self.total_steps)

@@ -23,9 +23,10 @@ class Trainer(Protocol):
     model, reference, tokenizer, optimizer: what checkpoints hold; reference is None where there is none.
     parts: what else checkpoints hold, by the name of its folder.
     state: JSON data that checkpoints hold too (counters); restored in place.
+    data: the `fingerprint` of the training rows; "" where they are generated, or a stream.
     stop_on: rules of lfpo.runs.health that end the run when they begin to hold.
     callbacks: see lfpo.train.callbacks. events: what calls them, where the trainer has made it itself.
-    about: what to show before it starts.
+    about: what to show before it starts. began: whether an iteration has begun, so that theta may have moved.
     """
 
     args: Any
@@ -39,10 +40,12 @@ class Trainer(Protocol):
     optimizer: torch.optim.Optimizer
     parts: Mapping[str, Part] = MappingProxyType({})
     state: Json
+    data: str = ""
     stop_on: Collection[str] = ()
     callbacks: Sequence[Any] = ()
     events: Any = None  # lfpo.train.callbacks.Callbacks, whose file reads this one
     about: str
+    began: bool = False
 
     def run_iteration(self, step: int, context: Context) -> Json:
         """One iteration, the `step`-th counted from 0; returns its metrics, {} when there is nothing to log yet."""

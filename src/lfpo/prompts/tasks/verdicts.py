@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from lfpo.config.errors import UserError, last_line
 from lfpo.config.torch_state import torch_state_kept
-from lfpo.core.attempts import RewardFailed
+from lfpo.core.attempts import RewardFailed, RewardTimeout
 from lfpo.core.reward_values import shortened
 from lfpo.core.scoring import Row, as_rewards
 
@@ -17,9 +17,9 @@ def users_code(what: str, given: object = None) -> Iterator[None]:
     try:
         with torch_state_kept():
             yield
-    except (UserError, RewardFailed):
+    except (UserError, RewardFailed, KeyboardInterrupt, RewardTimeout):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # user code may raise anything
         place = "" if given is None else f" for {getattr(given, 'where', '') or f'row {shortened(given)}'}"
         raise UserError(f"{what} failed{place}: {last_line(error)}") from error
 
