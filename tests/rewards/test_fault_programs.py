@@ -77,7 +77,7 @@ def test_the_format_of_a_block_counts_wherever_it_stands() -> None:
 BINDINGS = [
     *("f = lambda n: n + 1", "f: object = lambda n: n + 1", "if True:\n    def f(n): return n + 1", "f, g = len, 2"),
     *("try:\n    def f(n): return n + 1\nexcept NameError:\n    pass", "from math import sqrt as f", "import os as f"),
-    *("async def f(n): return n + 1", "class f: pass", "with open('x') as f: pass", "print(f := abs)", "import f.g"),
+    *("async def f(n): return n + 1", "class f: pass"),
     "from functools import partial\nf = partial(pow, 2)",
 ]
 
@@ -88,6 +88,16 @@ def test_the_last_block_that_defines_the_name_counts_however_it_does(code: str) 
     assert "f" in bound(code)
     completion = f"```python\n{draft}\n```\nBetter:\n```python\n{code}\n```\nUse it:\n```\nf(1)\n```"
     assert extract_code(completion, "f") == f"{code}\n"
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["from solution import f", "with open('x') as f: pass", "for f in [1]: pass", "f = lru_cache(f)", "import f.g"],
+)
+def test_a_block_that_uses_the_name_otherwise_is_not_the_program(code: str) -> None:
+    completion = f"{BLOCK}\nTry it:\n```python\n{code}\nprint(f)\n```"
+    assert extract_code(completion, "f") == f"{RIGHT}\n"
+    assert extract_code(f"```python\n{code}\n```", "f") == f"{code}\n"  # nothing else defines it
 
 
 def test_what_only_a_function_or_class_defines_is_not_the_name() -> None:

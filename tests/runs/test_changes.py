@@ -62,6 +62,10 @@ def test_what_an_evaluation_measures(now: dict[str, Any], since: tuple[int, int]
     assert tuple(measured_since(changes, name) for name in ("greedy", "other")) == since
 
 
+def test_a_key_that_is_gone_since_is_no_change():
+    assert with_change([], configured(eval_of_old=3), configured(), 2, []) == []
+
+
 def line(step: int, **accuracies: float) -> dict[str, float]:
     row: dict[str, float] = {"step": step, "reward": 0.5}
     for name, accuracy in accuracies.items():

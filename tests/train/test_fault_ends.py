@@ -151,7 +151,7 @@ def test_a_run_that_goes_on_has_no_trained_model_until_its_end(model: Path, tmp_
     assert exported("second")[1] == 1  # a resume that was killed before its first checkpoint had logged one more
     with pytest.raises(KeyboardInterrupt):
         trainer(model, folder, reward, callback("on_step_end", KeyboardInterrupt("x"))).train(resume=True)
-    assert "is of an earlier iteration, so it is called model-before" in " ".join(capsys.readouterr().out.split())
+    assert "was made before the run went on, so it is called model-before" in " ".join(capsys.readouterr().out.split())
     assert not (folder / "model").exists()
     newest = load_file(folder / "checkpoints/step-2/model/model.safetensors")
     kept = load_file(folder / "model-before/model.safetensors")

@@ -1,5 +1,6 @@
 """`lfpo COMMAND`: usage, exit codes and messages. The commands are in `commands.py`."""
 
+import errno
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ from lfpo.config.build import recipe_names
 from lfpo.config.errors import LOST, ProcessLost, UserError, nearest
 from lfpo.config.version import VERSION
 
+OUTPUT_ERRORS = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF}  # of a lost standard output
 USAGE = """usage: lfpo COMMAND [CONFIG] [--key value ...]
 
 Train
@@ -60,8 +62,8 @@ def main(arguments: list[str] | None = None) -> int:
         code = _run(arguments)
         sys.stdout.flush()
         return code
-    except OSError:
-        if (lost := _lost_output()) is None:
+    except OSError as error:
+        if error.errno not in OUTPUT_ERRORS or (lost := _lost_output()) is None:
             raise
         if isinstance(lost, BrokenPipeError):  # as after `lfpo recipes | head -1`
             return 128 + signal.SIGPIPE

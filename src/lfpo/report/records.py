@@ -84,6 +84,11 @@ def _fits(value: Any, kind: Any) -> bool:
     if isinstance(kind, tuple):
         return any(_fits(value, option) for option in kind)
     if isinstance(kind, list):
+        if isinstance(value, list) and kind[0] in (str, int, float):  # thousands of items
+            kinds, large = {*map(type, value)}, sys.float_info.max
+            if kind[0] is float:
+                return kinds <= {int, float} and all(abs(item) <= large for item in value)
+            return kinds <= {kind[0]}
         return isinstance(value, list) and all(_fits(item, kind[0]) for item in value)
     if isinstance(kind, dict):
         return isinstance(value, dict) and all(_fits(value.get(key), inner) for key, inner in kind.items())

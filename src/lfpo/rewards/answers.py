@@ -26,28 +26,47 @@ def marked_answer(text: str) -> str | None:
     (`-\\boxed{7}`). A mark that is never closed is ignored.
     """
     text = text[-TAIL_CHARS:]
-    marks = [mark for mark in (_tagged(text), _boxed(text), _after_hashes(text)) if mark is not None]
-    if not marks:
+    others = [mark for mark in (_tagged(text), _boxed(text)) if mark is not None]
+    hashes = _after_hashes(text, headings=not others)
+    if not others and hashes is None:
         return None
-    answer = max(marks)[-1].strip()
-    inner = [mark for mark in (_boxed(answer), _after_hashes(answer)) if mark is not None]
+    answer = _last([*others, *([hashes] if hashes else [])])[-1].strip()
+    inner = [mark for mark in (_boxed(answer), _after_hashes(answer, headings=True)) if mark is not None]
     if not inner:
         return answer
-    _, start, end, _ = max(inner)
-    beside = answer[:start].rpartition("\n")[2] + " " + answer[end:].partition("\n")[0]
-    return marked_answer(answer) if _BESIDE.fullmatch(beside) and not _JOINS.search(beside) else answer
+    _, start, end, _ = _last(inner)
+    before, after = answer[:start].rpartition("\n")[2], answer[end:].partition("\n")[0]
+    changed = _BEFORE.search(before.replace("**", "").rstrip(" $(")) or _AFTER.match(
+        after.replace("**", "").lstrip(" $)")
+    )
+    return answer if changed else marked_answer(answer)
 
 
-# Words and delimiters, but no number, sign or command.
-_BESIDE = re.compile(r"(?:[A-Za-z\s:;.!'$*}]|\\[()\[\],;! ]|[A-Za-z]\s*=|\\text\{)*")
-_JOINS = re.compile(r"\b(?:and|or|nor|not|no|minus|negative|times|half|percent)\b")
+def _last(marks: list["Mark"]) -> "Mark":
+    """The mark that ends last; of two that end together the outer one."""
+    return max(marks, key=lambda mark: (mark[0], -mark[1]))
+
+
+# What changes the value of a mark beside it: a sign, a number or an operator, an open argument, a word.
+_BEFORE = re.compile(
+    r"(?:[-+*/^_0-9]|[0-9})\]]\s*,|\\(?:cdot|times|div|pm|cup)|\\(?:frac|sqrt)(?:\{[^{}]*\})?\{|"
+    r"(?:^|[^A-Za-z])(?:or|and|nor|not|no|minus|negative|twice|half))$"
+)
+_AFTER = re.compile(
+    r"\^(?!\s*\{?\s*\\circ)|[_*/+!0-9]|-\s*[\w\\]|,\s*[-\d\\]|\\(?:cdot|times|div|pm|cup)|(?:or|and)\s*[-$\d\\]|"
+    r"(?:hundred|thousand|[a-z]*illion|dozen|squared|cubed|doubled|tripled|halved|below|minus|plus|times)(?![a-z])"
+)
 
 
 def last_boxed(text: str) -> str | None:
     """The content of the last `\\boxed{...}` or `\\fbox{...}`, with balanced braces; `\\boxed 7` ends at a space. Boxes
     that a comma, `and` or `or` joins are one list."""
     mark = _boxed(text[-TAIL_CHARS:])
-    return None if mark is None else mark[-1].strip()
+    if mark is None:
+        return None
+    content = mark[-1].strip()
+    inner = _boxed(content)
+    return last_boxed(content) if inner and inner[1:3] == (0, len(content)) else content
 
 
 Mark = tuple[int, int, int, str]  # its place among marks of all kinds, where it begins and ends, and its content
@@ -62,7 +81,7 @@ def _tagged(text: str) -> Mark | None:
 
 
 _BOX = re.compile(r"\\[bf](?:oxed|box)(?![A-Za-z])\s*+")
-_BETWEEN = re.compile(r"[\s$]*+(?:,|\\text\{\s*(?:and|or)\s*\}|and|or)[\s$]*+")
+_BETWEEN = re.compile(r"[\s$]*+(?:,[\s$]*+(?:and|or)?|\\text\{\s*,?\s*(?:and|or)\s*\}|and|or)[\s$]*+")
 
 
 def _boxed(text: str) -> Mark | None:
@@ -101,13 +120,14 @@ def closing_brace(text: str, start: int) -> int | None:
     return closing_braces(text).get(start)
 
 
-_HASHES = re.compile(r"(?<!#)####(?!#)(.*)")
+_HASHES = re.compile(r"(?<!#)####(?!#)(.*?)(?=</answer>|$)", re.MULTILINE)
 _HEADING = re.compile(r"[*\s]*[A-Za-z][A-Za-z :*]*")
 
 
-def _after_hashes(text: str) -> Mark | None:
-    """The rest of the last line with `####`; words with text below are a heading, which Markdown marks alike."""
-    for match in reversed(list(_HASHES.finditer(text))):
-        if not _HEADING.fullmatch(match[1]) or not text[match.end() :].strip():
-            return match.start(1), match.start(), match.end(), match[1]
-    return None
+def _after_hashes(text: str, headings: bool) -> Mark | None:
+    """The rest of the last line with `####`. Markdown has the same mark for a heading, words with text below: one
+    counts only if `headings`, and no other line does."""
+    lines = list(_HASHES.finditer(text))
+    answers = [line for line in lines if not _HEADING.fullmatch(line[1]) or not text[line.end() :].strip()]
+    last = (answers or (lines if headings else []))[-1:]
+    return next(((line.end(), line.start(), line.end(), line[1]) for line in last), None)

@@ -62,7 +62,6 @@ _SIGNS = str.maketrans(
     | {"±": "\\pm ", "≈": "\\approx ", "∈": "\\in ", "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "°": "^\\circ "}
     | {"∅": "\\emptyset ", "\u211d": "\\mathbb{R}", "½": "\\frac{1}{2}", "⅓": "\\frac{1}{3}", "⅔": "\\frac{2}{3}"}
     | {"¼": "\\frac{1}{4}", "¾": "\\frac{3}{4}", "√": "sqrt", "₹": "Rs "}
-    | {power: f"^{{{digit}}}" for digit, power in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
 )
 _ARGUMENT = r"((?:[^{}]|\{[^{}]*\})*?)"
 _END = r"\s*[^\[\](),\s][^\[\](),]*"
@@ -81,10 +80,14 @@ _LETTER = rf"\\(?:pi|{GREEK})(?![A-Za-z])"
 _PARENTHESES = r"\(((?:[^()]|\([^()]*\))*)\)"
 _FRAC = r"\\frac\{[^{}]*\}\{[^{}]*\}"
 # Mathematics without LaTeX.
+_POWERS_OF_TEXT = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
+_FUNCTIONS = "pi|ln|log|exp|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|sinh|cosh|tanh"
 _PLAIN: tuple[tuple[str, Any], ...] = (
+    ("[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+", lambda match: f"^{{{match[0].translate(_POWERS_OF_TEXT)}}}"),
     (rf"{_WORD}sqrt\s*{_PARENTHESES}", r"\\sqrt{\1}"),
-    (rf"{_WORD}sqrt\s*(\d+|[A-Za-z](?![A-Za-z]))", r"\\sqrt{\1}"),
-    (rf"{_WORD}(pi|ln|log|sin|cos|tan|exp)(?![A-Za-z])", r"\\\1 "),
+    (rf"{_WORD}sqrt\s*(\d+(?:\.\d+)?|[A-Za-z](?![A-Za-z])|{_FRAC})", r"\\sqrt{\1}"),
+    (rf"{_WORD}sqrt(?=\s*\{{)", r"\\sqrt"),
+    (rf"{_WORD}({_FUNCTIONS})(?![A-Za-z])", r"\\\1 "),
     (rf"{_WORD}(?:infinity|infty)(?![A-Za-z])", r"\\infty "),
     (r"(?<=[\w)}\]])\s*\*\*\s*(-?\d+|[A-Za-z]|\([^()]*\))", r"^{\1}"),
     (r"^(-?)\s*(USD|EUR|GBP|INR|Rs)\b\.?\s*([\d.,]+)$", r"\1\3 \\text{\2}"),
@@ -122,10 +125,8 @@ _TABLE: tuple[tuple[str, Any], ...] = (
     (rf"\\[dtc]?frac\s*(\w|{_LETTER})", r"\\frac{\1}"),
     (rf"\\[dtc]?frac\s*(\{{[^{{}}]*\}})\s*(\w|{_LETTER})", r"\\frac\1{\2}"),
     (r"\\[dtc]frac", r"\\frac"),
-    (
-        rf"(\^|\\sqrt(?:\[\w+\])?)\s*([0-9](?<!\^[0-9])|{_FRAC})",
-        r"\1{\2}",
-    ),  # not `^2`, which may be `2^10` of plain text
+    (rf"\^\s*({_FRAC})", r"^{\1}"),
+    (rf"(\\sqrt(?:\[\w+\])?)\s*([0-9]|{_FRAC})", r"\1{\2}"),
     (r"^\s*\(([A-Za-z])\)\.?\s*$", r"\1"),  # a multiple-choice option
 )
 
@@ -146,7 +147,11 @@ def canonical(text: str) -> str:
     joined = re.sub(r"(?<![\d.])(?!(?<=\d,) \d{3}(?!\d)) | (?![\d.])", "", " ".join(text.split()))  # `1, 234` is a list
     text = _without_stop(joined)
     # Words have no case, products of letters have: `mgH` is not `mgh`.
-    return text.casefold() if re.fullmatch("[A-Z]?[a-z]{2,}|No?|NO|YES|TRUE|FALSE|NONE|DNE", text) else text
+    return (
+        text.casefold()
+        if re.fullmatch("(?=.*[aeiouyAEIOUY])[A-Z][a-z]{2,}|[a-z]{2,}|No?|NO|YES|TRUE|FALSE|NONE|DNE", text)
+        else text
+    )
 
 
 def split_outside(text: str, separators: str | re.Pattern[str]) -> list[str]:

@@ -29,7 +29,7 @@ _CONJUNCTION = re.compile(rf"{_AND_OR}|;|\\cup(?=[^(\[]*(?:[<>]|\\[lg]e))")
 _BUILDER = re.compile(r"\\\{\s*([A-Za-z])\s*(?:\\in\s*\\mathbb\{R\})?\s*(?:\\mid|\\vert|\\colon|\||:)(.*)\\\}")
 _MATRIX = re.compile(r"([(\[|]?)\s*\\begin\{([pbv]?)matrix\}(.*)\\end\{\2matrix\}\s*[)\]|]?", re.DOTALL)
 _BRACKETS = re.compile(r"(\\\{|[(\[])(.*)(\\\}|[)\]])", re.DOTALL)
-_LETTERS = re.compile(r"(?!on|no)[A-Za-z]{2,3}")  # a product, in any order
+_LETTERS = re.compile(r"\s*(?!on|no|[ivxlcdm\s]+$)(?:[a-z]\s*){2,3}")  # a product, in any order; no Roman number
 _CELLS = re.compile(r"&|\\\\")
 _NAME = re.compile(
     rf"(?:m?\\(?:angle|measuredangle|triangle)|\\overline\{{(?=[A-Z]+\}}))?(?:[A-Za-z]+|\\(?i:{GREEK}))\}}?"
@@ -122,8 +122,11 @@ def _same_named(answer: str, gold: str, given: dict[str, str], asked: dict[str, 
     names, values, text = list(given or asked), list((given or asked).values()), gold if given else answer
     of_tuple, value = statement(text)  # `(p, q) = (2, 5)`
     if of_tuple.startswith("("):
-        named = dict(zip(of_tuple.strip("()").split(","), _parts(value)[1], strict=False))
-        return _same_named(answer, gold, given or named, asked or named)
+        letters, (kind, others) = of_tuple.strip("()").split(","), _parts(value)
+        named = dict(zip(letters, others, strict=False))
+        return (
+            kind == "()" and len(letters) == len(others) and _same_named(answer, gold, given or named, asked or named)
+        )
     if given and len({name.partition("_")[0] for name in names}) == 1:
         return _same(", ".join(values), text)
     kind, others = _parts(without_units(_CONJUNCTION.sub(", ", text)))
@@ -183,7 +186,9 @@ def _interval(text: str) -> tuple[str, str]:
 def _same(answer: str, gold: str) -> bool:
     """Whether two values are equal: lists and unions in any order, tuples, intervals and matrices in their own."""
     spelled, expected_spelling = canonical(answer), canonical(gold)
-    if spelled == expected_spelling or (sorted(spelled) == sorted(expected_spelling) and _LETTERS.fullmatch(spelled)):
+    if spelled == expected_spelling:
+        return True
+    if _LETTERS.fullmatch(answer) and _LETTERS.fullmatch(gold) and sorted(spelled) == sorted(expected_spelling):
         return True
     value, expected = to_number(answer), to_number(gold)
     if value is not None and expected is not None:

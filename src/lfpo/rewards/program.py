@@ -41,7 +41,9 @@ def extract_code(completion: str, *names: str) -> str:
         return completion
     blocks = [block(lines, *place) for place in places]
     wanted = {*names} - {""}
-    candidates = [n for n, code in enumerate(blocks) if not wanted or wanted & bound(code)]
+    # A test file imports the name and a decorator rebinds it: they count only where no block defines it.
+    of_each = ([n for n, code in enumerate(blocks) if not wanted or wanted & names(code)] for names in (defined, bound))
+    candidates = next(filter(None, of_each), [])
     programs = []
     for number in reversed(candidates[-_ENDS:]):
         if code := _whole(lines, *places[number]):
@@ -143,6 +145,31 @@ def bound(code: str) -> set[str]:
             names.add(node.id)
         elif isinstance(node, ast.alias):
             names.add(node.asname or node.name.partition(".")[0])
+    return names
+
+
+def defined(code: str) -> set[str]:
+    """Names that the module defines by `def`, `class`, `import ... as` or an assignment of something else than the name
+    itself; of text that is not Python as `bound`."""
+    try:
+        todo: list[ast.AST] = [syntax_tree(code)]
+    except ValueError:
+        return {*_DEFINITION.findall(code)}
+    names = set()
+    for node in todo:  # grows
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            parts: list[ast.AST] = [node]
+            for part in parts:  # grows; a lambda may call itself
+                parts += [] if isinstance(part, ast.Lambda) else ast.iter_child_nodes(part)
+            found = [part for part in parts if isinstance(part, ast.Name)]
+            read = {name.id for name in found if isinstance(name.ctx, ast.Load)}
+            names |= {name.id for name in found if isinstance(name.ctx, ast.Store)} - read
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname for alias in node.names if alias.asname not in (None, alias.name)}
+        else:
+            todo += [n for n in ast.iter_child_nodes(node) if isinstance(n, ast.stmt | ast.ExceptHandler)]
     return names
 
 

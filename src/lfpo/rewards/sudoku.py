@@ -9,6 +9,7 @@ from lfpo.rewards.each import each
 
 EMPTY = "0_."
 _BETWEEN = str.maketrans("", "", " \n\r\t|,")
+_BRACKETS = str.maketrans("", "", "[]()'\"")
 _FENCE = re.compile(r"```[a-z]*|~~~[a-z]*")
 _MARKS = ("$$", "$", "**", "`")
 
@@ -54,7 +55,9 @@ def _right_share(cells: str, puzzle: str, solution: str) -> float:
 def _column(name: str, value: object, number: int = 0, empty: str = "") -> str:
     """The cells of a column, whose leading zeros a file may have lost with its type. Raises UserError unless they are
     `number` digits (if given), or empty."""
-    cells = value.translate(_BETWEEN) if isinstance(value, str) else _written(name, value, number)
+    # A list is one of rows, or of cells.
+    written = str(value).translate(_BRACKETS) if isinstance(value, list | tuple) else value
+    cells = written.translate(_BETWEEN) if isinstance(written, str) else _written(name, written, number)
     digits = "1234" if number == 16 else "123456789"
     if not cells or len(cells) != (number or len(cells)) or not {*cells} <= {*digits, *empty}:
         which = f", or {', '.join(empty)} if empty" if empty else ""

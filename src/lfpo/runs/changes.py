@@ -25,7 +25,9 @@ def with_change(changes: Sequence[Json], before: Json, now: Json, step: int, ign
     of iterations that were dropped are undone."""
     kept = [change for change in changes if change["after"] < step]
     old, new = settings_at(changes, before, step), flattened(now)
-    different = {key: value for key, value in old.items() if key not in ignored and new.get(key, ...) != value}
+    # A key that this version does not have any more is no change.
+    known = {key: value for key, value in old.items() if key.split(".")[0] in now and key not in ignored}
+    different = {key: value for key, value in known.items() if new.get(key, ...) != value}
     return [*kept, {"after": step, "before": different}] if different and step else kept
 
 

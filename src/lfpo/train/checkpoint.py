@@ -9,6 +9,7 @@ whole tensors, so any number of ranks can read them.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -105,7 +106,8 @@ def _publish(root: Path, partial: Path, final: Path, manifest: dict[str, str], k
         _sync(path)
     if (model := root.parent / "model").exists():
         shutil.rmtree(root.parent / BEFORE, ignore_errors=True)
-        model.rename(root.parent / BEFORE)  # so that a folder called model is never older than a checkpoint
+        with contextlib.suppress(OSError):  # files that cannot be removed; the checkpoint matters more
+            model.rename(root.parent / BEFORE)  # so that a folder called model is never older than a checkpoint
     if final.exists():  # a resumed run saves the same step again
         shutil.rmtree(final)
     partial.rename(final)

@@ -241,7 +241,7 @@ class TrainingRun:
         )
         self.saved, self.saving = self.done, False
         if goes_on:
-            self.note(f"{before} is of an earlier iteration, so it is called {BEFORE} until the run ends")
+            self.note(f"{before} was made before the run went on, so it is called {BEFORE} until the run ends")
         self.context.observer.begin("")
         self.callbacks.saved(self.done, self.folder.dir / "checkpoints")
 

@@ -229,7 +229,8 @@ def empties(value: Any) -> dict[int, object]:
             todo += [] if {*map(type, parts)} <= _ATOMS else parts
         elif kind not in (str, bytes) and kind.__name__ not in ("ndarray", "Series", "Index", "deque"):
             continue
-        if getattr(part, "ndim", 1) and len(part) == 0:
+        # Python has one empty text and one empty tuple: inside a value they say nothing about where they are from.
+        if getattr(part, "ndim", 1) and len(part) == 0 and (part is value or kind not in (str, bytes, tuple)):
             found[id(part)] = part
     return found
 
