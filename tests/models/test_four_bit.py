@@ -117,7 +117,7 @@ def test_training_resumes_exactly_and_exports_a_plain_model(dtype: str, wide: Pa
     checkpoint = latest_checkpoint(tmp_path / "whole")
     assert checkpoint is not None
     original = load_model(wide)
-    attach(original, LoraSettings(r=2, target_modules="as-published"))
+    attach(original, LoraSettings(r=2, lora_alpha=4, target_modules="as-published"))
     load_adapter(original, checkpoint / "model")  # the adapter also loads onto the original weights
     assert all(torch.equal(a, b) for (_, a), (_, b) in zip(original.factors(), whole.model.factors(), strict=True))
 

@@ -145,4 +145,4 @@ def test_a_plan_reads_the_prompts_of_a_data_file(tmp_path: Path, capsys: pytest.
 
     assert prompt("--model", "embedded") == "24"
     assert prompt("--model", "embedded", "--prompt_length", "30") == "30"
-    assert prompt("--model", "llada-8b", "--gpu_memory", "1000") == "256"
+    assert prompt("--model", "llada-8b", "--gpu_memory", "1000") == "256, assumed; set --prompt_length"

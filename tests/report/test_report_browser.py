@@ -372,7 +372,7 @@ def test_the_open_page_updates_without_reload(running: Any, tmp_path: Path):
         page.locator(".player").press("Home")
         page.evaluate("document.body.dataset.kept = 'same page'")
         add_iteration(folder, 4)
-        page.get_by_text("4 of 3 iterations").wait_for(timeout=30000)
+        page.get_by_text("4 of 4 iterations").wait_for(timeout=30000)
         page.get_by_label("Filter").fill("brand")
         assert "brand new" in opened.texts(".completions pre")
         assert page.locator("body").get_attribute("data-kept") == "same page"
