@@ -126,7 +126,10 @@ def without_reader(*arguments: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-@pytest.mark.parametrize("command", ["train --help", "recipes", "plan sudoku --tflops 1 --tflops_float32 1"])
+@pytest.mark.parametrize(
+    "command",
+    ["train --help", "recipes", pytest.param("plan sudoku --tflops 1 --tflops_float32 1", marks=pytest.mark.long)],
+)
 def test_output_that_nobody_reads_ends_in_silence(command: str):
     assert without_reader(*command.split()) == (128 + signal.SIGPIPE, "")
 
@@ -243,6 +246,7 @@ def test_a_command_whose_ranks_share_no_work_is_done_by_one_of_torchrun_s(
     assert told == (torchrun and not shared)
 
 
+@pytest.mark.long
 def test_two_ranks_export_one_model(tmp_path: Path):
     ended = run_lfpo("export", "embedded", "--output", str(tmp_path / "model"), ranks=2, TORCHELASTIC_RUN_ID="1")
     assert ended.stdout == f"{tmp_path / 'model'}\n" and (tmp_path / "model" / "config.json").exists()

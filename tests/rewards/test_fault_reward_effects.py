@@ -165,7 +165,7 @@ def test_a_function_gets_the_arguments_that_it_names():
     assert rewards.reward_B.tolist() == [3.0, 2.0] and not rewards.failed
 
 
-@pytest.mark.parametrize("memory", [0.0, 1.0])
+@pytest.mark.parametrize("memory", [0.0, pytest.param(1.0, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("function", "says"),
     [
