@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 AUTOCAST = ("cpu", "cuda")  # device types
 FLAGS = ("mkldnn.enabled", "cudnn.enabled", "cudnn.benchmark", "cudnn.deterministic")  # of torch.backends
-_modes: list[Any] = []  # of inference: one that is dropped ends
+_modes: list[Any] = []  # inference modes that were entered: torch leaves one whose object is deleted
 
 
 class _State(NamedTuple):
     """What torch begins with. device: a name. autocast: by device type. precision: see `_precision`. threads: None
     before torch is loaded. deterministic: whether its algorithms are, and whether others only warn. anomaly: whether
-    autograd looks for some, and for NaN. flags: see FLAGS."""
+    autograd's anomaly detection is on, and whether it checks for NaN. flags: see FLAGS."""
 
     grad: bool = True
     inference: bool = False

@@ -61,10 +61,10 @@ def evaluation_samples(kept: Kept, config: Json, changes: Sequence[Json], last: 
 def verdicts(kept: Kept, step: int) -> dict[str, dict[int, bool | None]]:
     """The verdicts of the evaluation after `step` iterations, for each sampler by problem. None: not judged there."""
     by_sampler: dict[str, dict[int, bool | None]] = {}
-    for number, path in kept.numbered("eval", step):
-        for record in kept.read(path) if number == step else []:
-            if "correct" in record:
-                by_sampler.setdefault(record["sampler"], {})[record["problem"]] = record["correct"]
+    path = kept.folder / f"eval/step-{step}.jsonl"
+    for record in kept.read(path) if path.exists() else []:
+        if "correct" in record:
+            by_sampler.setdefault(record["sampler"], {})[record["problem"]] = record["correct"]
     return by_sampler
 
 

@@ -25,6 +25,7 @@ class Kept:
     def __init__(self, folder: Path):
         self.folder = folder
         self.left_out: list[str] = []
+        self.evaluations: dict[Path, list[Record]] = {}  # those that were read: several parts of a page need them
 
     def tell(self, sentence: str) -> None:
         """Add a sentence, in which paths begin in the run's folder."""
@@ -37,6 +38,14 @@ class Kept:
         return sorted((int(number), path) for number, path in steps if number.isdecimal() and int(number) <= last)
 
     def read(self, path: Path) -> list[Record]:
+        """The records of a file, as `_read` gives them; one of `eval/` is read once."""
+        if path.parent.name == "rollouts":
+            return self._read(path)
+        if path not in self.evaluations:
+            self.evaluations[path] = self._read(path)
+        return self.evaluations[path]
+
+    def _read(self, path: Path) -> list[Record]:
         """The objects of a file; of an episode's turns only the last, whose prompt is the conversation before it, with
         the first prompt as `asked`. [] for an empty file, and for one that cannot be read, which `left_out` names."""
         try:

@@ -15,12 +15,11 @@ from typing import Any
 
 from lfpo.config.errors import UserError
 from lfpo.rewards.child_process import ChildFailed, ChildProcess, cpu_limit
-from lfpo.rewards.latex import GREEK
+from lfpo.rewards.latex import FUNCTIONS, GREEK
 
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
-_KNOWN = "frac|sqrt|binom|det|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|sinh|cosh|tanh|log|ln|exp"
-_KNOWN += "|pi|cdot|times|div|le|ge|ne|neq|in|mathbb|lfloor|rfloor|lceil|rceil|lvert|rvert"
-_COMMAND = re.compile(rf"\\(?:{_KNOWN}|{GREEK})(?![A-Za-z])")
+_KNOWN = "frac|sqrt|binom|det|cdot|times|div|le|ge|ne|neq|in|mathbb|lfloor|rfloor|lceil|rceil|lvert|rvert"
+_COMMAND = re.compile(rf"\\(?:{_KNOWN}|{FUNCTIONS}|{GREEK})(?![A-Za-z])")
 # Words, two numbers side by side, the base in `13_7`, lists, and signs that math-verify does not know. It drops or
 # joins them, and reads words as products of letters (`even` = `neve`). Infinity it may cancel (`13 = 13\infty^2`).
 _DROPPED = re.compile(

@@ -26,15 +26,16 @@ def marked_answer(text: str) -> str | None:
     (`-\\boxed{7}`). A mark that is never closed is ignored.
     """
     text = text[-TAIL_CHARS:]
-    others = [mark for mark in (_tagged(text), _boxed(text)) if mark is not None]
-    hashes = _after_hashes(text, headings=not others)
-    if not others and hashes is None:
+    marks = [mark for mark in (_tagged(text), _boxed(text)) if mark is not None]
+    if hashes := _after_hashes(text, headings=not marks):
+        marks.append(hashes)
+    if not marks:
         return None
-    answer = _last([*others, *([hashes] if hashes else [])])[-1].strip()
+    answer = _last(marks)[-1].strip()
     inner = [mark for mark in (_boxed(answer), _after_hashes(answer, headings=True)) if mark is not None]
     if not inner:
         return answer
-    _, start, end, _ = _last(inner)
+    start, end, _ = _last(inner)
     before, after = answer[:start].rpartition("\n")[2], answer[end:].partition("\n")[0]
     changed = _BEFORE.search(before.replace("**", "").rstrip(" $(")) or _AFTER.match(
         after.replace("**", "").lstrip(" $)")
@@ -44,7 +45,7 @@ def marked_answer(text: str) -> str | None:
 
 def _last(marks: list["Mark"]) -> "Mark":
     """The mark that ends last; of two that end together the outer one."""
-    return max(marks, key=lambda mark: (mark[0], -mark[1]))
+    return max(marks, key=lambda mark: (mark[1], -mark[0]))
 
 
 # What changes the value of a mark beside it: a sign, a number or an operator, an open argument, a word.
@@ -66,10 +67,10 @@ def last_boxed(text: str) -> str | None:
         return None
     content = mark[-1].strip()
     inner = _boxed(content)
-    return last_boxed(content) if inner and inner[1:3] == (0, len(content)) else content
+    return last_boxed(content) if inner and inner[:2] == (0, len(content)) else content
 
 
-Mark = tuple[int, int, int, str]  # its place among marks of all kinds, where it begins and ends, and its content
+Mark = tuple[int, int, str]  # where it begins and ends, without a closing tag, and its content
 
 
 def _tagged(text: str) -> Mark | None:
@@ -77,10 +78,10 @@ def _tagged(text: str) -> Mark | None:
     start = text.rfind("<answer>", 0, max(end, 0))
     if start < 0:
         return None
-    return end, start, end, text[start + len("<answer>") : end].partition("</answer>")[0]
+    return start, end, text[start + len("<answer>") : end].partition("</answer>")[0]
 
 
-_BOX = re.compile(r"\\[bf](?:oxed|box)(?![A-Za-z])\s*+")
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*+")
 _BETWEEN = re.compile(r"[\s$]*+(?:,[\s$]*+(?:and|or)?|\\text\{\s*,?\s*(?:and|or)\s*\}|and|or)[\s$]*+")
 
 
@@ -94,14 +95,14 @@ def _boxed(text: str) -> Mark | None:
         if text[start] == "{":
             if start in braces:
                 end = braces[start] + 1
-                found.append((end - 1, match.start(), end, text[start + 1 : end - 1]))
+                found.append((match.start(), end, text[start + 1 : end - 1]))
         elif content := re.match(r"[^\s${}]+", text[start : start + MAX_BARE]):
             end = start + len(content[0])
-            found.append((end - 1, match.start(), end, content[0]))
+            found.append((match.start(), end, content[0]))
     first = len(found) - 1
-    while first > 0 and _BETWEEN.fullmatch(text[found[first - 1][2] : found[first][1]]):
+    while first > 0 and _BETWEEN.fullmatch(text[found[first - 1][1] : found[first][0]]):
         first -= 1
-    return (end - 1, found[first][1], end, ", ".join(mark[-1] for mark in found[first:])) if found else None
+    return (found[first][0], end, ", ".join(mark[-1] for mark in found[first:])) if found else None
 
 
 def closing_braces(text: str) -> dict[int, int]:
@@ -130,4 +131,4 @@ def _after_hashes(text: str, headings: bool) -> Mark | None:
     lines = list(_HASHES.finditer(text))
     answers = [line for line in lines if not _HEADING.fullmatch(line[1]) or not text[line.end() :].strip()]
     last = (answers or (lines if headings else []))[-1:]
-    return next(((line.end(), line.start(), line.end(), line[1]) for line in last), None)
+    return next(((line.start(), line.end(), line[1]) for line in last), None)

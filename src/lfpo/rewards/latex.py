@@ -81,13 +81,13 @@ _PARENTHESES = r"\(((?:[^()]|\([^()]*\))*)\)"
 _FRAC = r"\\frac\{[^{}]*\}\{[^{}]*\}"
 # Mathematics without LaTeX.
 _POWERS_OF_TEXT = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
-_FUNCTIONS = "pi|ln|log|exp|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|sinh|cosh|tanh"
+FUNCTIONS = "pi|ln|log|exp|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|sinh|cosh|tanh"
 _PLAIN: tuple[tuple[str, Any], ...] = (
     ("[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+", lambda match: f"^{{{match[0].translate(_POWERS_OF_TEXT)}}}"),
     (rf"{_WORD}sqrt\s*{_PARENTHESES}", r"\\sqrt{\1}"),
     (rf"{_WORD}sqrt\s*(\d+(?:\.\d+)?|[A-Za-z](?![A-Za-z])|{_FRAC})", r"\\sqrt{\1}"),
     (rf"{_WORD}sqrt(?=\s*\{{)", r"\\sqrt"),
-    (rf"{_WORD}({_FUNCTIONS})(?![A-Za-z])", r"\\\1 "),
+    (rf"{_WORD}({FUNCTIONS})(?![A-Za-z])", r"\\\1 "),
     (rf"{_WORD}(?:infinity|infty)(?![A-Za-z])", r"\\infty "),
     (r"(?<=[\w)}\]])\s*\*\*\s*(-?\d+|[A-Za-z]|\([^()]*\))", r"^{\1}"),
     (r"^(-?)\s*(USD|EUR|GBP|INR|Rs)\b\.?\s*([\d.,]+)$", r"\1\3 \\text{\2}"),
@@ -141,17 +141,16 @@ def plain_latex(text: str) -> str:
     return _without_stop(text.strip())
 
 
+_IS_WORD = re.compile("(?=.*[aeiouyAEIOUY])[A-Z][a-z]{2,}|[a-z]{2,}|No?|NO|YES|TRUE|FALSE|NONE|DNE")
+
+
 def canonical(text: str) -> str:
     """Plain LaTeX that is equal for answers which differ only in typography. Keeps a space between two digits."""
     text = re.sub(r"_\{(\w+)\}", r"_\1", re.sub(r"\^\{(\w)\}", r"^\1", TEXT.sub(r"\1", text)))
     joined = re.sub(r"(?<![\d.])(?!(?<=\d,) \d{3}(?!\d)) | (?![\d.])", "", " ".join(text.split()))  # `1, 234` is a list
     text = _without_stop(joined)
     # Words have no case, products of letters have: `mgH` is not `mgh`.
-    return (
-        text.casefold()
-        if re.fullmatch("(?=.*[aeiouyAEIOUY])[A-Z][a-z]{2,}|[a-z]{2,}|No?|NO|YES|TRUE|FALSE|NONE|DNE", text)
-        else text
-    )
+    return text.casefold() if _IS_WORD.fullmatch(text) else text
 
 
 def split_outside(text: str, separators: str | re.Pattern[str]) -> list[str]:

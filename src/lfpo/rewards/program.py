@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from lfpo.sandbox import Limits
 from lfpo.sandbox.suite import missing_names
@@ -25,8 +25,9 @@ _OWN_SCOPE = ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp | ast.Genera
 
 
 def extract_code(completion: str, *names: str) -> str:
-    """The last fenced Python block that defines one of the names in any way and parses, with what it or the tests use
-    from earlier blocks; else the last one that defines a name, else the first block, else the whole completion.
+    """The last fenced Python block that defines one of the names and parses, with what it or the tests use from earlier
+    blocks; else the last one that defines a name, else the first block, else the whole completion. Where no block
+    defines a name, one that binds it in another way counts.
 
     Without names: the last block that defines a function or class, else the last that parses. A fence that is never
     closed ends with the text, so a truncated answer still counts. A block is read without the margin of its fence. A
@@ -41,7 +42,7 @@ def extract_code(completion: str, *names: str) -> str:
         return completion
     blocks = [block(lines, *place) for place in places]
     wanted = {*names} - {""}
-    # A test file imports the name and a decorator rebinds it: they count only where no block defines it.
+    # A test file imports the name, and a decorator binds it again.
     of_each = ([n for n, code in enumerate(blocks) if not wanted or wanted & names(code)] for names in (defined, bound))
     candidates = next(filter(None, of_each), [])
     programs = []
@@ -131,45 +132,50 @@ def block(lines: Sequence[str], begin: int, end: int) -> str:
 def bound(code: str) -> set[str]:
     """Names that the module defines in any way, but not in a function or class; of text that is not Python, those of
     the definitions that begin in it."""
-    try:
-        todo: list[ast.AST] = [syntax_tree(code)]
-    except ValueError:
-        return {*_DEFINITION.findall(code)}
-    names = set()
-    for node in todo:  # grows
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names.add(node.name)
-        elif not isinstance(node, _OWN_SCOPE):
-            todo += ast.iter_child_nodes(node)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-        elif isinstance(node, ast.alias):
-            names.add(node.asname or node.name.partition(".")[0])
-    return names
+
+    def look(node: ast.AST) -> tuple[set[str], Iterable[ast.AST]]:
+        if isinstance(node, ast.alias):
+            return {node.asname or node.name.partition(".")[0]}, ()
+        names = {node.id} if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) else set()
+        return names, () if isinstance(node, _OWN_SCOPE) else ast.iter_child_nodes(node)
+
+    return _names(code, look)
 
 
 def defined(code: str) -> set[str]:
     """Names that the module defines by `def`, `class`, `import ... as` or an assignment of something else than the name
     itself; of text that is not Python as `bound`."""
-    try:
-        todo: list[ast.AST] = [syntax_tree(code)]
-    except ValueError:
-        return {*_DEFINITION.findall(code)}
-    names = set()
-    for node in todo:  # grows
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names.add(node.name)
-        elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+
+    def look(node: ast.AST) -> tuple[set[str], Iterable[ast.AST]]:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
             parts: list[ast.AST] = [node]
             for part in parts:  # grows; a lambda may call itself
                 parts += [] if isinstance(part, ast.Lambda) else ast.iter_child_nodes(part)
             found = [part for part in parts if isinstance(part, ast.Name)]
             read = {name.id for name in found if isinstance(name.ctx, ast.Load)}
-            names |= {name.id for name in found if isinstance(name.ctx, ast.Store)} - read
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            names |= {alias.asname for alias in node.names if alias.asname not in (None, alias.name)}
+            return {name.id for name in found if isinstance(name.ctx, ast.Store)} - read, ()
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            return {alias.asname for alias in node.names if alias.asname and alias.asname != alias.name}, ()
+        return set(), (n for n in ast.iter_child_nodes(node) if isinstance(n, ast.stmt | ast.ExceptHandler))
+
+    return _names(code, look)
+
+
+def _names(code: str, look: Callable[[ast.AST], tuple[set[str], Iterable[ast.AST]]]) -> set[str]:
+    """Names of the module's functions and classes, and those that `look` finds in other nodes: it gives the names of a
+    node, and the nodes in it to look at."""
+    try:
+        todo: list[ast.AST] = [syntax_tree(code)]
+    except ValueError:
+        return {*_DEFINITION.findall(code)}
+    names = set[str]()
+    for node in todo:  # grows
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
         else:
-            todo += [n for n in ast.iter_child_nodes(node) if isinstance(n, ast.stmt | ast.ExceptHandler)]
+            found, inside = look(node)
+            names |= found
+            todo += inside
     return names
 
 

@@ -102,9 +102,9 @@ class TrainingRun:
         """Run the trainer from where the run stands to its last step; returns the folder of the exported model."""
         trainer = self.trainer
         with self.folder.held(), removed_if_unused(self.folder):
-            self.restore()
+            logged = self.restore()
             self.folder.write_config(trainer.user_args, max(trainer.total_steps, self.done), self.done)
-            self.recall()
+            self.recall(logged)
             distributed.begin_work()
             shown = to_dict(self.args)
             tracked = reporting(self.args.report_to, self.folder, shown, done=self.done, note=self.note)
@@ -274,12 +274,13 @@ class TrainingRun:
         self.note(remedy)
         raise error
 
-    def restore(self) -> None:
-        """On a resume, load the newest intact checkpoint and drop what was logged after it."""
+    def restore(self) -> list[Json]:
+        """On a resume, load the newest intact checkpoint and drop what was logged after it. Returns the metrics that
+        are left."""
         if self.trainer.began and not self.resume:
             raise UserError(f"this trainer has trained already; train(resume=True) goes on, and {NEW}")
         if not self.resume:
-            return
+            return []
         callback_state = None
         trainer, first = self.trainer, collectives.rank() == 0
         checkpoint = collectives.gather(latest_checkpoint(self.folder.dir, self.note) if first else None)[0]
@@ -308,15 +309,15 @@ class TrainingRun:
         self.folder.truncate_metrics(self.done if checkpoint is not None else -1, self.note)
         before = collectives.gather(self.folder.read_metrics() if first else [])[0]
         self.callbacks.restore(self.done, before, callback_state)
+        return before
 
-    def recall(self) -> None:
-        """Of a resumed run, the rules of lfpo.runs.health that hold already."""
+    def recall(self, logged: list[Json]) -> None:
+        """Of a resumed run, the rules of lfpo.runs.health that hold already. logged: its metrics."""
         if not self.resume:
             return
         run, first = self.folder, collectives.rank() == 0
-        found = (comparable(run.read_metrics(), run.changes()), run.read_notes()) if first else ([], [])
-        before, notes = collectives.gather(found)[0]
-        self.health = Health(before, {note["rule"] for note in notes})
+        changes, notes = collectives.gather((run.changes(), run.read_notes()) if first else ([], []))[0]
+        self.health = Health(comparable(logged, changes), {note["rule"] for note in notes})
 
 
 def run_trainer(trainer: Trainer, *, resume: object = False, display: Display | Lines | None = None) -> Path:
