@@ -4,7 +4,9 @@ Nested mappings fill nested dataclasses; `--sampler.steps 64` sets a nested key.
 not checked here (an objective checks its own knobs).
 """
 
+import copy
 import dataclasses
+import functools
 import re
 import types
 import typing
@@ -14,6 +16,7 @@ from typing import Any, TypeVar
 
 import yaml
 
+from lfpo.config.checks import type_hints
 from lfpo.config.errors import UserError, nearest
 from lfpo.config.json import Json
 
@@ -47,7 +50,7 @@ def load_yaml(path: str | Path, including: tuple[Path, ...] = (), texts: Collect
         raise UserError(f"{including[-1]}: includes itself through {' and '.join(p.name for p in including)}")
     try:
         text = file.read_text(encoding="utf-8-sig")
-        value = yaml.load(text, Loader=_Loader)
+        value = _parsed(text)
     except (yaml.YAMLError, ValueError, OSError) as error:  # ValueError: not UTF-8, or a date that does not exist
         mark = getattr(error, "problem_mark", None)
         place, problem = ("", error) if mark is None else (f":{mark.line + 1}", error.problem)  # type: ignore[union-attr]
@@ -62,6 +65,16 @@ def load_yaml(path: str | Path, including: tuple[Path, ...] = (), texts: Collect
         result = merge(result, load_yaml(name, (*including, file), texts))
     written = yaml.load(text, Loader=yaml.BaseLoader) if texts else None  # all scalars as text
     return merge(result, _as_written(value, written, texts) if written else value)
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed_once(text: str) -> Any:
+    return yaml.load(text, Loader=_Loader)
+
+
+def _parsed(text: str) -> Any:
+    """The value of a YAML text. Parsing takes 20 ms for a configuration, and many recipes include the same parts."""
+    return copy.deepcopy(_parsed_once(text))
 
 
 def _as_written(values: Json, written: Json, texts: Collection[str], prefix: str = "") -> Json:
@@ -166,7 +179,7 @@ def build(cls: type[T], values: Json, where: str = "config", defaults: T | None 
     """
     aliases = getattr(cls, "ALIASES", {})
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
-    hints = typing.get_type_hints(cls)
+    hints = type_hints(cls)
     arguments: Json = {}
     for written, value in values.items():
         name = aliases.get(written, written)
@@ -223,7 +236,7 @@ def checked_new(cls: type[T], *values: object, **keys: object) -> T:
 def check_types(config: Any) -> None:
     """Convert the fields of a dataclass instance to their types, as `build` does, in place: for classes that are made
     by their own constructor too. Raises UserError."""
-    hints = typing.get_type_hints(type(config))
+    hints = type_hints(type(config))
     for field in dataclasses.fields(config):
         value = read_value(getattr(config, field.name), hints[field.name], f"{type(config).__name__}: {field.name}")
         object.__setattr__(config, field.name, value)  # frozen classes too

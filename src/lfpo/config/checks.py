@@ -1,11 +1,15 @@
 """Ranges of settings, named by the types of their fields; each error is one sentence. NaN fails all of them."""
 
+import functools
 import math
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
+
+# typing resolves every annotation of a class anew at each call.
+type_hints: Callable[..., dict[str, Any]] = functools.cache(typing.get_type_hints)
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ Seconds = Annotated[float, Range("be seconds, or 0 for no limit", 0)]
 def check_ranges(settings: object) -> None:
     """Raise ValueError for a value of a dataclass that is outside of the range that its field's type names, such as
     `steps: Count`. None passes, where the type has it."""
-    for name, hint in typing.get_type_hints(type(settings), include_extras=True).items():
+    for name, hint in type_hints(type(settings), include_extras=True).items():
         for limit in limits(hint):
             value = getattr(settings, name)
             if value is not None and (infinite := abs(value) == math.inf) | (not limit.holds(value)):
