@@ -20,7 +20,7 @@ from lfpo.config.sft import SFTConfig
 from lfpo.core.denoise import LOOK_EVERY
 from lfpo.core.learner import accumulate_gradients
 from lfpo.core.roles import CURRENT, OLD
-from lfpo.eval.command import run_eval
+from lfpo.eval.command import run_each
 from lfpo.eval.likelihood import Pair, likelihood_bounds
 from lfpo.models import load_model
 from lfpo.objectives import make_objective
@@ -69,9 +69,9 @@ def test_training(changes: dict[str, Any], llada: Path, tmp_path: Path):
 
 def test_evaluation():
     settings = {"task": "choice", "n": 6, "n_samples": 2, "sampler": {"temperature": 1.0}}
-    here = run_eval(build(EvalConfig, settings))[0]
+    here = run_each([build(EvalConfig, settings)])[0]
     with cuda_stand_in():
-        there = run_eval(build(EvalConfig, settings))[0]
+        there = run_each([build(EvalConfig, settings)])[0]
     assert there["device"] == "CUDA stand-in"
     times = {"device", "environment", *(k for k in here if "second" in k or "time" in k)}
     assert not {k: (v, here[k]) for k, v in there.items() if k not in times and v != here[k]}

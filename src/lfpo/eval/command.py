@@ -62,8 +62,11 @@ class Job:
 
 
 def run_each(configs: Sequence[EvalConfig]) -> list[Json]:
-    """`run_eval` under several protocols, in turn, and a table of all results, with what decides them. All are checked
-    before the first begins."""
+    """Evaluate under each protocol in turn, print, and write to its `output` if that is set; returns one result a task.
+
+    Each rank takes its share of the problems; rank 0 prints and writes. All protocols are checked before the first
+    begins. Raises UserError for wrong settings or files.
+    """
     distributed.start()
     console = open_console(quiet=collectives.rank() != 0)
     digest = functools.cache(file_sha256)  # protocols share a model
@@ -80,14 +83,6 @@ def run_each(configs: Sequence[EvalConfig]) -> list[Json]:
         software = ", ".join(f"{name} {version}" for name, version in first["versions"].items())
         console.print(f"{first['dtype']}, {first['device']}, {software}, seed {first['seed']}", highlight=False)
     return results
-
-
-def run_eval(config: EvalConfig) -> list[Json]:
-    """Evaluate, print, and write to `config.output` if it is set; returns one result a task.
-
-    Each rank takes its share of the problems; rank 0 prints and writes. Raises UserError for wrong settings or files.
-    """
-    return run_each([config])
 
 
 def plan(config: EvalConfig, console: Console, digest: Callable[[Path], str]) -> list[tuple[Job, Json | None]]:

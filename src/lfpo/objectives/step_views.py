@@ -9,8 +9,6 @@ from lfpo.core import rank_tensors
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views, noised
 
-NEVER = torch.iinfo(torch.long).max  # a step after all others
-
 
 def step_means(trajectory: Trajectory, value_BW: torch.Tensor, after_eos: bool = False) -> list[torch.Tensor]:
     """For each row, the mean value over the tokens that each of its distinct steps wrote to scored positions; on
