@@ -5,7 +5,7 @@ Fields keep transformers' names, so each class reads its own configuration and n
 """
 
 import functools
-from dataclasses import replace
+from typing import Any
 
 import transformers
 
@@ -41,46 +41,40 @@ def own_config(class_name: str, config: Json) -> transformers.PretrainedConfig:
     return getattr(transformers, class_name)(**{**fields, "pad_token_id": None})
 
 
-def _family(name: str, model_type: str, class_name: str) -> Family:
+def _family(name: str, model_type: str, class_name: str, **own: Any) -> Family:
     return Family(
         name=name,
         model_types=(model_type,),
         architecture=class_name.replace("Config", "ForCausalLM"),
         hf_config=functools.partial(own_config, class_name),
         shift_key="logit_shift",
+        **own,
     )
 
 
 # dllm's layout: a class's own names, `a2d-` before its model type. dllm's config.json does not say how models attend;
 # `lfpo convert` writes `block_size` for those that attend block by block, and `logit_shift`.
-_A2D_LLAMA, _A2D_QWEN2, _A2D_QWEN3 = (
-    replace(
-        _family(f"a2d_{kind}", f"a2d-{kind}", class_name),
-        block_key="block_size",
-        # Published checkpoints of both kinds have equal config.json files; dllm trained these in blocks of 32.
-        named_block=("-diffusion-bd3lm", {"block_size": 32}),
-    )
-    for kind, class_name in CONVERTIBLE.items()
-)
-_A2D_QWEN2 = replace(_A2D_QWEN2, tokenizer_class="Qwen2TokenizerFast", turn_end="<|im_end|>")
+_A2D: Json = {
+    "block_key": "block_size",
+    # Published checkpoints of both kinds have equal config.json files; dllm trained these in blocks of 32.
+    "named_block": ("-diffusion-bd3lm", {"block_size": 32}),
+}
+_QWEN: Json = {**_A2D, "tokenizer_class": "Qwen2TokenizerFast", "turn_end": "<|im_end|>"}
+# dllm's loader calls the template so: the models were trained on answers after an empty thought.
+_NO_THOUGHT = "{%- set enable_thinking = false -%}"
 A2D = (
-    replace(_A2D_LLAMA, turn_end="<|eot_id|>"),
-    _A2D_QWEN2,
-    replace(
-        _A2D_QWEN3,
-        name="dllm_qwen3",
-        tokenizer_class="Qwen2TokenizerFast",
-        turn_end="<|im_end|>",
-        # dllm's loader calls the template so: the models were trained on answers after an empty thought.
-        template_prefix="{%- set enable_thinking = false -%}",
-    ),
+    _family("a2d_llama", "a2d-llama", CONVERTIBLE["llama"], **_A2D, turn_end="<|eot_id|>"),
+    _family("a2d_qwen2", "a2d-qwen2", CONVERTIBLE["qwen2"], **_QWEN),
+    _family("dllm_qwen3", "a2d-qwen3", CONVERTIBLE["qwen3"], **_QWEN, template_prefix=_NO_THOUGHT),
 )
 
 # What `lfpo export --layout transformers` writes, told from autoregressive models by the field it adds.
 _CLASSES = {**CONVERTIBLE, "qwen3_moe": "Qwen3MoeConfig", "glm4_moe": "Glm4MoeConfig", "ministral3": "Ministral3Config"}
 EXPORTED = tuple(
-    replace(
-        _family(f"exported_{model_type}", model_type, class_name),
+    _family(
+        f"exported_{model_type}",
+        model_type,
+        class_name,
         marker=("logit_shift", "block_length") if model_type == "ministral3" else ("logit_shift",),
         block_key="block_length",
         stacked=STACKED_EXPERTS if "moe" in model_type else (),

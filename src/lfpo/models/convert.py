@@ -23,8 +23,8 @@ from lfpo.config.errors import UserError
 from lfpo.config.files import new_folder, read_json, reason, user_path, write_json
 from lfpo.config.json import Json
 from lfpo.models.families import family_of
-from lfpo.models.family import Family, build_backbone, replace_prefix
-from lfpo.models.loading import GENERATION, resolve, save_tokenizer
+from lfpo.models.family import build_backbone, replace_prefix
+from lfpo.models.loading import GENERATION, read_tokenizer, resolve, save_tokenizer
 from lfpo.models.mask_token import MaskToken, set_mask_token
 from lfpo.models.tensor_files import check_disk, write_shards
 from lfpo.models.weights import ROWS, reading, tensor_files
@@ -98,7 +98,7 @@ def opened(settings: ConvertConfig) -> Source:
     folder = resolve(settings.source)
     config = read_json(folder / "config.json")
     check_kind(config, folder / "config.json")
-    family = diffusion_family(config, folder / "config.json")
+    family = family_of({**config, "model_type": f"a2d-{config['model_type']}"}, folder / "config.json")
     backbone: Any = build_backbone(family, config, folder / "config.json")
     files = tensor_files(backbone, family, folder)
 
@@ -111,24 +111,7 @@ def opened(settings: ConvertConfig) -> Source:
     like, state = {}, backbone.state_dict()
     for name in files:
         like[name] = torch.empty(state[name].shape, dtype=read(name, slice(0, 1)).dtype, device="meta")
-    return Source(folder, config, source_tokenizer(folder, family), like, read)
-
-
-def diffusion_family(config: Json, where: object) -> Family:
-    """The family that a source becomes one of."""
-    return family_of({**config, "model_type": f"a2d-{config['model_type']}"}, where)
-
-
-def source_tokenizer(folder: Path, family: Family) -> "transformers.PreTrainedTokenizerBase":
-    """The source's tokenizer; remote code is not run. Raises UserError where there is none, or a corrupt one."""
-    own = (folder / "tokenizer.json").exists()
-    class_name = "PreTrainedTokenizerFast" if own else family.tokenizer_class
-    if class_name is None or not (own or (folder / "vocab.json").exists()):
-        raise UserError(f"{folder}: no tokenizer.json; copy the tokenizer files beside config.json")
-    try:
-        return getattr(transformers, class_name).from_pretrained(folder)
-    except Exception as error:  # the tokenizers library raises bare Exception for a malformed file
-        raise UserError(f"{folder}: the tokenizer files are corrupt ({error})") from error
+    return Source(folder, config, read_tokenizer(folder, family), like, read)
 
 
 def gguf_source(path: Path, dtype: str | None) -> Source:

@@ -254,18 +254,9 @@ def listed(ids: Any) -> list[Any]:
 def load_tokenizer(name: str | Path) -> Any:
     """The tokenizer of a checkpoint (`name` as in `load_model`), with its mask token set; remote code is not run.
     Raises UserError for missing or corrupt tokenizer files, and for one without a mask token."""
-    import transformers
-
     source = resolve(name)
     family, config = described(source)
-    own = (source / "tokenizer.json").exists()
-    class_name = "PreTrainedTokenizerFast" if own else family.tokenizer_class
-    if class_name is None or not (own or (source / "vocab.json").exists()):
-        raise UserError(f"{source}: no tokenizer.json; copy the tokenizer files beside config.json")
-    try:
-        tokenizer = getattr(transformers, class_name).from_pretrained(source)
-    except Exception as error:  # the tokenizers library raises bare Exception for a malformed file
-        raise UserError(f"{source}: the tokenizer files are corrupt ({error})") from error
+    tokenizer = read_tokenizer(source, family)
     named = config.get("mask_token_id")
     token = tokenizer.convert_ids_to_tokens(named) if isinstance(named, int) and named >= 0 else None
     # A token that says so is taken before the tokenizer's own: SDAR's files give the token of this id two texts.
@@ -282,6 +273,21 @@ def load_tokenizer(name: str | Path) -> Any:
     if isinstance(template, str) and not template.startswith(family.template_prefix):
         tokenizer.chat_template = family.template_prefix + template
     return tokenizer
+
+
+def read_tokenizer(folder: Path, family: Family) -> Any:
+    """The tokenizer of a folder as it is; remote code is not run. Raises UserError where there is none, or a corrupt
+    one."""
+    import transformers
+
+    own = (folder / "tokenizer.json").exists()
+    class_name = "PreTrainedTokenizerFast" if own else family.tokenizer_class
+    if class_name is None or not (own or (folder / "vocab.json").exists()):
+        raise UserError(f"{folder}: no tokenizer.json; copy the tokenizer files beside config.json")
+    try:
+        return getattr(transformers, class_name).from_pretrained(folder)
+    except Exception as error:  # the tokenizers library raises bare Exception for a malformed file
+        raise UserError(f"{folder}: the tokenizer files are corrupt ({error})") from error
 
 
 def save_tokenizer(tokenizer: Any, folder: Path) -> None:
