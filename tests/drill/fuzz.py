@@ -27,7 +27,7 @@ from lfpo.core.attempts import RewardTimeout, time_limit
 from lfpo.core.encoding import encode_rows
 from lfpo.models import init_model, load_model, load_tokenizer
 from lfpo.models.loading import save_model
-from lfpo.prompts.jsonl import load_jsonl
+from lfpo.prompts.files import load_rows
 from lfpo.prompts.tasks import get_task
 from lfpo.rewards import choices, code, formats, math, sudoku
 
@@ -159,7 +159,7 @@ def _rows(folder: Path) -> Inputs:
 
     def take(value: bytes) -> None:
         file.write_bytes(value)
-        for one in load_jsonl(file):
+        for one, _ in load_rows(file, required=("prompt",)):
             encode_rows([one], tokenizer, model, 4)
 
     return lines | lines | st.binary(max_size=60), take

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from lfpo.config.errors import UserError
-from lfpo.prompts.jsonl import load_jsonl
+from lfpo.prompts.files import load_rows
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def test_rows_keep_their_columns_and_order_and_only_newlines_end_them(file: Path
     text = "one\u2028two\u2029three\x85four"
     rows = [{"prompt": text, "answer": 1}, {"prompt": [{"role": "user", "content": "b"}], "answer": None}]
     file.write_bytes(("\n".join(json.dumps(r, ensure_ascii=False) for r in rows) + end).encode())
-    assert load_jsonl(file) == rows
+    assert [row for row, _ in load_rows(file)] == rows
 
 
 GOOD = b'{"prompt": "a", "completion": "b"}\n'
@@ -50,7 +50,7 @@ GOOD = b'{"prompt": "a", "completion": "b"}\n'
 def test_errors_name_file_and_line(file: Path, line: bytes, parts: list[str]) -> None:
     file.write_bytes(GOOD + line)
     with pytest.raises(UserError) as caught:
-        load_jsonl(file, required=("prompt", "completion"))
+        load_rows(file, required=("prompt", "completion"))
     text = str(caught.value)
     assert text.startswith(f"{file}:2: ")
     assert "\n" not in text
@@ -60,15 +60,15 @@ def test_errors_name_file_and_line(file: Path, line: bytes, parts: list[str]) ->
 
 def test_files_that_hold_no_rows(file: Path) -> None:
     with pytest.raises(UserError, match="no such file"):
-        load_jsonl(file)
+        load_rows(file)
     file.write_bytes(b"")
     with pytest.raises(UserError, match="no rows"):
-        load_jsonl(file)
+        load_rows(file)
     file.write_bytes(b"\xff\xfe{}")
     with pytest.raises(UserError, match="UTF-8"):
-        load_jsonl(file)
+        load_rows(file)
     with pytest.raises(UserError, match=str(file.parent)):
-        load_jsonl(file.parent)
+        load_rows(file.parent)
 
 
 @pytest.mark.parametrize("prompt", ["a \ud8db b", [{"role": "user", "content": "\udc0f"}]])
@@ -76,4 +76,4 @@ def test_a_lone_surrogate_is_an_error_with_its_line(tmp_path: Path, prompt: obje
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps({"prompt": "fine \U0001f0a1"}) + "\n" + json.dumps({"prompt": prompt}) + "\n")
     with pytest.raises(UserError, match=r"rows.jsonl:2: column 'prompt' holds a lone surrogate \('\\u"):
-        load_jsonl(file)
+        load_rows(file, required=("prompt",))

@@ -1,9 +1,7 @@
-"""Reads rows from JSONL files, also gzipped ones."""
+"""The rows of JSONL text, and what a row must hold."""
 
-import gzip
 import json
 import math
-import zlib
 from collections.abc import Mapping, Sized
 from pathlib import Path
 from typing import Any
@@ -14,28 +12,6 @@ from lfpo.config.json import Json
 
 RENDERED = ("tools", "chat_template_kwargs")  # columns that TRL gives to the chat template
 ROLES = ("system", "developer", "user", "assistant", "tool")  # of messages
-
-
-def load_jsonl(path: str | Path, required: tuple[str, ...] = ("prompt",)) -> list[Json]:
-    """The rows of a file with one JSON object per line, gzipped if its name ends in `.gz`.
-
-    required: columns that every row must have, as text; `prompt` may also be a list of {"role", "content"} messages.
-    Raises UserError naming file and line for a malformed row, and naming the file if it is unreadable or empty.
-    """
-    file = Path(path)
-    try:
-        data = file.read_bytes()
-        text = (gzip.decompress(data) if file.suffix == ".gz" else data).decode("utf-8-sig")
-    except FileNotFoundError:
-        raise UserError(f"{file}: no such file") from None
-    except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
-        raise UserError(f"{file}: not readable as UTF-8 text ({error})") from error
-    rows = parse_lines(text, file)
-    for row, where in rows:
-        check_row(row, where, required)
-    if not rows:
-        raise UserError(f"{file}: no rows")
-    return [row for row, _ in rows]
 
 
 def parse_lines(text: str, file: Path) -> list[tuple[Json, str]]:

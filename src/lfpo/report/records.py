@@ -7,7 +7,7 @@ from typing import Any
 
 from lfpo.config.errors import UserError
 from lfpo.config.json import Json
-from lfpo.prompts.jsonl import load_jsonl
+from lfpo.prompts.files import load_rows
 
 Record = Json  # a line of `rollouts/` or `eval/`
 
@@ -50,14 +50,14 @@ class Kept:
         the first prompt as `asked`. [] for an empty file, and for one that cannot be read, which `left_out` names."""
         try:
             empty = path.is_file() and not path.stat().st_size  # after a loss of power
-            records = [] if empty else load_jsonl(path, required=())
-            for number, record in enumerate(records, start=1):
-                _check(record, ROLLOUT if path.parent.name == "rollouts" else EVALUATED, f"{path}:{number}")
+            rows = [] if empty else load_rows(path)
+            for record, where in rows:
+                _check(record, ROLLOUT if path.parent.name == "rollouts" else EVALUATED, where)
         except UserError as error:
             self.tell(f"{path} is left out: {error}")
             return []
         episodes: list[Record] = []
-        for record in records:
+        for record, _ in rows:
             continued = bool(episodes) and record.get("turn", 1) != 1
             asked = episodes.pop()["asked"] if continued else record.get("prompt")
             episodes.append({**record, "asked": asked})
