@@ -22,11 +22,12 @@ import reward_samples
 from lfpo.config.errors import UserError
 from lfpo.config.train import LFPOConfig
 from lfpo.core.attempts import RewardTimeout, time_limit
-from lfpo.rewards import in_child, score
+from lfpo.rewards import in_child
 from lfpo.rewards.child_process import ChildFailed, ChildProcess, resident_bytes
 from lfpo.rewards.each import each
 from lfpo.rewards.terms import overlong_penalty, relative_length, target_length, tokens, weighted
 from lfpo.train.setup import make_source
+from scores import score
 
 
 def scored(*functions, completions=("a", "bb"), weights=None, ids=None, prompts=None, timeout=0.0, **columns):

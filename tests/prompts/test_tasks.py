@@ -25,10 +25,10 @@ from lfpo.prompts.tasks.grids import grids
 from lfpo.prompts.tasks.successor import successor_task
 from lfpo.prompts.tasks.task import in_test_split
 from lfpo.prompts.tokenizer import train_tokenizer
-from lfpo.rewards import score
 from lfpo.rewards.arithmetic import MAX_CHARS, evaluate, parse
 from lfpo.rewards.sudoku import blank_cells, is_grid
 from lfpo.train.sft import _tokenizer_corpus
+from scores import score
 
 N = 1000
 ROWS = 400

@@ -29,12 +29,12 @@ from lfpo.core import learner
 from lfpo.core.attempts import handling, time_limit
 from lfpo.eval.evaluate import grade
 from lfpo.prompts.tasks import Row
-from lfpo.rewards import score
 from lfpo.runs.context import StopRequests
 from lfpo.train import run
 from lfpo.train.inputs import reward_function
 from lfpo.train.rl import LFPOTrainer
 from processes import run_lfpo
+from scores import score
 from soon import soon
 from test_train import config, metrics
 

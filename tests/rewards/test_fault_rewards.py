@@ -18,10 +18,10 @@ from lfpo.core.learner import share_with_signal
 from lfpo.core.objective import check_range, signal_of
 from lfpo.core.reward_values import checked
 from lfpo.objectives import OBJECTIVES, make_objective
-from lfpo.rewards import score
 from lfpo.rewards.measured import measured
 from lfpo.rewards.names import reward_names
 from lfpo.runs.health import no_signal
+from scores import score
 
 NAN = math.nan
 

@@ -16,11 +16,11 @@ from judge_endpoint import Endpoint, endpoint
 from lfpo.cli import main
 from lfpo.config.errors import UserError
 from lfpo.core.attempts import RewardFailed
-from lfpo.rewards import score
 from lfpo.rewards.judge import Judge
 from lfpo.rewards.measured import measured
 from lfpo.rewards.terms import weighted
 from lfpo.train.rl import LFPOTrainer
+from scores import score
 from small_runs import choice_config
 
 pytest.importorskip("openai", reason="the extra `judge` is not installed")

@@ -39,7 +39,7 @@ from lfpo.prompts.tasks import get_task
 from lfpo.ray.cluster import connect, wait_for_start
 from lfpo.ray.engine import Job, RayEngine, Worker, set_weights, weights_of
 from lfpo.ray.rewards import by_tasks
-from lfpo.rewards import Rewards, in_child, score
+from lfpo.rewards import Rewards, in_child
 from lfpo.rollout.local_engine import LocalEngine
 from lfpo.rollout.sampling import as_it_is, rollout
 from lfpo.runs.context import Context
@@ -47,6 +47,7 @@ from lfpo.runs.directory import Run
 from lfpo.train.rl import LFPOTrainer
 from lfpo.train.setup import make_engine
 from processes import run_ranks, start
+from scores import score
 from small_runs import choice_config, same
 
 SAMPLER = SamplerConfig(gen_length=8, temperature=1.0, steps=8)
