@@ -16,11 +16,9 @@ from lfpo.config.sampler import SamplerConfig
 from lfpo.config.training import examples_length
 from lfpo.core import collectives
 from lfpo.core.batch_metrics import means_of_sums
-from lfpo.core.failures import count_skipped
 from lfpo.core.forward import left_pad
 from lfpo.core.learner import accumulate_gradients
 from lfpo.core.observer import Observer
-from lfpo.core.optim import set_lr, step_if_finite
 from lfpo.core.passes import logp_at_targets
 from lfpo.core.rng import key, python_rng
 from lfpo.core.roles import BASE, CURRENT
@@ -39,7 +37,7 @@ from lfpo.runs.context import Context
 from lfpo.train.adamw import build_adamw
 from lfpo.train.run import train_on_examples
 from lfpo.train.setup import about, check_ranks
-from lfpo.train.sft import encode_example, sampled_length, through_eos
+from lfpo.train.sft import encode_example, sampled_length, through_eos, update
 from lfpo.train.trainer import Trainer
 
 # A pair's prompt and its two completions, chosen first, as token ids; completions end with EOS or fill gen_length.
@@ -74,7 +72,6 @@ class DPOTrainer(Trainer):
         """One optimiser step; metrics every logging_steps."""
         config, started, observer, passes = self.args, time.perf_counter(), Observer(), list[Pass]()
         observer.passes = passes
-        lr = set_lr(self.optimizer, config, step, self.total_steps)
         # Each rank takes every world-th pair; the sum of the ranks' gradients is that of the whole batch.
         own_indices = range(collectives.rank(), config.batch_size, collectives.world())
         pairs = {(config.seed, "pair", n): self.draw(n) for n in (step * config.batch_size + i for i in own_indices)}
@@ -83,18 +80,14 @@ class DPOTrainer(Trainer):
         loss, measures = accumulate_gradients(
             self.objective, self.policies, views, signal, observer=observer, **options
         )
-        loss, norm, stepped = step_if_finite(self.optimizer, self.model, loss, config.max_grad_norm)
-        if not stepped:
-            context.observer.note(f"step {step + 1}: loss is {loss}, gradient norm {norm}; update skipped")
-            count_skipped(self.state, Path(config.output_dir), step)
-        self.state["skipped_in_a_row"] *= not stepped
+        about_step = update(self, step, loss, context)
         self.state["seconds"] += time.perf_counter() - started
         self.state["flops"] += collectives.sum_number(sum(pass_flops(self.policies[ran.policy], ran) for ran in passes))
         sums, done = {name: value.tolist() for name, value in measures.items()}, step + 1
         means = means_of_sums(collectives.gather(sums))
         if done % config.logging_steps and done < self.total_steps:
             return {}
-        metrics = {"step": done, "loss": loss, "grad_norm": norm, "learning_rate": lr, **means}
+        metrics = {"step": done, **about_step, **means}
         spent = {"time/total": self.state["seconds"], "flops": self.state["flops"]}
         return metrics | {"skipped_updates": self.state["skipped"]} | spent
 

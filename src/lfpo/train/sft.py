@@ -26,7 +26,7 @@ from lfpo.config.training import examples_length
 from lfpo.core import collectives
 from lfpo.core.doubled import noised_hidden, training_structure
 from lfpo.core.encoding import encode_prompt, misfit, unusable
-from lfpo.core.failures import count_skipped
+from lfpo.core.failures import count_update
 from lfpo.core.forward import left_pad
 from lfpo.core.fused import rectified_sum
 from lfpo.core.optim import set_lr, step_if_finite
@@ -88,24 +88,19 @@ class SFTTrainer(Trainer):
     def run_iteration(self, step: int, context: Context) -> Json:
         """One optimiser step; metrics every logging_steps."""
         config, losses = self.args, self.state["losses"]
-        lr = set_lr(self.optimizer, config, step, self.total_steps)
         # Each rank takes every world-th example; the sum of the ranks' gradients is that of the whole batch.
         own_indices = range(collectives.rank(), config.batch_size, collectives.world())
         batch = {i: self.draw(step * config.batch_size + i) for i in own_indices}
         filler = self.draw(step * config.batch_size) if config.fsdp else None
         loss = accumulate_sft_gradients(self.model, config, batch, generator(config.seed, step, "t"), filler)
-        loss, norm, stepped = step_if_finite(self.optimizer, self.model, loss, config.max_grad_norm)
-        losses.append(loss)
-        if not stepped:
-            context.observer.note(f"step {step + 1}: loss is {loss}, gradient norm {norm}; update skipped")
-            count_skipped(self.state, Path(config.output_dir), step)
-        self.state["skipped_in_a_row"] *= not stepped
+        about_step = update(self, step, loss, context)
+        losses.append(about_step["loss"])
         done = step + 1
         if done % config.logging_steps and done < self.total_steps:
             return {}
         mean = sum(losses) / len(losses)
         losses.clear()
-        return {"step": done, "loss": mean, "grad_norm": norm, "learning_rate": lr}
+        return {"step": done, **about_step, "loss": mean}
 
     def export(self) -> MaskedDiffusionLM:
         factors = [(p, p.detach().clone()) for _, p in self.model.factors()]
@@ -113,6 +108,17 @@ class SFTTrainer(Trainer):
         for parameter, value in factors:  # the adapter is added in float32 when the model is saved
             parameter.data = value
         return model
+
+
+def update(trainer: Trainer, step: int, loss: float, context: Context) -> Json:
+    """One optimiser step with the gradients that are there; its metrics. loss: this rank's part."""
+    args, optimizer = trainer.args, trainer.optimizer
+    lr = set_lr(optimizer, args, step, trainer.total_steps)
+    loss, norm, stepped = step_if_finite(optimizer, trainer.model, loss, args.max_grad_norm)
+    if not stepped:
+        context.observer.note(f"step {step + 1}: loss is {loss}, gradient norm {norm}; update skipped")
+    count_update(trainer.state, stepped, Path(args.output_dir), step)
+    return {"loss": loss, "grad_norm": norm, "learning_rate": lr}
 
 
 class Noise(NamedTuple):
