@@ -6,7 +6,6 @@ from lfpo.core.observer import Observer
 
 
 def seconds(phase: Observer) -> float:
-    """Since the begin of the phase."""
     return time.monotonic() - phase.started
 
 

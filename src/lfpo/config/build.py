@@ -243,7 +243,6 @@ def check_types(config: Any) -> None:
 
 
 def default_of(field: dataclasses.Field[object]) -> object:
-    """A field's default value, or MISSING."""
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 

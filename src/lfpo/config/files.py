@@ -94,7 +94,6 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def json_lines(rows: Iterable[object]) -> str:
-    """The text of a JSONL file."""
     return "".join(json_text(row) + "\n" for row in rows)
 
 

@@ -81,11 +81,17 @@ def values_of(hint: object) -> str:
     return " ".join(f"Must {limit.must}." for limit in limits(hint))
 
 
-def _short(value: object) -> str:
-    """A default value for the help text; of nested settings only those that differ from their class's defaults."""
+def plain_default(value: object) -> object:
+    """A default value as JSON; of nested settings the keys that differ from their own defaults."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        plain = type(value)()
-        value = {k: v for k, v in dataclasses.asdict(value).items() if v != getattr(plain, k)}
+        own = dataclasses.asdict(type(value)())
+        return {key: part for key, part in dataclasses.asdict(value).items() if part != own[key]}
+    return {key: plain_default(part) for key, part in value.items()} if isinstance(value, dict) else value
+
+
+def _short(value: object) -> str:
+    """A default value for the help text."""
+    value = plain_default(value)
     if isinstance(value, dict):
         return "{" + ", ".join(f"{k}: {_short(v)}" for k, v in value.items()) + "}"
     return str(value)

@@ -14,7 +14,6 @@ class Knobs:
     """The knobs of an objective. The objective itself derives from them (lfpo.objectives)."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a knob outside of the range that its type names."""
         check_ranges(self)
 
 

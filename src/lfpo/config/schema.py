@@ -9,7 +9,7 @@ import math
 import typing
 from typing import Any
 
-from lfpo.config.build import default_of, to_dict
+from lfpo.config.build import default_of
 from lfpo.config.checks import OneOf, limits, options
 from lfpo.config.compare import CompareConfig
 from lfpo.config.convert import ConvertConfig
@@ -17,7 +17,7 @@ from lfpo.config.dpo import DPOConfig
 from lfpo.config.errors import UserError, nearest
 from lfpo.config.eval import EvalConfig
 from lfpo.config.export import ExportConfig, PushConfig
-from lfpo.config.help import meanings
+from lfpo.config.help import meanings, plain_default
 from lfpo.config.json import Json
 from lfpo.config.objectives import KNOBS, OfObjective
 from lfpo.config.plan import PlanConfig
@@ -88,15 +88,7 @@ def _with(schema: Schema, text: str | None, default: object) -> Schema:
         schema = {"allOf": [schema]}
     if text:
         schema = {"description": text, **schema}
-    return schema if default is dataclasses.MISSING else {**schema, "default": _plain(default)}
-
-
-def _plain(value: object) -> object:
-    """A default value as JSON; of nested settings the keys that differ from their own defaults."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        own = to_dict(type(value)())
-        return {key: part for key, part in to_dict(value).items() if part != own[key]}
-    return {key: _plain(part) for key, part in value.items()} if isinstance(value, dict) else value
+    return schema if default is dataclasses.MISSING else {**schema, "default": plain_default(default)}
 
 
 def value_schema(hint: object, definitions: Schema) -> Schema:

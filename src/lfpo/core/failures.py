@@ -33,12 +33,9 @@ def count_failures(state: Json, batch: Batch, iteration: int, observer: Observer
             raise CannotGoOn(f"{kind} {name!r} failed for {times} batches in a row, last with: {failed[name]}")
 
 
-def count_update(state: Json, applied: bool, run_dir: Path, iteration: int) -> None:
+def count_skipped(state: Json, run_dir: Path, iteration: int) -> None:
     """Count an update that was not applied; after MAX_SKIPPED in a row stop. state: skipped, skipped_in_a_row. Raises
     CannotGoOn, which names run_dir."""
-    if applied:
-        state["skipped_in_a_row"] = 0
-        return
     state["skipped"] += 1
     state["skipped_in_a_row"] += 1
     if state["skipped_in_a_row"] >= MAX_SKIPPED:

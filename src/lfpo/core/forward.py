@@ -129,7 +129,6 @@ class Forward:
         self.piece_tokens = min(rollout_tokens, PIECE_TOKENS.get(model.device.type, PIECE_TOKENS["cpu"]))
 
     def rows_at_once(self, length: int) -> int:
-        """How many rows of `length` tokens run at once."""
         return max(1, self.rollout_tokens // length)
 
     def hidden(self, active: ActiveRows, row_ids: Sequence[int]) -> list[torch.Tensor]:

@@ -20,7 +20,7 @@ from lfpo.core import collectives
 from lfpo.core.batch import Batch, Update
 from lfpo.core.batch_metrics import means_of_sums
 from lfpo.core.collectives import local
-from lfpo.core.failures import count_update
+from lfpo.core.failures import count_skipped
 from lfpo.core.measures import Measures, add_measures
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.objective import Objective, check_range, signal_of
@@ -151,9 +151,12 @@ def optimizer_step(
     # Optimiser steps before this one, and of the whole run: max_steps counts iterations.
     lr = set_lr(learner.optimizer, args, step.iteration * step.of + step.number, args.max_steps * step.of)
     loss, norm, stepped = step_if_finite(learner.optimizer, theta, loss, args.max_grad_norm, observer.event)
-    if stepped and learner.average is not None:
-        learner.average.update()
-    count_update(learner.state, stepped, learner.run_dir, step.iteration)
+    if stepped:
+        learner.state["skipped_in_a_row"] = 0
+        if learner.average is not None:
+            learner.average.update()
+    else:
+        count_skipped(learner.state, learner.run_dir, step.iteration)
     if step.number < step.of - 1:
         observer.event("on_substep_end")
     return {"loss": loss, "grad_norm": norm, "learning_rate": lr}, measured

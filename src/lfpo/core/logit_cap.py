@@ -4,7 +4,6 @@ import torch
 
 
 def capped(logits: torch.Tensor, cap: float) -> torch.Tensor:
-    """cap tanh(logits / cap)."""
     return (logits / cap).tanh() * cap
 
 

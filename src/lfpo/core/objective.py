@@ -26,7 +26,6 @@ class Objective:
     `loss`, and what else differs from here. One of your own need not derive from this class."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a knob outside of the range that its type names."""
         check_ranges(self)
 
     num_iterations: int = 1

@@ -65,7 +65,6 @@ class Journal:
 
 
 def pair_of(record: Record) -> tuple[int, int]:
-    """The (problem, sample) of a record."""
     return record["problem"], record["sample"]
 
 
@@ -92,7 +91,6 @@ def check_writable(paths: Sequence[Path | None]) -> None:
 
 
 def delete(path: Path | None) -> None:
-    """Delete a result and its partial files."""
     for file in (path, *partial_files(path)) if path else ():
         file.unlink(missing_ok=True)
 

@@ -30,7 +30,6 @@ def mixtures(backbone: Any) -> list[Any]:
 
 
 def experts_of(layer: Any) -> Any:
-    """The experts of a layer that has any."""
     return layer.mlp.experts if hasattr(layer.mlp, "experts") else layer.experts
 
 
@@ -50,7 +49,6 @@ def active_weights(backbone: Any, name: str, count: int) -> float:
 
 
 def without_autocast(backbone: object) -> None:
-    """Turn autocast off in the routers."""
     for router in routers(backbone):
         # A partial, not a bound function: a deep copy of the module then refers to its own copy.
         router.forward = functools.partial(_route, router)

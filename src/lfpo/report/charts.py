@@ -72,7 +72,6 @@ POLICY = (
 
 
 def reward_parts(metrics: dict[str, list[float | None]]) -> Chart:
-    """The mean of each reward function of a run."""
     keys = [k for k in metrics if k.startswith("rewards/") and k.endswith("/mean")]
     lines = tuple(Line(k, k.removeprefix("rewards/").removesuffix("/mean"), i) for i, k in enumerate(keys))
     return Chart("Reward parts", "", "Mean of each reward function, unweighted.", lines)

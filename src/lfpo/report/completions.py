@@ -171,7 +171,6 @@ def playable(record: Record, config: Json) -> Json:
 
 
 def table_row(record: Record, config: Json) -> Json:
-    """A rollout in the table of completions."""
     fields = {name: record[name] for name in ("completion", "rewards", "reward")}
     return {**playable(record, config), **fields, "r": None if record["r"] is None else round(record["r"], 4)}
 

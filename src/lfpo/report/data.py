@@ -1,6 +1,5 @@
 """The data of a page, as one JSON object. `lfpo watch` sends it again whenever the run has changed."""
 
-import math
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -145,7 +144,7 @@ def percents(seconds: dict[str, float]) -> dict[str, int]:
 
 
 def columns(metrics: list[Metrics]) -> dict[str, list[float | None]]:
-    """The values of metrics.jsonl by key, with five significant digits; None where a line has no finite number."""
+    """The values of metrics.jsonl by key, with five significant digits; None where a line has no number."""
     names = dict.fromkeys(k for m in metrics for k in m)
     return {name: [_short(m.get(name)) for m in metrics] for name in names}
 
@@ -163,9 +162,7 @@ def _checked(values: Json, kinds: Json, file: Path) -> Json:
 
 
 def _short(value: float | None) -> float | None:
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return value if isinstance(value, int) else float(f"{value:.5g}")
+    return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 def _latest(metrics: list[Metrics], key: str) -> float:

@@ -50,7 +50,6 @@ def embedded(data: object) -> str:
 
 @cache
 def _parts() -> tuple[str, str]:
-    """The style sheet and the script."""
     scripts = [(HERE / "js" / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS]
     return (HERE / "page.css").read_text(encoding="utf-8"), "\n".join(scripts)
 

@@ -233,7 +233,6 @@ RULES: dict[str, Rule] = {rule.__name__: rule for rule in _ALL}  # by name, as i
 
 
 def _values(history: Sequence[Metrics], key: str) -> list[float]:
-    """The finite values of a key, oldest first."""
     return [m[key] for m in history if _finite(m.get(key))]
 
 

@@ -308,7 +308,6 @@ def _check_early_stopping(callback: object, args: Arguments) -> None:
 
 
 def _held_out(metrics: Json) -> Json:
-    """The metrics of an evaluation among those of an iteration."""
     return {name: value for name, value in metrics.items() if name.startswith("eval/") or name == "time/eval"}
 
 

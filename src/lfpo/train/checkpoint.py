@@ -250,7 +250,6 @@ def numbered(root: Path) -> list[Path]:
 
 
 def step_of(checkpoint: Path) -> int:
-    """The iteration of a checkpoint."""
     return int(checkpoint.name.removeprefix("step-"))
 
 

@@ -91,7 +91,6 @@ class Versions:
             local(p).copy_(value)
 
     def keep_only(self, versions: Collection[int]) -> None:
-        """Drop all others."""
         self.weights = {version: values for version, values in self.weights.items() if version in versions}
 
     def save(self, folder: Path) -> None:

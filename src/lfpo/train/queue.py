@@ -92,7 +92,6 @@ class RolloutQueue:
         return version
 
     def versions(self) -> set[int]:
-        """Those of all batches in the queue."""
         return {self.version(batch) for batch in self.tickets}
 
     def forget(self, batch: int) -> None:

@@ -26,7 +26,7 @@ from lfpo.config.training import examples_length
 from lfpo.core import collectives
 from lfpo.core.doubled import noised_hidden, training_structure
 from lfpo.core.encoding import encode_prompt, misfit, unusable
-from lfpo.core.failures import count_update
+from lfpo.core.failures import count_skipped
 from lfpo.core.forward import left_pad
 from lfpo.core.fused import rectified_sum
 from lfpo.core.optim import set_lr, step_if_finite
@@ -115,9 +115,11 @@ def update(trainer: Trainer, step: int, loss: float, context: Context) -> Json:
     args, optimizer = trainer.args, trainer.optimizer
     lr = set_lr(optimizer, args, step, trainer.total_steps)
     loss, norm, stepped = step_if_finite(optimizer, trainer.model, loss, args.max_grad_norm)
-    if not stepped:
+    if stepped:
+        trainer.state["skipped_in_a_row"] = 0
+    else:
         context.observer.note(f"step {step + 1}: loss is {loss}, gradient norm {norm}; update skipped")
-    count_update(trainer.state, stepped, Path(args.output_dir), step)
+        count_skipped(trainer.state, Path(args.output_dir), step)
     return {"loss": loss, "grad_norm": norm, "learning_rate": lr}
 
 

@@ -15,13 +15,11 @@ def sample(rng: random.Random) -> Row:
 
 
 def demonstrate(row: Row, rng: random.Random, right_share: float) -> str:
-    """The correct letter, or the other one."""
     right = rng.random() < right_share
     return row["answer"] if right else {"A": "B", "B": "A"}[row["answer"]]
 
 
 def correct(completion: str, row: Row) -> bool:
-    """Whether the completion is the correct letter and nothing else."""
     return completion.strip() == row["answer"]
 
 

@@ -46,12 +46,10 @@ def _render(digits: str, last: int) -> str:
 
 
 def demonstrate(row: Row, rng: random.Random, right_share: float) -> str:
-    """The right answer, or one whose last item is wrong."""
     return _render(row["digits"], 1 if rng.random() < right_share else -1)
 
 
 def correct(completion: str, row: Row) -> bool:
-    """Whether the completion is the right answer and nothing else."""
     return completion.strip() == _render(row["digits"], 1)
 
 

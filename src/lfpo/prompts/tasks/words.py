@@ -38,7 +38,6 @@ def sample(rng: random.Random) -> Row:
 
 
 def apply(value: int, sign: str, amount: int) -> int:
-    """value +, - or * amount."""
     return value * amount if sign == "*" else value + amount if sign == "+" else value - amount
 
 
@@ -51,7 +50,6 @@ def demonstrate(row: Row, rng: random.Random, right_share: float) -> str:
 
 
 def misread(value: int, sign: str, amount: int) -> Step:
-    """A change with the opposite sign."""
     return value, "-" if sign == "+" else "+", amount
 
 
