@@ -24,7 +24,7 @@ from lfpo.config.files import new_folder, read_json, reason, user_path, write_js
 from lfpo.config.json import Json
 from lfpo.models.families import family_of
 from lfpo.models.family import build_backbone, replace_prefix
-from lfpo.models.loading import GENERATION, read_tokenizer, resolve, save_tokenizer
+from lfpo.models.loading import GENERATION, listed, read_tokenizer, resolve, save_tokenizer
 from lfpo.models.mask_token import MaskToken, set_mask_token
 from lfpo.models.tensor_files import check_disk, write_shards
 from lfpo.models.weights import ROWS, reading, tensor_files
@@ -185,8 +185,7 @@ def write_model(source: Source, settings: ConvertConfig, folder: Path) -> MaskTo
     tokenizer, mask = set_mask_token(source.tokenizer, rows, settings.mask_token)
     eos = tokenizer.eos_token_id
     if eos is None:
-        listed = source.config.get("eos_token_id")
-        eos = (listed or [None])[0] if isinstance(listed, list) else listed
+        eos = next(iter(listed(source.config.get("eos_token_id"))), None)
     if eos is None:
         raise UserError(
             f"{source.where}: neither tokenizer nor config.json names the EOS token; name it in one of them"

@@ -48,7 +48,7 @@ def set_mask_token(tokenizer: Any, rows: int, wanted: str | None = None) -> tupl
     free = max(vocabulary.values()) + 1 < rows
     if not free and wanted is None and (unused := _unused(tokenizer, roles)) is not None:
         number, old = unused
-        return renamed(tokenizer, old, MASK), MaskToken(number, MASK, f"the unused special token {old!r}, renamed")
+        return renamed(tokenizer, old), MaskToken(number, MASK, f"the unused special token {old!r}, renamed")
     tokenizer.add_special_tokens({"mask_token": text})
     if (number := tokenizer.mask_token_id) in vocabulary.values():  # it is the size of the vocabulary
         raise UserError(
@@ -69,24 +69,24 @@ def _unused(tokenizer: Any, roles: set[str | None]) -> tuple[int, str] | None:
     return None
 
 
-def renamed(tokenizer: Any, old: str, new: str) -> PreTrainedTokenizerFast:
+def renamed(tokenizer: Any, old: str) -> PreTrainedTokenizerFast:
     """The tokenizer with the text of a special token changed, as its mask token; all ids stay."""
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     for token in state["added_tokens"]:
         if token["content"] == old:
-            token["content"] = new
+            token["content"] = MASK
     words = state["model"]["vocab"]
     if isinstance(words, dict):
-        state["model"]["vocab"] = {new if word == old else word: number for word, number in words.items()}
+        state["model"]["vocab"] = {MASK if word == old else word: number for word, number in words.items()}
     else:  # Unigram's: pairs of text and score
-        state["model"]["vocab"] = [[new if word == old else word, score] for word, score in words]
+        state["model"]["vocab"] = [[MASK if word == old else word, score] for word, score in words]
     roles = {role: getattr(tokenizer, role) for role in ROLES if getattr(tokenizer, role) is not None}
     return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(json.dumps(state)),
         chat_template=tokenizer.chat_template,
         model_max_length=tokenizer.model_max_length,
         clean_up_tokenization_spaces=tokenizer.clean_up_tokenization_spaces,
-        mask_token=new,
+        mask_token=MASK,
         **roles,
     )
 
