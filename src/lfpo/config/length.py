@@ -46,17 +46,13 @@ def run_length(
         raise UserError(
             f"num_train_epochs: {endless} makes new prompts without end, which has no epochs; give max_steps"
         )
-    # From the decimals as they were typed: 0.1 as a float is a little more, which would round up to one more iteration.
-    passes = Fraction(str(num_train_epochs))
-    # Less a billionth, so that a float such as 7/3 does not round up either.
-    iterations = (
-        math.ceil(passes * rows / batch * (1 - Fraction(1, 10**9)))
-        if by_epochs
-        else default
-        if max_steps == UNSET
-        else max_steps
-    )
-    if not by_epochs:
+    if by_epochs:
+        # From the decimals as they were typed: 0.1 as a float is a little more, which would round up.
+        passes = Fraction(str(num_train_epochs))
+        # Less a billionth, so that a float such as 7/3 does not round up either.
+        iterations = math.ceil(passes * rows / batch * (1 - Fraction(1, 10**9)))
+    else:
+        iterations = default if max_steps == UNSET else max_steps
         passes = Fraction(iterations * batch, rows) if rows else Fraction(1)
     return Length(iterations, math.ceil(passes), rows, batch)
 

@@ -113,5 +113,4 @@ def decode_completions(tokenizer: Any, tokens_BC: torch.Tensor, eos_id: int) -> 
 
 def tensor_fields(value: Any) -> Json:
     """The fields of a dataclass instance that hold tensors, by name."""
-    fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-    return {name: field for name, field in fields.items() if isinstance(field, torch.Tensor)}
+    return {name: field for name, field in vars(value).items() if isinstance(field, torch.Tensor)}

@@ -49,5 +49,6 @@ def _present(value: object) -> Any:
 
 def prefill(prompt: str | Sequence[Mapping[str, object]]) -> str:
     """The beginning of the answer that a prompt of messages ends with; "" for any other prompt."""
-    begun = not isinstance(prompt, str) and len(prompt) > 0 and prompt[-1]["role"] == "assistant"
-    return str(prompt[-1]["content"]) if begun and not isinstance(prompt, str) else ""
+    if isinstance(prompt, str) or not len(prompt) or prompt[-1]["role"] != "assistant":
+        return ""
+    return str(prompt[-1]["content"])

@@ -1,6 +1,5 @@
 """What one iteration of a recipe computes: the sampler's forwards, the objective's views, targets and policies."""
 
-import dataclasses
 from dataclasses import dataclass, replace
 
 import torch
@@ -176,5 +175,5 @@ def _toy(objective: Objective, sampler: SamplerConfig, structure: Structure, siz
     canvases = tokens[:, None].expand(-1, len(counts), -1).int()
     accepted = torch.ones(canvases.shape, dtype=torch.bool)
     accepted[:, -1] = False
-    fields = {f.name: getattr(trajectory, f.name) for f in dataclasses.fields(trajectory)}
-    return CanvasTrajectory(**fields, canvases=canvases, accepted=accepted, entropies=torch.zeros(canvases.shape))
+    entropies = torch.zeros(canvases.shape)
+    return CanvasTrajectory(**vars(trajectory), canvases=canvases, accepted=accepted, entropies=entropies)

@@ -81,9 +81,6 @@ class CanvasTrajectory(Trajectory):
     def masked_before(self, step_B: torch.Tensor) -> torch.Tensor:
         return torch.zeros_like(self.tokens, dtype=torch.bool)
 
-    def open_before(self, step_B: torch.Tensor) -> torch.Tensor:
-        return self.reveal_step >= per_position(step_B)
-
     def written_by(self, first_B: torch.Tensor, last_B: torch.Tensor) -> torch.Tensor:
         step_BNC = self._steps
         between = (step_BNC >= first_B[:, None, None]) & (step_BNC <= last_B[:, None, None])

@@ -113,7 +113,7 @@ class EditRecord(Hook):
 
         first = self.revealed[row_B]
         return EditedTrajectory(
-            **{f.name: getattr(trajectory, f.name) for f in dataclasses.fields(trajectory)},
+            **vars(trajectory),
             revealed=torch.where(first < 0, trajectory.tokens, first),
             edit_position=padded(position_N),
             edit_step=padded(step_N, -1),
