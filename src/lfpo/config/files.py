@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -91,6 +92,12 @@ def new_folder(folder: Path) -> Iterator[Path]:
             partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def sha256_of(file: Path) -> str:
+    """SHA-256 of a file's content, in hexadecimal digits."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def json_lines(rows: Iterable[object]) -> str:

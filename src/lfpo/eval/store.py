@@ -15,7 +15,7 @@ from pathlib import Path
 
 from lfpo.config.build import flattened
 from lfpo.config.errors import UserError
-from lfpo.config.files import json_lines, json_text, read_json, replace_file, writing
+from lfpo.config.files import json_lines, json_text, read_json, replace_file, sha256_of, writing
 from lfpo.config.json import Json
 from lfpo.core import collectives
 
@@ -150,8 +150,7 @@ def content_sha256(file: Path) -> str:
     stored = file.resolve()
     if stored.parent.name == "blobs" and re.fullmatch("[0-9a-f]{64}", stored.name):
         return stored.name
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
+    return sha256_of(file)
 
 
 def data_sha256(rows: Sequence[Json]) -> str:

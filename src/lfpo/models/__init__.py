@@ -2,7 +2,6 @@
 
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.models.families import FAMILIES
-from lfpo.models.family import Family
 from lfpo.models.loading import init_model, load_model, load_tokenizer, save_model
 
-__all__ = ["FAMILIES", "Family", "MaskedDiffusionLM", "init_model", "load_model", "load_tokenizer", "save_model"]
+__all__ = ["FAMILIES", "MaskedDiffusionLM", "init_model", "load_model", "load_tokenizer", "save_model"]

@@ -10,7 +10,6 @@ whole tensors, so any number of ranks can read them.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -22,7 +21,7 @@ from safetensors import SafetensorError
 
 from lfpo.base import distributed
 from lfpo.config.errors import UserError
-from lfpo.config.files import read_json, write_json
+from lfpo.config.files import read_json, sha256_of, write_json
 from lfpo.config.json import Json
 from lfpo.core import collectives
 from lfpo.models import MaskedDiffusionLM, save_model
@@ -169,7 +168,7 @@ def verify(path: Path) -> str | None:
         file = path / name
         if not file.is_file():
             return f"{name} is missing"
-        if _sha256(file) != digest:
+        if sha256_of(file) != digest:
             return f"{name} does not match its checksum"
     return None
 
@@ -258,12 +257,7 @@ def _sync_and_hash(folder: Path) -> dict[str, str]:
     own_files = sorted(p for p in folder.rglob("*") if p.is_file())[collectives.rank() :: collectives.world()]
     for path in own_files:
         _sync(path)
-    return {str(p.relative_to(folder)): _sha256(p) for p in own_files}
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return {str(p.relative_to(folder)): sha256_of(p) for p in own_files}
 
 
 def _sync(path: Path) -> None:

@@ -49,4 +49,4 @@ def source_file(name: str) -> Path | None:
     return None if file is None else Path(file)
 
 
-__all__ = ["VALIDATION", "DataTask", "Row", "Task", "get_task", "source_file"]
+__all__ = ["DataTask", "Row", "Task", "get_task", "source_file"]
