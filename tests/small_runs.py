@@ -1,6 +1,8 @@
 """What several tests of training set up: an optimiser step's parts with differing policies, and a short run on rows."""
 
 import copy
+import functools
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +47,30 @@ KNOBS: dict[str, dict[str, Any]] = {
 }
 
 
-def step_of(checkpoint: Path, name: str, **knobs: Any) -> tuple[Objective, dict[str, Any], Views, torch.Tensor]:
-    """An objective, three policies that differ, its views of four rollouts, and the signal of each; float64.
-
-    No policy is frozen: nothing but the objective keeps gradients away from the old one and the base.
-    """
-    models: dict[str, Any] = {CURRENT: load_model(checkpoint, dtype=torch.float64)}
+@functools.cache
+def policies_of(family: str) -> dict[str, Any]:
+    """Three policies that differ, of the tiny checkpoint of a family, in float64. All tests share them."""
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = tiny.WRITERS[family](Path(folder) / family)
+        models: dict[str, Any] = {CURRENT: load_model(checkpoint, dtype=torch.float64)}
     for seed, other in enumerate((OLD, BASE)):
         models[other] = copy.deepcopy(models[CURRENT])
         g = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for p in models[other].parameters():
                 p.add_(0.02 * torch.randn(p.shape, generator=g, dtype=p.dtype))
+    return models
+
+
+def step_of(family: str, name: str, **knobs: Any) -> tuple[Objective, dict[str, Any], Views, torch.Tensor]:
+    """An objective, three policies that differ, its views of four rollouts, and the signal of each; float64.
+
+    No policy is frozen: nothing but the objective keeps gradients away from the old one and the base. A test that
+    changes weights must copy the policy first.
+    """
+    models = dict(policies_of(family))
+    for model in models.values():
+        model.zero_grad()
     objective = make_objective({"name": name, **KNOBS.get(name, {}), **knobs})
     t = rolled(objective, models[OLD], [[5, 6, 7], [5, 6, 7], [9, 10, 11, 12, 13], [9, 10, 11, 12, 13]])
     rewards = torch.tensor([1.0, 0.0, 1.0, 0.5], dtype=torch.float64)

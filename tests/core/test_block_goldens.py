@@ -1,5 +1,6 @@
 """Sampler runs of the published codes, token for token and step for step (tests/golden_families.py)."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,12 @@ def sampler_of(settings: dict[str, Any]) -> SamplerConfig:
     return SamplerConfig(**lengths, steps=per_block * blocks, **dynamic)
 
 
+def with_equal_settings(runs: list[dict[str, Any]]) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """Settings and the runs that have them, which are sampled as one batch."""
+    grouped = itertools.groupby(runs, key=lambda run: run["settings"])
+    return [(settings, list(alike)) for settings, alike in grouped]
+
+
 CASES = [*((name, True) for name in BLOCK_FAMILIES), ("sdar", False)]
 
 
@@ -52,12 +59,13 @@ CASES = [*((name, True) for name in BLOCK_FAMILIES), ("sdar", False)]
 def test_block_samplers_give_the_published_tokens_at_the_published_steps(name: str, store_blocks: bool, tmp_path: Path):
     model, runs = load_model(golden(name, tmp_path / name)), eligible(name)
     assert len(runs) == BLOCK_FAMILIES[name]
-    for run in runs:
-        settings = run["settings"]
+    for settings, alike in with_equal_settings(runs):
         stop = settings.get("stopping_criteria_idx", [settings.get("eos_id", golden_sampler(name)["eos_id"])])
         model.eos_id = stop[0]
-        found = rollout(model, [run["prompt"]], sampler_of(settings), [0], store_blocks=store_blocks)
-        check(found, run)
+        prompts = [run["prompt"] for run in alike]
+        found = rollout(model, prompts, sampler_of(settings), [0] * len(alike), store_blocks=store_blocks)
+        for row, run in enumerate(alike):
+            check(found.rows(torch.tensor([row])), run)
 
 
 def check(found: Trajectory, run: dict[str, Any]) -> None:
@@ -95,10 +103,12 @@ def check_states(found: Trajectory, run: dict[str, Any]) -> int:
 def test_full_attention_samplers_give_the_published_tokens_at_the_published_steps(name: str, tmp_path: Path):
     model, runs = load_model(golden(name, tmp_path / name)), eligible(name)
     assert len(runs) == 9
-    for run in runs:
+    for settings, alike in with_equal_settings(runs):
         taken = ("steps", "gen_length", "block_length", "temperature", "cfg_scale", "remasking")
-        found = rollout(model, [run["prompt"]], SamplerConfig(**{k: run["settings"][k] for k in taken}), [0])
-        skip = len(run["prompt"])
-        assert found.tokens[0].tolist() == run["tokens"][skip:]
-        assert found.reveal_step[0].tolist() == run["reveal_step"][skip:]
-        assert int(found.nfe[0]) == run["forwards"]
+        sampler = SamplerConfig(**{k: settings[k] for k in taken})
+        found = rollout(model, [run["prompt"] for run in alike], sampler, [0] * len(alike))
+        for row, run in enumerate(alike):
+            skip = len(run["prompt"])
+            assert found.tokens[row].tolist() == run["tokens"][skip:]
+            assert found.reveal_step[row].tolist() == run["reveal_step"][skip:]
+            assert int(found.nfe[row]) == run["forwards"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -228,12 +228,13 @@ def test_small_gradients_of_many_chunks_add_up_in_a_narrow_head():
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_lfpos_knobs_reach_its_loss(shared: bool, llada: Path):
+def test_lfpos_knobs_reach_its_loss(shared: bool):
     """shared: the two policies have one head, as where it is not trained."""
     weights = {"positive_weight": 0.5, "negative_weight": 2.0}
     knobs = {"reward_transform": "raw", "beta": 0.7, "target_weight": "equal", **weights}
-    objective, models, views, signal = step_of(llada, "lfpo", **knobs)
+    objective, models, views, signal = step_of("llada", "lfpo", **knobs)
     if shared:
+        models[OLD] = copy.deepcopy(models[OLD])
         models[OLD].backbone.lm_head = models[CURRENT].backbone.lm_head
     predictions = Predictions(views, models)
     z, z_ref, r = predictions.logits(), predictions.logits(OLD), predictions.at_targets(signal)
@@ -246,9 +247,9 @@ def test_lfpos_knobs_reach_its_loss(shared: bool, llada: Path):
     assert_same(found, wanted)
 
 
-def test_log_probabilities_are_those_of_the_logits(llada: Path):
+def test_log_probabilities_are_those_of_the_logits():
     """The model's own, and as the sampler drew: by its temperature, among the old policy's best 100 tokens."""
-    _, models, views, _ = step_of(llada, "agrpo")
+    _, models, views, _ = step_of("llada", "agrpo")
     predictions = Predictions(views, models)
     z, z_old, labels = predictions.logits(), predictions.logits(OLD), predictions.labels_T[:, None]
     z_old[:, views.mask_id] = -torch.inf

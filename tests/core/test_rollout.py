@@ -122,10 +122,8 @@ def test_a_row_does_not_depend_on_its_batch_mates_nor_on_the_device(
     if sampler.rule_keys.schedule is None or sampler.alg == "origin" or sampler.stops_at_eos:
         assert len(set(together.nfe.tolist())) > 1  # else rows would leave and enter together
     # Two rows at a time: when one is finished, the next prompt takes its place while the other is still in flight.
-    refilled = rollout(model, ROWS, sampler, SEEDS, rollout_tokens=34)
-    assert_same_rows(refilled, together, [0, 1, 2, 3, 4])
-    backwards = rollout(model, ROWS[::-1], sampler, SEEDS[::-1], rollout_tokens=50)
-    assert_same_rows(backwards, together, [4, 3, 2, 1, 0])
+    refilled = rollout(model, ROWS[::-1], sampler, SEEDS[::-1], rollout_tokens=34)
+    assert_same_rows(refilled, together, [4, 3, 2, 1, 0])
     for row in (1, 4):
         alone = rollout(model, [ROWS[row]], sampler, [SEEDS[row]])
         assert_same_rows(alone, together, [row])

@@ -37,12 +37,10 @@ def test_ema_by_hand(llada: Path):
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_a_policy_that_equals_theta_costs_no_forward_and_its_ratios_are_one(
-    name: str, llada: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_policy_that_equals_theta_costs_no_forward_and_its_ratios_are_one(name: str, monkeypatch: pytest.MonkeyPatch):
     """Under two names one model gives the gradient that two equal ones give, in fewer forwards; and in every pass
     ratios of 1. GDPO's public code has 0.67 to 1.41 there, because old and current are scored on different masks."""
-    objective, models, _, signal = step_of(llada, name)
+    objective, models, _, signal = step_of("llada", name)
     models[OLD] = models[CURRENT].frozen_copy()
     assert equal_weights(models[OLD], models[CURRENT])
     forwards, forward = [0], MaskedDiffusionLM.hidden

@@ -181,9 +181,9 @@ def test_bgpo_stays_finite_where_log_of_its_ratio_is_not():
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_stable_drl_s_weights_of_an_unchanged_policy(shared: bool, llada: Path):
+def test_stable_drl_s_weights_of_an_unchanged_policy(shared: bool):
     """As published, its old log-likelihood has masks of its own, so they say more about masks than about the policy."""
-    objective, models, views, _ = step_of(llada, "stable_drl", shared_masks=shared)
+    objective, models, views, _ = step_of("llada", "stable_drl", shared_masks=shared)
     with torch.no_grad():
         found = objective.prepare(views, lambda v, _: Predictions(v, models).logp(CURRENT))
     assert (found.state < 3).all() and len(found) == 12

@@ -157,7 +157,7 @@ def test_a_mask_belongs_to_its_rollout(name: str, iteration: int):
 
 @pytest.mark.parametrize("name", sorted(set(OBJECTIVES) - WITHOUT_DRAWS))
 def test_every_rollout_and_every_pass_draws_anew(name: str):
-    size = 200
+    size = 60
     t = rollouts(["abababab"] * size, prompts=["abbabbab"] * size, temperature=1.0)
     passes = [drawn(views_of(made(name), t, iteration)) for iteration in (0, 1)]
     assert passes[0] == drawn(views_of(made(name), t, 0))
