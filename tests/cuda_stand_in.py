@@ -22,6 +22,7 @@ GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 CROSSING = {"copy_", "to", "type_as", "set_", "__set__", "_has_compatible_shallow_copy_type"}
 INDEXING = {"__getitem__", "__setitem__", "index_put_"}
 JOINING = {"cat", "concat", "stack"}
+SCALARS = (int, float, str, slice, type(None))  # of them there are many, and they hold no tensor
 READS = {"numpy", "__array__"}
 # Operations that synchronise: Python needs a value or a number of elements.
 WAITS = {
@@ -141,11 +142,10 @@ def _address(tensor: torch.Tensor) -> int:
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
+    elif isinstance(value, list | tuple | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            if not isinstance(item, SCALARS):
+                yield from _tensors(item)
 
 
 def _asked_device(

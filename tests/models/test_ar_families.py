@@ -93,12 +93,21 @@ def test_lora_adapts_every_linear_layer_and_starts_without_effect(name: str, tmp
     torch.testing.assert_close(model(ids), before)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("more", [(), ("--block_length", "4"), ("--shift", "false")])
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Autoregressive models, which no test changes."""
+    return {name: write_source(tmp_path_factory.mktemp("source") / name, name) for name in NAMES}
+
+
+# The three families are made by one function, which treats blocks and the shift alike.
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [*((name, ()) for name in NAMES), ("llama", ("--block_length", "4")), ("qwen2", ("--shift", "false"))],
+)
 def test_an_export_in_transformers_layout_comes_back_with_the_same_logits(
-    name: str, more: tuple[str, ...], tmp_path: Path
+    name: str, more: tuple[str, ...], sources: dict[str, Path], tmp_path: Path
 ):
-    source = write_source(tmp_path / "source", name)
+    source = sources[name]
     made, exported = tmp_path / "made", tmp_path / "exported"
     assert main(["convert", str(source), str(made), *more]) == 0
     assert main(["export", str(made), "--layout", "transformers", "--output", str(exported)]) == 0
@@ -121,10 +130,11 @@ def test_the_exports_of_the_published_families_come_back(llada: Path, dream: Pat
         assert (back.family.shift, back.mask_id) == (model.family.shift, model.mask_id)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("shift", ["true", "false"])
-def test_stored_blocks_change_no_token_of_a_model_in_blocks(name: str, shift: str, tmp_path: Path):
-    source = write_source(tmp_path / "source", name)
+@pytest.mark.parametrize(("name", "shift"), [*((name, "true") for name in NAMES), ("llama", "false")])
+def test_stored_blocks_change_no_token_of_a_model_in_blocks(
+    name: str, shift: str, sources: dict[str, Path], tmp_path: Path
+):
+    source = sources[name]
     assert main(["convert", str(source), str(tmp_path / "m"), "--block_length", "4", "--shift", shift]) == 0
     model = load_model(tmp_path / "m", dtype=torch.float64)
     prompts, sampler = [[5, 6, 7, 8], [9, 10], [40, 41, 42, 43, 44]], SamplerConfig(gen_length=12, temperature=1.0)
@@ -136,9 +146,11 @@ def test_stored_blocks_change_no_token_of_a_model_in_blocks(name: str, shift: st
 
 
 @pytest.mark.parametrize("shift", ["true", "false"])
-def test_training_predicts_each_block_from_the_states_of_a_rollout(shift: str, tmp_path: Path):
+def test_training_predicts_each_block_from_the_states_of_a_rollout(
+    shift: str, sources: dict[str, Path], tmp_path: Path
+):
     """Also a block's first token, which with the shift the finished block before it predicts."""
-    source = write_source(tmp_path / "source")
+    source = sources["llama"]
     assert main(["convert", str(source), str(tmp_path / "m"), "--block_length", "4", "--shift", shift]) == 0
     model, ids = load_model(tmp_path / "m", dtype=torch.float64), random_ids(2, 16)
     real = torch.ones_like(ids)
@@ -155,10 +167,10 @@ def test_training_predicts_each_block_from_the_states_of_a_rollout(shift: str, t
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_weights_come_back_bit_for_bit_from_every_layout(name: str, tmp_path: Path):
+def test_weights_come_back_bit_for_bit_from_every_layout(name: str, sources: dict[str, Path], tmp_path: Path):
     """As lfpo saves a model, in the family's own names, and in transformers'; and plain transformers reads the same."""
     made = tmp_path / "made"
-    assert main(["convert", str(write_source(tmp_path / "source", name)), str(made)]) == 0
+    assert main(["convert", str(sources[name]), str(made)]) == 0
     model, tokenizer = load_model(made), load_tokenizer(made)
     save_model(model, tmp_path / "saved", tokenizer)
     for layout in ("family", "transformers"):

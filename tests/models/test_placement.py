@@ -115,7 +115,7 @@ def test_the_head_is_not_rounded(llada: Path):
 
 def test_a_reference_in_cpu_memory_changes_nothing(llada: Path, tmp_path: Path):
     settings: dict[str, Any] = {"optimizer_steps_per_iteration": 1, "ema_decay": 0.5, "eval_steps": 0}
-    settings["objective"] = {"name": "diffu_grpo"}  # which has a base policy, too
+    settings["objective"] = {"name": "diffu_grpo", "num_iterations": 2}  # which has a base policy, too
     near = LFPOTrainer(args=choice_config(tmp_path / "near", llada, max_steps=2, **settings))
     near.train()
     settings["offload_reference"] = True

@@ -88,6 +88,8 @@ def run_of(tmp_path: Path, model: Path, objective: dict[str, Any], **changes: An
 
 
 SMALL_RUNS: dict[str, dict[str, Any]] = {
+    "lfpo": {"num_iterations": 2},
+    "dtm": {"num_iterations": 2},
     "diffu_grpo": {"num_iterations": 2},
     "unigrpo": {"num_iterations": 2, "min_step": 900},  # so that every view has a target, however views are packed
     "spg": {"block_length": 2, "num_iterations": 1},
