@@ -1,6 +1,7 @@
 """Tiny random autoregressive models, written by transformers' own `save_pretrained`, as `lfpo convert` takes them."""
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,23 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+_made: dict[str, dict[str, bytes]] = {}  # the files of what `write_source` has written, by its arguments
+
+
 def write_source(folder: Path, name: str = "llama", *, special: tuple[str, ...] = SPECIAL, **changes: Any) -> Path:
     """A model of MODELS with a tokenizer. changes: of its configuration. special: tokens from id 256 on."""
+    key = repr((name, special, changes))
+    if key not in _made:
+        with tempfile.TemporaryDirectory() as scratch:
+            _make_source(Path(scratch), name, special, changes)
+            _made[key] = {file.name: file.read_bytes() for file in Path(scratch).iterdir()}
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, content in _made[key].items():
+        (folder / file).write_bytes(content)
+    return folder
+
+
+def _make_source(folder: Path, name: str, special: tuple[str, ...], changes: dict[str, Any]) -> None:
     kind, fields = MODELS[name]
     config = getattr(transformers, f"{kind}Config")(**{"vocab_size": 256 + len(special), **SIZES, **fields, **changes})
     torch.manual_seed(1)
@@ -52,7 +68,6 @@ def write_source(folder: Path, name: str = "llama", *, special: tuple[str, ...] 
     model.save_pretrained(folder)
     write_tokenizer(folder, special, bos_token="<s>", eos_token="</s>")
     (folder / "chat_template.jinja").write_text(CHATML)
-    return folder
 
 
 def write_gguf(path: Path, source: Path, *, without: str = "no tensor", **extra: Any) -> Path:

@@ -72,7 +72,7 @@ def step_of(family: str, name: str, **knobs: Any) -> tuple[Objective, dict[str, 
     for model in models.values():
         model.zero_grad()
     objective = make_objective({"name": name, **KNOBS.get(name, {}), **knobs})
-    t = rolled(objective, models[OLD], [[5, 6, 7], [5, 6, 7], [9, 10, 11, 12, 13], [9, 10, 11, 12, 13]])
+    t = _rolled_once(family, tuple(kept_steps(objective, SHORT)))
     rewards = torch.tensor([1.0, 0.0, 1.0, 0.5], dtype=torch.float64)
     group = torch.tensor([0, 0, 1, 1])
     of_states = torch.tensor([[0.0, 0, 1, 1], [0, 1, 0, 0], [1, 0, 1, 1], [0, 0, 0, 0.5]], dtype=torch.float64)
@@ -80,10 +80,19 @@ def step_of(family: str, name: str, **knobs: Any) -> tuple[Objective, dict[str, 
     return objective, models, objective.views(t, signal, [1, 2, 3, 4], 0), signal
 
 
+SHORT = SamplerConfig(gen_length=8, temperature=0.8, top_k=100, steps=4).for_length(8)
+
+
+@functools.cache
+def _rolled_once(family: str, keep_steps: tuple[int, ...]) -> Trajectory:
+    """Rollouts of the old policy. No objective changes them."""
+    prompts = [[5, 6, 7], [5, 6, 7], [9, 10, 11, 12, 13], [9, 10, 11, 12, 13]]
+    return rollout(policies_of(family)[OLD], prompts, SHORT, [1, 2, 3, 4], keep_steps=keep_steps)
+
+
 def rolled(objective: Objective, model: Any, prompts: list[list[int]]) -> Trajectory:
     """Four rollouts that an objective can use."""
-    sampler = SamplerConfig(gen_length=8, temperature=0.8, top_k=100, steps=4).for_length(8)
-    return rollout(model, prompts, sampler, [1, 2, 3, 4], keep_steps=kept_steps(objective, sampler))
+    return rollout(model, prompts, SHORT, [1, 2, 3, 4], keep_steps=kept_steps(objective, SHORT))
 
 
 def same(a: Trajectory, b: Trajectory) -> bool:

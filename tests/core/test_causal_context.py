@@ -65,7 +65,8 @@ def sampled(loaded: tuple[MaskedDiffusionLM, int]) -> Callable[..., Trajectory]:
 
     @functools.cache
     def made(**changes: Any) -> Trajectory:
-        model, model.eos_id = loaded
+        model, eos_id = loaded
+        model.eos_id = eos_id
         return rollout(model, PROMPTS, SamplerConfig(**SAMPLING, **changes), SEEDS)
 
     return made

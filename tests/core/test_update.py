@@ -1,3 +1,4 @@
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,13 @@ from lfpo.core.learner import accumulate_gradients, equal_weights, optimizer_blo
 from lfpo.core.lfpo import LFPO
 from lfpo.core.optim import ema_update
 from lfpo.core.roles import CURRENT, OLD
+from lfpo.core.trajectory import Trajectory
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.objectives import OBJECTIVES
+from lfpo.objectives.needs import kept_steps
 from lfpo.plan.work import fullest_rank
-from small_runs import rolled, step_of
+from lfpo.rollout.sampling import rollout
+from small_runs import SHORT, policies_of, step_of
 
 
 def gradients(model: MaskedDiffusionLM) -> torch.Tensor:
@@ -36,6 +40,13 @@ def test_ema_by_hand(llada: Path):
     assert torch.equal(reference.backbone.lm_head.weight, model.backbone.lm_head.weight)
 
 
+@functools.cache
+def rolled_once(keep_steps: tuple[int, ...]) -> Trajectory:
+    """Rollouts of theta."""
+    prompts = [[5, 6, 7], [5, 6, 7], [9, 10], [9, 10]]
+    return rollout(policies_of("llada")[CURRENT], prompts, SHORT, [1, 2, 3, 4], keep_steps=keep_steps)
+
+
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_a_policy_that_equals_theta_costs_no_forward_and_its_ratios_are_one(name: str, monkeypatch: pytest.MonkeyPatch):
     """Under two names one model gives the gradient that two equal ones give, in fewer forwards; and in every pass
@@ -50,7 +61,7 @@ def test_a_policy_that_equals_theta_costs_no_forward_and_its_ratios_are_one(name
         return forward(*args, **kwargs)
 
     monkeypatch.setattr(MaskedDiffusionLM, "hidden", counting)
-    t = rolled(objective, models[OLD], [[5, 6, 7], [5, 6, 7], [9, 10], [9, 10]])
+    t = rolled_once(tuple(kept_steps(objective, SHORT)))
     for inner in {0, objective.num_iterations - 1}:
         views, found = objective.views(t, signal, [1, 2, 3, 4], inner), []
         for old in (models[OLD], models[CURRENT]):

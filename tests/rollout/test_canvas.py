@@ -1,5 +1,6 @@
 """DiffusionGemma's sampler: canvases beside transformers' `generate` under the same draws, and rows in any batch."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,17 @@ def prompts(*lengths: int) -> list[list[int]]:
 def settings(**changes: Any) -> SamplerConfig:
     given: dict[str, Any] = {"rule": "canvas", "gen_length": 3 * CANVAS, "max_denoising_steps": STEPS}
     return SamplerConfig(**{**given, "entropy_bound": 1.0, **changes})
+
+
+models = functools.cache(both)  # lfpo's and transformers'; tests change them by monkeypatch alone
+
+
+@functools.cache
+def rested(calm: Path) -> CanvasTrajectory:
+    """Rollouts of the calm model, some canvases of which end early."""
+    t = rollout(models(calm)[0], prompts(13, 13, 13), settings(**COLD, t_max=0.2), SEEDS)
+    assert isinstance(t, CanvasTrajectory)
+    return t
 
 
 def generated(
@@ -110,7 +122,7 @@ def test_canvases_are_those_of_generate(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, which: str, changes: dict[str, Any]
 ):
     """Step for step, over three canvases, the prompt longer than the sliding window."""
-    ours, theirs = both(request.getfixturevalue(which))
+    ours, theirs = models(request.getfixturevalue(which))
     prompt, sampler = prompts(13, 13, 13), settings(**changes)
     expected, seen = generated(theirs, prompt, sampler, monkeypatch)
     t = rollout(ours, prompt, sampler, SEEDS)
@@ -131,9 +143,9 @@ def assert_equal(t: CanvasTrajectory, expected: torch.Tensor, seen: dict[tuple[i
 
 def test_rows_end_with_their_first_eos_as_in_generate(calm: Path, monkeypatch: pytest.MonkeyPatch):
     """One row in its first canvas, another in its second; the third goes on alone."""
-    ours, theirs = both(calm)
+    ours, theirs = models(calm)
     prompt, sampler = prompts(13, 13, 13), settings(**COLD, t_max=0.2)
-    before = rollout(ours, prompt, sampler, SEEDS).tokens
+    before = rested(calm).tokens
     in_first, in_second = set(before[0, :CANVAS].tolist()), set(before[1, CANVAS : 2 * CANVAS].tolist())
     others = set(before[2].tolist()) | set(before[1, :CANVAS].tolist())
     ends = sorted((in_first & in_second) - others) or sorted(in_first - others)
@@ -149,8 +161,7 @@ def test_rows_end_with_their_first_eos_as_in_generate(calm: Path, monkeypatch: p
 
 def test_canvases_end_early(calm: Path):
     """What the comparison with `generate` needs to mean something."""
-    t = rollout(both(calm)[0], prompts(13, 13, 13), settings(**COLD, t_max=0.2), SEEDS)
-    assert isinstance(t, CanvasTrajectory)
+    t = rested(calm)
     steps = (t.canvases[:, :, ::CANVAS] != NEVER).sum(1)
     assert steps.min() < 12 == steps.max()
     assert t.nfe.tolist() == steps.sum(-1).tolist() == t.scheduled_steps.tolist()
@@ -171,7 +182,7 @@ def test_a_row_is_the_same_in_any_batch(checkpoint: Path):
 
 
 def test_finished_rows_are_told_once_each_in_order(checkpoint: Path):
-    model, told = both(checkpoint)[0], []
+    model, told = models(checkpoint)[0], []
     t = rollout(
         model, prompts(5, 9, 3), settings(), SEEDS, rollout_tokens=60, finished=lambda i, part: told.append((i, part))
     )
@@ -215,7 +226,7 @@ def test_the_rule_and_the_model_must_go_together(checkpoint: Path):
     with pytest.raises(
         UserError, match="diffusion_gemma models are sampled by the rule 'canvas' alone; set it to canvas"
     ):
-        rollout(both(checkpoint)[0], prompts(4), SamplerConfig(gen_length=8), [0])
+        rollout(models(checkpoint)[0], prompts(4), SamplerConfig(gen_length=8), [0])
     with pytest.raises(UserError, match="llada models fill in masks, and 'canvas' has none; take another rule"):
         rollout(load_model("embedded"), prompts(4), settings(), [0])
 
