@@ -222,17 +222,15 @@ def pieces(lengths: tuple[int, ...], budget: int, step: int = 1) -> list[slice]:
     """
     best: list[tuple[int, int]] = [(0, 0)]  # for the first n rows: the cost, and where the last piece starts
     for end in range(1, len(lengths) + 1):
-        longest, least, first = 0, 0, end
+        candidates, longest = [], 0
         for start in range(end - 1, -1, -1):
             longest = max(longest, lengths[start])
             rows = end - start
             if rows > 1 and longest * rows > budget:
                 break
             tokens = longest * rows if step == 1 else bucket(rows) * (longest + -longest % step)
-            cost = best[start][0] + tokens + FORWARD_TOKENS
-            if first == end or cost <= least:  # of equal ones the longest piece
-                least, first = cost, start
-        best.append((least, first))
+            candidates.append((best[start][0] + tokens + FORWARD_TOKENS, start))
+        best.append(min(candidates))
     slices, end = [], len(lengths)
     while end:
         slices.append(slice(best[end][1], end))
