@@ -311,17 +311,9 @@ def to_dict(config: Any) -> Json:
     return dataclasses.asdict(config)
 
 
-_texts: dict[str, str] = {}  # what `yaml_text` has made of a few values, by their repr
-
-
 def yaml_text(values: Json) -> str:
-    """A mapping as YAML, with keys in insertion order. A run writes its configuration several times, each 5 ms."""
-    values_text = repr(values)
-    if values_text not in _texts:
-        if len(_texts) >= 16:
-            _texts.clear()
-        _texts[values_text] = yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-    return _texts[values_text]
+    """A mapping as YAML, with keys in insertion order."""
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def flow_text(value: object) -> str:

@@ -131,15 +131,12 @@ class Run:
         the one before, and the number of its iterations."""
         if not self.silent:
             info = {**read_json(self.dir / "run.json"), **_started(), "iterations": iterations}
-            file, now, ignored = self.dir / "config.yaml", to_dict(config), (*KEPT, "output_dir")
-            text = yaml_text(now)
-            same = os.access(file, os.R_OK) and file.read_bytes() == text.encode()
-            before = now if same else load_yaml(file)  # which takes 10 ms
-            info["changes"] = with_change(changes_of(info), before, now, done, ignored)
+            before, ignored = load_yaml(self.dir / "config.yaml"), (*KEPT, "output_dir")
+            info["changes"] = with_change(changes_of(info), before, to_dict(config), done, ignored)
             with writing(self.dir / "run.json", RESUME):
                 replace_file(self.dir / "run.json", json.dumps(info, indent=2) + "\n")
-            with writing(file, RESUME):
-                replace_file(file, text)
+            with writing(self.dir / "config.yaml", RESUME):
+                replace_file(self.dir / "config.yaml", yaml_text(to_dict(config)))
 
     def changes(self) -> list[Json]:
         """What resumes have changed in the configuration (see lfpo.runs.changes)."""
