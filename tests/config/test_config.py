@@ -8,6 +8,7 @@ from types import UnionType
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
+import yaml
 
 from benchmarks.problem import BenchRolloutConfig
 from benchmarks.sandbox import BenchSandboxConfig
@@ -16,7 +17,19 @@ from drill.command import DrillConfig
 from lfpo.cli.command_line import main
 from lfpo.cli.list_recipes import TITLES, kind_of, row
 from lfpo.config.arguments import parse_overrides, text_keys
-from lfpo.config.build import PARTS, RECIPES, build, load_yaml, merge, recipe_names, to_dict, yaml_text
+from lfpo.config.build import (
+    PARTS,
+    RECIPES,
+    _Dumper,
+    _Loader,
+    _parsed,
+    build,
+    load_yaml,
+    merge,
+    recipe_names,
+    to_dict,
+    yaml_text,
+)
 from lfpo.config.compare import CompareConfig
 from lfpo.config.dpo import DPOConfig
 from lfpo.config.errors import UserError
@@ -298,7 +311,19 @@ def test_knobs_of_one_objective_never_become_anothers() -> None:
     assert merge(base, {"objective": {"beta": 1.0}})["objective"] == {"name": "lfpo", "beta": 1.0, "timesteps": 2}
 
 
-@pytest.mark.parametrize("text", ["a: [1", "- 1\n- 2\n", "", "a: \t1\n\tb: 2"])
+@pytest.mark.parametrize("name", ["paper/llada-8b-gsm8k", "demo"])
+def test_yaml_is_what_pyyaml_reads_and_writes(name: str):
+    """Both parsers give the same, and so do items that are written one by one and kept."""
+    text = (RECIPES / f"{name}.yaml").read_text(encoding="utf-8")
+    slow, texts = (yaml.load(text, Loader=loader) for loader in (_Loader, yaml.BaseLoader))
+    assert repr((_parsed(text), _parsed(text, as_text=True))) == repr((slow, texts))
+    values = {**slow, "empty": {}, "none": None, "list": [[], [1, "é"]], "text": "a: b\n" * 20, "again": _parsed(text)}
+    whole = yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    assert yaml_text(values) == yaml_text(values) == whole
+    assert yaml_text({}) == "{}\n" and _parsed(whole) == values
+
+
+@pytest.mark.parametrize("text", ["a: [1", "- 1\n- 2\n", "", "a: \t1\n\tb: 2", "a:\t1\t\n"])
 def test_unreadable_yaml_names_the_file(tmp_path: Path, text: str) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(text)

@@ -4,6 +4,7 @@ Nested mappings fill nested dataclasses; `--sampler.steps 64` sets a nested key.
 not checked here (an objective checks its own knobs).
 """
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -63,18 +64,22 @@ def load_yaml(path: str | Path, including: tuple[Path, ...] = (), texts: Collect
     result: Json = {}
     for name in names:
         result = merge(result, load_yaml(name, (*including, file), texts))
-    written = yaml.load(text, Loader=yaml.BaseLoader) if texts else None  # all scalars as text
+    written = _parsed(text, as_text=True) if texts else None
     return merge(result, _as_written(value, written, texts) if written else value)
 
 
 @functools.lru_cache(maxsize=256)
-def _parsed_once(text: str) -> Any:
-    return yaml.load(text, Loader=_Loader)
+def _parsed_once(text: str, as_text: bool) -> Any:
+    if "\t" not in text:  # libyaml takes tabs that PyYAML refuses
+        with contextlib.suppress(yaml.YAMLError):  # of which PyYAML's parser says more
+            return yaml.load(text, Loader=_FAST_BASE_LOADER if as_text else _FAST_LOADER)
+    return yaml.load(text, Loader=yaml.BaseLoader if as_text else _Loader)
 
 
-def _parsed(text: str) -> Any:
-    """The value of a YAML text. Parsing takes 20 ms for a configuration, and many recipes include the same parts."""
-    return copy.deepcopy(_parsed_once(text))
+def _parsed(text: str, *, as_text: bool = False) -> Any:
+    """The value of a YAML text. Parsing takes 2 to 20 ms for a configuration, and many recipes include the same parts.
+    as_text: all scalars as they are written."""
+    return copy.deepcopy(_parsed_once(text, as_text))
 
 
 def _as_written(values: Json, written: Json, texts: Collection[str], prefix: str = "") -> Json:
@@ -91,10 +96,12 @@ def _as_written(values: Json, written: Json, texts: Collection[str], prefix: str
 def _find(path: Path, beside: Path) -> Path:
     """The file at `path` relative to the folder `beside`, or else the shipped recipe of that name."""
     name = path.as_posix().removesuffix(".yaml")
-    short = {full.rpartition("/")[2]: full for full in recipe_names()}
-    for candidate in (beside / path, RECIPES / f"{name}.yaml", RECIPES / f"{short.get(name, name)}.yaml"):
+    for candidate in (beside / path, RECIPES / f"{name}.yaml"):
         if candidate.is_file():
             return candidate.resolve()
+    short = {full.rpartition("/")[2]: full for full in recipe_names()}
+    if name in short:
+        return (RECIPES / f"{short[name]}.yaml").resolve()
     if (beside / path / "config.yaml").is_file():
         raise UserError(f"config {str(path)!r}: a folder; the configuration of its run is {path / 'config.yaml'}")
     known = [*short, *recipe_names(parts=True)]
@@ -103,9 +110,8 @@ def _find(path: Path, beside: Path) -> Path:
     )
 
 
-class _Loader(yaml.SafeLoader):
-    """Reads `1e-3` as a number, `010` and `1:30` as text, and refuses a key that a mapping holds twice. PyYAML follows
-    YAML 1.1, where these are text, 8 and 90."""
+class _Mappings(yaml.constructor.SafeConstructor):
+    """Refuses a key that a mapping holds twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
         seen: set[str] = set()
@@ -114,6 +120,10 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.MarkedYAMLError(problem=f"key {key.value!r} is given twice", problem_mark=key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+
+class _Loader(_Mappings, yaml.SafeLoader):
+    """Reads `1e-3` as a number, `010` and `1:30` as text. PyYAML follows YAML 1.1, where these are text, 8 and 90."""
 
 
 _NUMBERS = {  # with underscores between digits, as in 1_000
@@ -134,6 +144,14 @@ class _Dumper(yaml.SafeDumper):
 for _tag, _pattern in _NUMBERS.items():
     for _class in (_Loader, _Dumper):
         _class.add_implicit_resolver(_tag, re.compile(_pattern), list("-+0123456789."))
+
+# The same with libyaml's parser, which takes a tenth of the time. Some builds of PyYAML lack it.
+_FAST_BASE_LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
+_FAST_LOADER = type(
+    "_FastLoader",
+    (_Mappings, getattr(yaml, "CSafeLoader", yaml.SafeLoader)),
+    {"yaml_implicit_resolvers": _Loader.yaml_implicit_resolvers},
+)
 
 
 def typed(text: str) -> Any:
@@ -312,9 +330,19 @@ def to_dict(config: Any) -> Json:
     return dataclasses.asdict(config)
 
 
+_ITEMS: dict[str, str] = {}  # an item of a mapping, as Python writes it -> its YAML
+
+
 def yaml_text(values: Json) -> str:
-    """A mapping as YAML, with keys in insertion order."""
-    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    """A mapping as YAML, with keys in insertion order. A run writes most items again and again, so they are kept."""
+    if len(_ITEMS) > 1000:
+        _ITEMS.clear()
+    texts = []
+    for name, value in values.items():
+        item = repr((name, value))
+        text = _ITEMS.get(item) or yaml.dump({name: value}, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+        texts.append(_ITEMS.setdefault(item, text))
+    return "".join(texts) or "{}\n"
 
 
 def flow_text(value: object) -> str:
