@@ -402,17 +402,18 @@ class Asks(TrainerCallback):
         setattr(self, event, ask)
 
 
-# Each event, the iteration that it asks to evaluate after, and the one that it asks for a checkpoint of. With three prompts
-# an iteration, an epoch ends within iteration 2, and one within 7.
+# Each event, with the iterations of which it asks for an evaluation and for a checkpoint. With three prompts each, one
+# epoch ends within iteration 2, and one within 7.
 ASKED = {"on_step_begin": (1, 4), "on_pre_optimizer_step": (3, 6), "on_substep_end": (5, 8), "on_step_end": (9, 10)}
 ASKED |= {"on_log": (11, 12), "on_epoch_end": (7, 2)}
 
 
 def test_a_flag_of_any_event_counts_for_its_step_alone(model: Path, tmp_path: Path):
     own = []
-    for event, (evaluated, saved) in ASKED.items():
-        before = event in ("on_step_begin", "on_pre_optimizer_step", "on_substep_end")  # the iteration is not done
-        own += [Asks(event, "should_evaluate", evaluated - before), Asks(event, "should_save", saved - before)]
+    for event, asked in ASKED.items():
+        within = event in ("on_step_begin", "on_pre_optimizer_step", "on_substep_end")  # the iteration is not done
+        flags = zip(("should_evaluate", "should_save"), asked, strict=True)
+        own += [Asks(event, flag, step - within) for flag, step in flags]
     keys: dict[str, Any] = {"max_steps": 13, "eval_steps": 100, "prompts_per_iteration": 3, "save_total_limit": 13}
     trainer(model, tmp_path / "run", *own, held_out=ROWS[:1], **keys).train()
     evaluated = [row["step"] for row in metrics(tmp_path / "run") if "eval/greedy/reward" in row]
