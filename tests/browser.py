@@ -42,16 +42,24 @@ def browser() -> Iterator[Any]:
 
 
 class Page:
-    """An open page that records its errors and its network requests."""
+    """An open page that records its errors and its network requests. context: settings of a tab of its own; without
+    any the page is loaded in the tab of the one before, as a tab costs as much as its page."""
 
     def __init__(self, running: Any, url: str | Path, width: int = 1200, **context: Any):
-        self.context = running.new_context(viewport={"width": width, "height": 900}, **context)
-        self.page = self.context.new_page()
+        self.kept = not context
+        kept = running.contexts if self.kept else []  # all other contexts are closed
+        self.context = kept[0] if kept else running.new_context(**context)
+        self.page = kept[0].pages[0] if kept else self.context.new_page()
+        self.page.set_viewport_size({"width": width, "height": 900})
         self.errors: list[str] = []
         self.requests: list[str] = []
-        self.page.on("console", lambda m: self.errors.append(m.text) if m.type in ("error", "warning") else None)
-        self.page.on("pageerror", lambda e: self.errors.append(str(e)))
-        self.page.on("request", lambda r: self.requests.append(r.url))
+        self.listeners: dict[str, Any] = {
+            "console": lambda m: self.errors.append(m.text) if m.type in ("error", "warning") else None,
+            "pageerror": lambda e: self.errors.append(str(e)),
+            "request": lambda r: self.requests.append(r.url),
+        }
+        for event, listener in self.listeners.items():
+            self.page.on(event, listener)
         self.url = url.resolve().as_uri() if isinstance(url, Path) else url
 
     def __enter__(self) -> Page:
@@ -60,7 +68,12 @@ class Page:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.context.close()
+        for event, listener in self.listeners.items():
+            self.page.remove_listener(event, listener)
+        if self.kept:
+            self.page.goto("about:blank")
+        else:
+            self.context.close()
 
     def texts(self, selector: str) -> list[str]:
         return self.page.locator(selector).all_inner_texts()

@@ -8,6 +8,7 @@ from types import UnionType
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
+import yaml
 
 from benchmarks.problem import BenchRolloutConfig
 from benchmarks.sandbox import BenchSandboxConfig
@@ -16,7 +17,18 @@ from drill.command import DrillConfig
 from lfpo.cli.command_line import main
 from lfpo.cli.list_recipes import TITLES, kind_of, row
 from lfpo.config.arguments import parse_overrides, text_keys
-from lfpo.config.build import PARTS, RECIPES, build, load_yaml, merge, recipe_names, to_dict, yaml_text
+from lfpo.config.build import (
+    PARTS,
+    RECIPES,
+    _FastLoader,
+    _Loader,
+    build,
+    load_yaml,
+    merge,
+    recipe_names,
+    to_dict,
+    yaml_text,
+)
 from lfpo.config.compare import CompareConfig
 from lfpo.config.dpo import DPOConfig
 from lfpo.config.errors import UserError
@@ -296,6 +308,18 @@ def test_knobs_of_one_objective_never_become_anothers() -> None:
     assert named == {"objective": {"name": "diffu_grpo"}, "sampler": {"steps": 4, "temperature": 0.5}}
     assert merge(base, {"objective": {"name": "lfpo", "beta": 1.0}})["objective"]["timesteps"] == 2
     assert merge(base, {"objective": {"beta": 1.0}})["objective"] == {"name": "lfpo", "beta": 1.0, "timesteps": 2}
+
+
+@pytest.mark.parametrize("name", recipe_names(parts=True))
+def test_both_parsers_of_yaml_read_the_recipes_alike(name: str):
+    text = (RECIPES / f"{name}.yaml").read_text(encoding="utf-8")
+    assert repr(yaml.load(text, Loader=_FastLoader)) == repr(yaml.load(text, Loader=_Loader))
+
+
+def test_flow_mappings_without_blanks_are_read(tmp_path: Path):
+    """libyaml refuses them."""
+    (tmp_path / "c.yaml").write_text("a: {b:{}, c:[1]}\n")
+    assert load_yaml(tmp_path / "c.yaml") == {"a": {"b": {}, "c": [1]}}
 
 
 @pytest.mark.parametrize("text", ["a: [1", "- 1\n- 2\n", "", "a: \t1\n\tb: 2"])

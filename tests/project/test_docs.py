@@ -38,7 +38,7 @@ SMOKE = {
     "plan": "",
     "recipes": "",
     "schema": "",
-    "compare": "--objectives lfpo,agrpo --seeds '[1]' --problems 2 --thresholds '[0.9]' "
+    "compare": "--objectives agrpo --seeds '[1]' --problems 2 --thresholds '[0.9]' "
     "--overrides.max_steps 1 --overrides.prompts_per_iteration 2 --overrides.num_generations 2 "
     "--overrides.eval_steps 1 --overrides.optimizer_steps_per_iteration 1",
 }

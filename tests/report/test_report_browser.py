@@ -42,8 +42,8 @@ def panel(page: Any, heading: str, kind: str = "section.panel") -> Any:
 def real(running: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of a real, short run on Sudoku, as training left it."""
     folder = tmp_path_factory.mktemp("real") / "run"
-    sizes = {"max_steps": 2, "prompts_per_iteration": 4, "num_generations": 4, "optimizer_steps_per_iteration": 1}
-    sizes |= {"eval_size": 6, "eval_steps": 1, "threads": 1}
+    sizes = {"max_steps": 2, "prompts_per_iteration": 2, "num_generations": 4, "optimizer_steps_per_iteration": 1}
+    sizes |= {"eval_size": 3, "eval_steps": 1, "threads": 1}
     LFPOTrainer(args=build(LFPOConfig, {"output_dir": str(folder), "task": "sudoku", **sizes})).train()
     return folder / "report.html"
 
@@ -156,10 +156,10 @@ def test_groups_say_how_many_are_right_and_play_a_row(running: Any, real: Path):
             slider.fill(str(step - 1))
             assert f"iteration {step}" in section.inner_text()
             counts = page.locator(".bars text.count-of").all_text_contents()
-            assert sum(map(int, counts)) == 2 * 16  # two histograms
+            assert sum(map(int, counts)) == 2 * 8  # two histograms
             assert re.fullmatch(r"[0-4] of 4 right", opened.texts(".group .chip")[0])
             times = [int(t[2:] or 1) for t in opened.texts(f"{rows} td:nth-child(3)")]
-            assert sum(times) == 16  # 4 prompts x 4 rollouts, equal ones in one row
+            assert sum(times) == 8  # 2 prompts x 4 rollouts, equal ones in one row
         section.locator("select").select_option("high")
         rewards = [float(t) for t in opened.texts(".group tbody tr:first-child td:nth-child(4)")]
         assert rewards == sorted(rewards, reverse=True)

@@ -49,7 +49,7 @@ def assert_nothing_is_left():
 @pytest.mark.long
 @on_every_rung
 def test_cheats_by_what_a_program_returns_or_defines_score_zero_and_honest_programs_pass(rung):
-    """The process that judges decides about cheats, on every rung alike; on all rungs they run as another user."""
+    """The process that judges decides about cheats, on every rung alike; on the last rung they run as another user."""
     assert not value_problems(rung, cheats=rung == RUNGS[0])
 
 
@@ -58,7 +58,8 @@ def test_cheats_by_what_a_program_returns_or_defines_score_zero_and_honest_progr
 @pytest.mark.long
 def test_the_same_as_a_user_other_than_root(rung):
     endless = ("fork bomb", "disk bomb", "own session, without death signal")  # the others end by the clock
-    found = as_nobody(rung, [partial(attack_problems, endless=endless), value_problems])
+    values = partial(value_problems, cheats=rung == RUNGS[-1])
+    found = as_nobody(rung, [partial(attack_problems, endless=endless), values])
     assert not found
     assert_nothing_is_left()
 

@@ -163,13 +163,14 @@ def test_a_resume_with_other_rows_says_so(model: Path, tmp_path: Path, capsys: p
     first = [{"prompt": f"{i}+1=", "answer": str(i)} for i in range(4)]
     others: list[Any] = [first, [*first, {"prompt": "9+1=", "answer": "9"}]]
     others += [[{**row, "prompt": "x"} for row in first], [{**row, "answer": "x"} for row in first], first[::-1]]
+    LFPOTrainer(str(model), reward, config(tmp_path / "run", max_steps=1), first).train()
+    capsys.readouterr()
     said = []
-    for number, rows in enumerate(others):
-        folder = tmp_path / f"run{number}"
-        LFPOTrainer(str(model), reward, config(folder, max_steps=1), first).train()
-        capsys.readouterr()
-        LFPOTrainer(str(model), reward, config(folder, max_steps=2), rows).train(resume=True)
+    for rows in others:  # the last goes on with its rows; the others have nothing left to train, and save nothing
+        args = config(tmp_path / "run", max_steps=1 + (rows is others[-1]))
+        LFPOTrainer(str(model), reward, args, rows).train(resume=True)
         said.append("rows, or their order, have changed" in " ".join(capsys.readouterr().out.split()))
+    assert steps(tmp_path / "run") == [1, 2]
     assert said == [False, True, True, True, True]
 
 
@@ -401,21 +402,23 @@ class Asks(TrainerCallback):
         setattr(self, event, ask)
 
 
-@pytest.mark.parametrize("flag", ["should_evaluate", "should_save"])
-@pytest.mark.parametrize(
-    ("event", "at"),
-    [
-        *[("on_step_begin", 1), ("on_pre_optimizer_step", 1), ("on_substep_end", 1), ("on_step_end", 2), ("on_log", 2)],
-        ("on_epoch_end", 2),
-    ],
-)
-def test_a_flag_of_any_event_counts_for_its_step_alone(model: Path, tmp_path: Path, event: str, at: int, flag: str):
-    keys: dict[str, Any] = {"max_steps": 3, "eval_steps": 100, "prompts_per_iteration": 3}
-    run = trainer(model, tmp_path / "run", Asks(event, flag, at), held_out=ROWS[:1], **keys)
-    run.train()
+# Each event, with the iterations of which it asks for an evaluation and for a checkpoint. With three prompts each, one
+# epoch ends within iteration 2, and one within 7.
+ASKED = {"on_step_begin": (1, 4), "on_pre_optimizer_step": (3, 6), "on_substep_end": (5, 8), "on_step_end": (9, 10)}
+ASKED |= {"on_log": (11, 12), "on_epoch_end": (7, 2)}
+
+
+def test_a_flag_of_any_event_counts_for_its_step_alone(model: Path, tmp_path: Path):
+    own = []
+    for event, asked in ASKED.items():
+        within = event in ("on_step_begin", "on_pre_optimizer_step", "on_substep_end")  # the iteration is not done
+        flags = zip(("should_evaluate", "should_save"), asked, strict=True)
+        own += [Asks(event, flag, step - within) for flag, step in flags]
+    keys: dict[str, Any] = {"max_steps": 13, "eval_steps": 100, "prompts_per_iteration": 3, "save_total_limit": 13}
+    trainer(model, tmp_path / "run", *own, held_out=ROWS[:1], **keys).train()
     evaluated = [row["step"] for row in metrics(tmp_path / "run") if "eval/greedy/reward" in row]
     saved = sorted(int(path.name.removeprefix("step-")) for path in (tmp_path / "run/checkpoints").iterdir())
-    assert (evaluated, saved) == (([0, 2, 3], [3]) if flag == "should_evaluate" else ([0, 3], [2, 3]))
+    assert (evaluated, saved) == ([0, 1, 3, 5, 7, 9, 11, 13], [2, 4, 6, 8, 10, 12, 13])
 
 
 def test_on_evaluate_asks_for_the_checkpoint_of_its_step(model: Path, tmp_path: Path):

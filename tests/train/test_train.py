@@ -74,7 +74,8 @@ def test_learns_and_leaves_a_complete_run(llada: Path, tmp_path: Path):
 def assert_resume_is_exact(model: Path, tmp_path: Path, **changes: Any) -> Path:
     """Four iterations in one go and in two parts: same metrics and weights. Returns the last checkpoint's folder."""
     for name, steps in (("whole", 4), ("run", 2), ("run", 4)):
-        args = config(tmp_path, output_dir=str(tmp_path / name), max_steps=steps, ema_decay=0.5, **changes)
+        sizes = {"output_dir": str(tmp_path / name), "max_steps": steps, "save_steps": 2}
+        args = config(tmp_path, **sizes, ema_decay=0.5, **changes)
         trainer = LFPOTrainer(str(model), even_letters, args=args, train_dataset=ROWS, eval_dataset=ROWS)
         trainer.train(resume=(tmp_path / name).exists())
     assert all(row["grad_norm"] > 0 for row in metrics(tmp_path / "whole")[1:])
@@ -109,7 +110,7 @@ def test_a_trainer_that_trained_goes_on_as_a_new_one(llada: Path, tmp_path: Path
                 self.stopped = control.should_training_stop = True
 
     def trainer(name: str, *callbacks: Any) -> LFPOTrainer:
-        args = build(LFPOConfig, to_dict(config(tmp_path, output_dir=str(tmp_path / name))) | changes)
+        args = build(LFPOConfig, to_dict(config(tmp_path, output_dir=str(tmp_path / name), save_steps=3)) | changes)
         return LFPOTrainer(str(llada), even_letters, args, ROWS, callbacks=callbacks)
 
     trainer("whole").train()
@@ -265,7 +266,7 @@ def test_the_average_by_hand(tmp_path: Path):
 
 def test_only_what_is_evaluated_and_exported_is_averaged(llada: Path, tmp_path: Path):
     def trained(name: str, **changes) -> LFPOTrainer:
-        output = {"output_dir": str(tmp_path / name), "max_steps": 2, "eval_steps": 1}
+        output = {"output_dir": str(tmp_path / name), "max_steps": 2, "eval_steps": 1, "save_steps": 2}
         args = config(tmp_path, **output, **changes)
         trainer = LFPOTrainer(str(llada), even_letters, args=args, train_dataset=ROWS, eval_dataset=ROWS)
         trainer.train()
