@@ -181,6 +181,23 @@ def test_bfloat16_stays_and_can_be_asked_for(tmp_path: Path):
     assert torch.equal(wide["model.norm.weight"], kept["model.norm.weight"].float())
 
 
+def test_a_saved_model_names_the_dtype_of_its_weights(tmp_path: Path):
+    """Of a bfloat16 source that is held in float32; the older name of the field too."""
+    source = write_source(tmp_path / "source")
+    transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16).save_pretrained(source)
+    folder = change(convert(source, tmp_path / "made"), torch_dtype="bfloat16")
+    model = load_model(folder)
+    with torch.no_grad():
+        model.backbone.model.norm.weight += 1e-4  # bfloat16 rounds it away
+    save_model(model, tmp_path / "saved", load_tokenizer(folder))
+    config = json.loads((tmp_path / "saved/config.json").read_text())
+    assert (config["dtype"], config["torch_dtype"]) == ("float32", "float32")
+    theirs = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "saved")
+    assert torch.equal(theirs.model.norm.weight, model.backbone.model.norm.weight)
+    save_model(load_model(folder, dtype=torch.bfloat16), tmp_path / "narrow")
+    assert json.loads((tmp_path / "narrow/config.json").read_text())["dtype"] == "bfloat16"
+
+
 def test_shards_are_read_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     source = write_source(tmp_path / "source")
     whole = load_model(convert(source, tmp_path / "whole"))
