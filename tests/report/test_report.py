@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 import time
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from lfpo.report.completions import (
     reward_histograms,
     sudoku_grid,
 )
-from lfpo.report.data import evaluation_pairs, paired_change, percents, run_data, times
+from lfpo.report.data import columns, evaluation_pairs, paired_change, percents, run_data, times
 from lfpo.report.html import embedded
 from lfpo.report.records import Kept
 from lfpo.runs.directory import Run
@@ -83,6 +84,12 @@ def test_token_texts_join_where_tokens_hold_parts_of_two_characters():
         tokenizer_object=byte_level({part: i for i, part in enumerate([*alphabet, *parts])})
     )
     assert token_texts(tokenizer, [32, 256, 257, 258, 32]) == [" ", "", "", "日本", " "]
+
+
+def test_the_largest_numbers_stay_finite():
+    largest = sys.float_info.max
+    row = {"a": largest, "b": -largest, "c": 1.234567e300, "d": None, "e": 3}
+    assert columns([row]) == {"a": [largest], "b": [-largest], "c": [1.2346e300], "d": [None], "e": [3]}
 
 
 def test_whatever_a_model_writes_stays_text(tmp_path: Path):
