@@ -70,11 +70,21 @@ def _make_source(folder: Path, name: str, special: tuple[str, ...], changes: dic
     (folder / "chat_template.jinja").write_text(CHATML)
 
 
-def write_gguf(path: Path, source: Path, *, without: str = "no tensor", **extra: Any) -> Path:
+def write_gguf(
+    path: Path,
+    source: Path,
+    *,
+    without: str = "no tensor",
+    lacks: str | None = None,
+    pre: str = "default",
+    roles: bool = True,
+    **extra: Any,
+) -> Path:
     """A Llama of `write_source` as llama.cpp's converter writes it, with float32 tensors.
 
-    without: a part of the names of tensors that are left out. extra: tensors (arrays) and fields (numbers) to add, with
-    "__" for "." in their names."""
+    without: a part of the names of tensors that are left out. lacks: a field that is left out. pre: the name of the
+    split of text. roles: whether the file says of which types tokens are. extra: tensors (arrays) and fields (numbers)
+    to add, with "__" for "." in their names."""
     import gguf
     import numpy as np
 
@@ -95,9 +105,10 @@ def write_gguf(path: Path, source: Path, *, without: str = "no tensor", **extra:
     texts = [text for text, _ in words]
     texts[1:3] = ["ab", "cd"]  # transformers' reader wants merges
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
+    writer.add_tokenizer_pre(pre)
     writer.add_token_list(texts)
-    writer.add_token_types([3 if text in special else 1 for text in texts])
+    if roles:
+        writer.add_token_types([3 if text in special else 1 for text in texts])
     writer.add_token_merges(["a b", "c d"])
     writer.add_bos_token_id(special["<s>"])
     writer.add_eos_token_id(special["</s>"])
@@ -117,6 +128,8 @@ def write_gguf(path: Path, source: Path, *, without: str = "no tensor", **extra:
             writer.add_tensor(own, value)
         else:
             writer.add_float32(own, value)
+    if lacks is not None:
+        del writer.kv_data[0][lacks]
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

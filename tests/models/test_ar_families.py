@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from lfpo.models.families import family_of
 from lfpo.models.loading import trained_block_length
 from lfpo.models.lora import inject
 from lfpo.models.weights import saved_weights
+from lfpo.plan.model import model_config
 from lfpo.rollout.sampling import rollout
 from tiny import random_ids
 
@@ -68,6 +70,22 @@ def test_published_names_tell_which_checkpoints_attend_in_blocks(
     assert trained_block_length(a2d(cached, name)) == 32
     monkeypatch.chdir(blocks)
     assert trained_block_length(".") == 32
+
+
+@pytest.mark.parametrize("layout", ["family", "transformers", "saved"])
+def test_a_copy_under_another_name_attends_in_the_blocks_that_the_name_told(layout: str, tmp_path: Path):
+    named, made = a2d(tmp_path / "own-diffusion-bd3lm", NAMES[0]), tmp_path / "made"
+    if layout == "saved":
+        save_model(load_model(named), made)
+    else:
+        assert main(["export", str(named), "--layout", layout, "--output", str(made)]) == 0
+    assert trained_block_length(made) == 32
+
+
+def test_a_plan_for_a_model_on_the_hub_reads_the_name_of_its_repository(tmp_path: Path, monkeypatch: Any):
+    cached = a2d(tmp_path / "models--org--m-diffusion-bd3lm-v0.1" / "snapshots" / "0123abc", NAMES[0])
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda name, file: str(cached / file))
+    assert model_config("org/m-diffusion-bd3lm-v0.1")["block_size"] == 32
 
 
 def test_rotary_frequencies_that_depend_on_a_batch_are_refused(tmp_path: Path):

@@ -181,6 +181,23 @@ def test_bfloat16_stays_and_can_be_asked_for(tmp_path: Path):
     assert torch.equal(wide["model.norm.weight"], kept["model.norm.weight"].float())
 
 
+def test_a_saved_model_names_the_dtype_of_its_weights(tmp_path: Path):
+    """Of a bfloat16 source that is held in float32; the older name of the field too."""
+    source = write_source(tmp_path / "source")
+    transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16).save_pretrained(source)
+    folder = change(convert(source, tmp_path / "made"), torch_dtype="bfloat16")
+    model = load_model(folder)
+    with torch.no_grad():
+        model.backbone.model.norm.weight += 1e-4  # bfloat16 rounds it away
+    save_model(model, tmp_path / "saved", load_tokenizer(folder))
+    config = json.loads((tmp_path / "saved/config.json").read_text())
+    assert (config["dtype"], config["torch_dtype"]) == ("float32", "float32")
+    theirs = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "saved")
+    assert torch.equal(theirs.model.norm.weight, model.backbone.model.norm.weight)
+    save_model(load_model(folder, dtype=torch.bfloat16), tmp_path / "narrow")
+    assert json.loads((tmp_path / "narrow/config.json").read_text())["dtype"] == "bfloat16"
+
+
 def test_shards_are_read_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     source = write_source(tmp_path / "source")
     whole = load_model(convert(source, tmp_path / "whole"))
@@ -259,6 +276,82 @@ def test_a_gguf_file_becomes_the_same_model(tmp_path: Path):
     with torch.no_grad():
         expected = transformers.AutoModelForCausalLM.from_pretrained(source)(ids).logits
     torch.testing.assert_close(causal_logits(model, ids)[..., :VOCAB], expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("roles", [True, False])
+def test_the_tokens_of_a_gguf_file_are_its_own(roles: bool, tmp_path: Path):
+    """No token of GPT-2's is added, and special tokens keep their text where the byte alphabet lacks a character."""
+    special = (*SPECIAL, "<end▁of▁turn>")
+    source = write_source(tmp_path / "source", special=special)
+    folder = convert(write_gguf(tmp_path / "model.gguf", source, roles=roles), tmp_path / "made")
+    model, tokenizer = load_model(folder), load_tokenizer(folder)
+    assert (len(tokenizer), model.vocab_size, model.mask_id) == (262, 262, 261)
+    assert (tokenizer.bos_token_id, model.eos_id, model.pad_id) == (256, 257, 257)
+    assert tokenizer.unk_token is None
+    assert len(tokenizer.encode("<|endoftext|>")) == 13
+    assert tokenizer.encode("</s>") == [257]
+    if roles:
+        assert tokenizer.encode("<|im_end|><end▁of▁turn>") == [259, 260]
+    ids = transformers.AutoTokenizer.from_pretrained(source).encode("3 plain words?")
+    assert tokenizer.encode("3 plain words?") == ids
+
+
+def test_ids_that_a_gguf_file_does_not_name_are_not_those_of_other_models(tmp_path: Path):
+    path = write_gguf(tmp_path / "model.gguf", write_source(tmp_path / "source"), lacks="tokenizer.ggml.bos_token_id")
+    config = json.loads((convert(path, tmp_path / "made") / "config.json").read_text())
+    assert (config["bos_token_id"], config["eos_token_id"]) == (None, 257)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "tokenizer.ggml.eos_token_id",
+        "tokenizer.ggml.merges",
+        "tokenizer.ggml.model",
+        "llama.context_length",
+        "llama.attention.head_count",
+        "llama.attention.head_count_kv",
+        "llama.attention.layer_norm_rms_epsilon",
+    ],
+)
+def test_a_gguf_file_without_a_field_is_refused(field: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = write_gguf(tmp_path / "model.gguf", write_source(tmp_path / "source"), lacks=field)
+    assert f"{path}: the field '{field}' is missing" in refused(capsys, path, tmp_path / "made")
+
+
+def test_tensors_of_a_gguf_file_that_its_fields_do_not_describe_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    table = numpy.ones((VOCAB + 3, 32), "float32")
+    source = write_source(tmp_path / "source")
+    path = write_gguf(tmp_path / "model.gguf", source, without="token_embd", token_embd__weight=table)
+    said = refused(capsys, path, tmp_path / "made")
+    assert f"token_embd.weight has shape [{VOCAB + 3}, 32], and the file's fields say [{VOCAB}, 32]" in said
+
+
+@pytest.mark.parametrize(
+    ("pre", "expected"),
+    [
+        ("default", "Ċ Ċ 3 Ġapples Ġand Ġ12"),
+        ("gpt-2", "Ċ Ċ 3 Ġapples Ġand Ġ12"),
+        ("smollm", "ĊĊ 3 Ġapples Ġand Ġ 1 2"),
+        ("starcoder", "ĊĊ 3 Ġapples Ġand Ġ 1 2"),
+        ("llama-bpe", "ĊĊ 3 Ġapples Ġand Ġ 12"),
+        ("qwen2", "ĊĊ 3 Ġapples Ġand Ġ 1 2"),
+    ],
+)
+def test_text_is_split_as_a_gguf_file_says(pre: str, expected: str, tmp_path: Path):
+    source = write_source(tmp_path / "source")
+    folder = convert(write_gguf(tmp_path / "model.gguf", source, pre=pre), tmp_path / "made")
+    for tokenizer in (load_tokenizer(folder), transformers.AutoTokenizer.from_pretrained(folder)):
+        split = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("\n\n3 apples and 12")
+        assert [word for word, _ in split] == expected.split()
+
+
+def test_a_split_that_is_not_known_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = write_gguf(tmp_path / "model.gguf", write_source(tmp_path / "source"), pre="deepseek-coder")
+    said = refused(capsys, path, tmp_path / "made")
+    assert "tokenizer.ggml.pre 'deepseek-coder' is a split of text that lfpo does not know" in said
 
 
 @pytest.mark.parametrize("factor", [8.0, 32.0])  # of Llama 3.1 and 3.2

@@ -17,6 +17,7 @@ from lfpo.cli import main
 from lfpo.config.errors import UserError
 from lfpo.models import init_model, load_model, load_tokenizer, save_model
 from lfpo.runs.card import SAMPLER
+from lfpo.train.checkpoint import export_model
 from tiny import (
     LLADA_CONFIG,
     LLADA_SPECIAL,
@@ -410,6 +411,43 @@ def test_the_end_of_a_chat_turn_is_eos(tmp_path: Path) -> None:
     assert load_model(tmp_path / "saved").eos_id == 129
     (source / "generation_config.json").write_text('{"eos_token_id": 128}')
     assert load_model(source).eos_id == 128
+
+
+@pytest.mark.parametrize("layout", ["saved", "trained", "family", "transformers"])
+def test_files_that_say_how_a_model_is_used_go_with_it(layout: str, tmp_path: Path) -> None:
+    """With a tokenizer and without one, and in both layouts of an export."""
+    source, made = golden("sdar", tmp_path / "m"), tmp_path / "made" / "model"
+    texts = {"generation_config.json": '{"eos_token_id": [129, 128]}', "modeling_sdar.py": "x = 1\n"}
+    texts |= {"preprocessor_config.json": "{}"}
+    for name, text in texts.items():
+        (source / name).write_text(text)
+        (source / name).chmod(0o444)  # as the hub's cache may hold it
+    (source / "additional_chat_templates").mkdir()
+    (source / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
+    tokenizer = load_tokenizer(source)
+    assert tokenizer.eos_token_id == 128
+    if layout == "saved":
+        save_model(load_model(source), made)
+    elif layout == "trained":
+        export_model(made.parent, load_model(source), tokenizer)
+        export_model(made.parent, load_model(made), load_tokenizer(made))  # and of a further run
+    else:
+        assert main(["export", str(source), "--layout", layout, "--output", str(made)]) == 0
+    assert load_model(made).eos_id == 129
+    kept = {name: text for name, text in texts.items() if layout != "transformers" or name.startswith("generation")}
+    assert {name: (made / name).read_text() for name in kept} == kept
+    again = load_tokenizer(made)
+    assert (again.mask_token_id, again.chat_template["tool_use"]) == (130, "{{ tools }}")
+    assert again.eos_token_id == (129 if layout == "transformers" else 128)
+
+
+def test_an_exported_tokenizer_keeps_the_eos_that_its_chat_template_writes(tmp_path: Path) -> None:
+    source = golden("sdar", tmp_path / "m")
+    (source / "generation_config.json").write_text('{"eos_token_id": [129, 128]}')
+    (source / "chat_template.jinja").write_text("{{ messages[0]['content'] + eos_token }}")
+    assert main(["export", str(source), "--layout", "transformers", "--output", str(tmp_path / "made")]) == 0
+    assert load_model(tmp_path / "made").eos_id == 129
+    assert load_tokenizer(tmp_path / "made").eos_token_id == 128
 
 
 def test_a_mask_token_with_two_texts_is_taken_by_its_id(tmp_path: Path) -> None:

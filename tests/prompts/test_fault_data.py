@@ -375,6 +375,16 @@ def test_a_last_message_of_the_assistant_is_continued(template: str, begun: str)
     )
 
 
+def test_a_prompt_is_the_same_on_every_day() -> None:
+    """With a template that asks for the date, opened and continued."""
+    tokenizer = chat(
+        "{%- if not date is defined %}{%- set date = strftime_now( '%d %b %Y' ) %}{% endif %}{{ date }}|" + LLAMA
+    )
+    for more in ([], [{"role": "assistant", "content": "The answer is"}]):
+        text = tokenizer.decode(encode_prompt(tokenizer, [USER, *more]))
+        assert text.startswith("26 Jul 2024|")
+
+
 @pytest.mark.parametrize("begun", ["", "\n", "  "])
 def test_a_blank_beginning_is_an_opened_turn(begun: str) -> None:
     tokenizer = chat(LLAMA)

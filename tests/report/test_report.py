@@ -2,10 +2,13 @@
 
 import json
 import re
+import sys
 import time
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from lfpo.config.errors import UserError
 from lfpo.models import load_tokenizer
@@ -21,10 +24,11 @@ from lfpo.report.completions import (
     reward_histograms,
     sudoku_grid,
 )
-from lfpo.report.data import evaluation_pairs, paired_change, percents, run_data, times
+from lfpo.report.data import columns, evaluation_pairs, paired_change, percents, run_data, times
 from lfpo.report.html import embedded
 from lfpo.report.records import Kept
 from lfpo.runs.directory import Run
+from tiny import byte_alphabet, byte_level
 from written_runs import CODE, HOSTILE, policy_metrics, record, write_rows, write_run
 
 
@@ -49,6 +53,43 @@ def test_a_cut_character_belongs_to_its_last_token_and_a_broken_one_is_shown_as_
     assert token_texts(tokenizer, ids) == ["", "", "", "🙂"]
     assert set(token_texts(tokenizer, ids[:3])) == {"\ufffd"}
     assert token_texts(tokenizer, [tokenizer.eos_token_id]) == [tokenizer.eos_token]
+
+
+SPACE = "\u2581"
+PIECES = ["<unk>", "</s>", SPACE, SPACE + "the", SPACE + "fox", "es", "\n", *(f"<0x{byte:02X}>" for byte in range(256))]
+
+
+def sentencepiece() -> PreTrainedTokenizerFast:
+    """A tokenizer that drops the space that a text begins with, as Llama 2's does."""
+    tokenizer = Tokenizer(models.Unigram([(piece, -1.0) for piece in PIECES], unk_id=0, byte_fallback=True))
+    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="</s>")
+
+
+def test_token_texts_keep_the_spaces_that_a_tokenizer_drops_only_at_the_beginning():
+    pieces = [SPACE + "the", SPACE + "fox", "es", SPACE, "<0xE6>", "<0x97>", "<0xA5>", "\n", SPACE + "the", "</s>"]
+    expected = ["the", " fox", "es", " ", "", "", "日", "\n", " the", "</s>"]
+    for first, text in ((SPACE, ""), (SPACE + "fox", "fox"), ("es", "es"), ("</s>", "</s>")):
+        ids = [PIECES.index(piece) for piece in [first, *pieces]]
+        found = token_texts(sentencepiece(), ids)
+        assert found == [text, " the", *expected[1:]]
+        assert "".join(found) == sentencepiece().decode(ids)
+
+
+def test_token_texts_join_where_tokens_hold_parts_of_two_characters():
+    alphabet, word = byte_alphabet(), "日本".encode()
+    parts = ["".join(alphabet[byte] for byte in part) for part in (word[:1], word[1:4], word[4:])]
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=byte_level({part: i for i, part in enumerate([*alphabet, *parts])})
+    )
+    assert token_texts(tokenizer, [32, 256, 257, 258, 32]) == [" ", "", "", "日本", " "]
+
+
+def test_the_largest_numbers_stay_finite():
+    largest = sys.float_info.max
+    row = {"a": largest, "b": -largest, "c": 1.234567e300, "d": None, "e": 3}
+    assert columns([row]) == {"a": [largest], "b": [-largest], "c": [1.2346e300], "d": [None], "e": [3]}
 
 
 def test_whatever_a_model_writes_stays_text(tmp_path: Path):

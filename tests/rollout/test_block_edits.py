@@ -272,8 +272,8 @@ def test_records_hold_what_edited_positions_held(by_hand: Trajectory):
 class _Letters:
     """A tokenizer whose tokens are written as their numbers."""
 
-    def batch_decode(self, ids: list[list[int]], **_: Any) -> list[str]:
-        return [str(i) for (i,) in ids]
+    def decode(self, ids: list[int], **_: Any) -> str:
+        return "".join(map(str, ids))
 
 
 def test_a_run_is_trained_on_edited_rollouts(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

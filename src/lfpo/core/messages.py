@@ -1,11 +1,18 @@
 """Prompts of messages, as a chat template renders them; a last message of the assistant's begins the answer."""
 
+import functools
+import re
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from lfpo.config.errors import UserError, last_line
 from lfpo.config.files import plain
 from lfpo.config.json import Json
+
+# "Today" of every chat template, so that a prompt is the same on every day: the date that Llama's templates write where
+# they are told none.
+TODAY = datetime(2024, 7, 26)
 
 
 def rendered(tokenizer: Any, prompt: list[Json], where: str = "") -> str:
@@ -31,12 +38,19 @@ def rendered(tokenizer: Any, prompt: list[Json], where: str = "") -> str:
 
 def _open_turn(tokenizer: Any, messages: list[Json]) -> str:
     messages = [_present(message) for message in messages]
+    render = functools.partial(tokenizer.apply_chat_template, tokenize=False, chat_template=on_one_day(tokenizer))
     answer_prefix = prefill(messages)
     if answer_prefix.strip():
-        return tokenizer.apply_chat_template(messages, tokenize=False, continue_final_message=True)
+        return render(messages, continue_final_message=True)
     # A blank beginning adds nothing to the turn that the generation prompt opens, and a template may trim it.
     before_answer = messages[:-1] if messages[-1]["role"] == "assistant" else messages
-    return tokenizer.apply_chat_template(before_answer, tokenize=False, add_generation_prompt=True) + answer_prefix
+    return render(before_answer, add_generation_prompt=True) + answer_prefix
+
+
+def on_one_day(tokenizer: Any) -> str:
+    """The chat template with TODAY as the date that it asks for."""
+    asked = r"strftime_now\(\s*(['\"])(.*?)\1\s*\)"
+    return re.sub(asked, lambda found: repr(TODAY.strftime(found[2])), tokenizer.get_chat_template())
 
 
 def _present(value: object) -> Any:

@@ -28,6 +28,7 @@ from lfpo.core import collectives, devices
 from lfpo.core.completions import decode_completions
 from lfpo.core.encoding import encode_rows
 from lfpo.core.engine import Request
+from lfpo.core.messages import on_one_day
 from lfpo.core.rng import key
 from lfpo.eval.evaluate import finite
 from lfpo.eval.likelihood import Pair, first_token, likelihood_bounds, text_pair
@@ -101,6 +102,7 @@ class LfpoLM(LM):
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=not add_generation_prompt,
+            chat_template=on_one_day(self.tokenizer),
         )
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:

@@ -24,6 +24,7 @@ from lfpo.config.files import new_folder, read_json, reason, user_path, write_js
 from lfpo.config.json import Json
 from lfpo.models.families import family_of
 from lfpo.models.family import build_backbone, replace_prefix
+from lfpo.models.gguf_tokenizer import own_tokenizer
 from lfpo.models.loading import GENERATION, listed, read_tokenizer, resolve, save_tokenizer
 from lfpo.models.mask_token import MaskToken, set_mask_token
 from lfpo.models.tensor_files import check_disk, write_shards
@@ -47,6 +48,10 @@ GGUF_NAMES = (
     ("blk.N.ffn_up", "model.layers.N.mlp.up_proj"),
     ("blk.N.ffn_down", "model.layers.N.mlp.down_proj"),
 )
+# Fields of GGUF, behind the architecture's name, that a model is read wrong without.
+GGUF_FIELDS: tuple[str, ...] = ("context_length", "embedding_length", "block_count", "feed_forward_length")
+GGUF_FIELDS += ("attention.head_count", "attention.head_count_kv", "attention.layer_norm_rms_epsilon")
+ADVICE = "convert the model's folder of safetensors, if there is one"
 ROPE_FACTORS = "rope_freqs.weight"  # in GGUF: by what each rotary frequency is divided
 # The scaling of Llama 3.1 to 3.3. GGUF holds only the factors that follow from it.
 LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -123,24 +128,29 @@ def gguf_source(path: Path, dtype: str | None) -> Source:
     place = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
     try:
         held = GGUFReader(path)
+        fields = {name: field.contents() for name, field in held.fields.items()}
         hf_config = transformers.AutoConfig.from_pretrained(**place)
         check_kind({**hf_config.to_dict(), "architectures": None}, path)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(**place)
+        check_fields(path, fields)
+        tokenizer = own_tokenizer(transformers.AutoTokenizer.from_pretrained(**place), fields, path)
         weights_dtype = getattr(torch, dtype or "float32")
         with torch.device("meta"):
-            names = set(transformers.AutoModelForCausalLM.from_config(hf_config).state_dict())
+            state = transformers.AutoModelForCausalLM.from_config(hf_config).state_dict()
+        shapes = {name: list(t.shape) for name, t in state.items()}
         if hf_config.tie_word_embeddings:
-            names.discard(TABLES[1])
-        tensors = {tensor.name: tensor.data for tensor in held.tensors}
-        if ROPE_FACTORS in tensors and scale_rope(hf_config, torch.tensor(tensors[ROPE_FACTORS])):
+            del shapes[TABLES[1]]
+        tensors = {tensor.name: tensor for tensor in held.tensors}
+        if ROPE_FACTORS in tensors and scale_rope(hf_config, torch.tensor(tensors[ROPE_FACTORS].data)):
             del tensors[ROPE_FACTORS]
-        check_gguf(path, names, set(tensors), list(held.fields))
+        check_gguf(path, shapes, {name: tensor.shape.tolist()[::-1] for name, tensor in tensors.items()}, fields)
         model = transformers.AutoModelForCausalLM.from_pretrained(**place, dtype=weights_dtype)
     except (OSError, ValueError, LookupError, NotImplementedError, RuntimeError, struct.error) as error:
         raise UserError(f"{path}: not readable as a model in GGUF ({' '.join(str(error).split())})") from error
-    config = {**model.config.to_dict(), "rope_parameters": hf_config.rope_parameters}
+    # The classes have defaults for ids, which are those of other models.
+    ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ("bos", "eos", "pad")}
+    config = {**model.config.to_dict(), "rope_parameters": hf_config.rope_parameters, **ids}
     config = {k: v for k, v in config.items() if k not in DROPPED}
-    state = {name: tensor for name, tensor in model.state_dict().items() if name in names}
+    state = {name: tensor for name, tensor in model.state_dict().items() if name in shapes}
     like = {name: tensor.to("meta") for name, tensor in state.items()}
     return Source(path, config, tokenizer, like, lambda name, rows: state[name][rows])
 
@@ -159,23 +169,37 @@ def scale_rope(config: transformers.PreTrainedConfig, factors: torch.Tensor) -> 
     return same
 
 
-def check_gguf(path: Path, names: set[str], tensors: set[str], fields: list[str]) -> None:
+def check_fields(path: Path, fields: Json) -> None:
+    """Raise UserError where a .gguf file lacks a field for which transformers would take the value of another model."""
+    kind = fields["general.architecture"]
+    words = {"gpt2": ["merges"], "llama": ["scores"]}.get(fields.get("tokenizer.ggml.model", ""), [])
+    needed = [f"{kind}.{name}" for name in GGUF_FIELDS]
+    needed += [f"tokenizer.ggml.{name}" for name in ("model", "tokens", "eos_token_id", *words)]
+    if missing := [name for name in needed if name not in fields]:
+        raise UserError(f"{path}: the field {missing[0]!r} is missing; {ADVICE}")
+
+
+def check_gguf(path: Path, names: dict[str, list[int]], tensors: dict[str, list[int]], fields: Json) -> None:
     """Raise UserError where transformers would read another model than a .gguf file holds: it leaves out tensors and
     fields that it does not know, and takes random numbers for missing tensors.
 
-    names: parameters of the model that transformers makes. tensors, fields: names in the file.
+    names: shapes of the parameters of the model that transformers makes. tensors: of those in the file.
     """
-    advice = "convert the model's folder of safetensors, if there is one"
     found = {replace_prefix(name, GGUF_NAMES): name for name in tensors}
-    if missing := sorted(names - found.keys()):
+    if missing := sorted(names.keys() - found.keys()):
         raise UserError(
             f"{path}: {len(missing)} tensors are missing, first {missing[0]!r}; make one file of the parts of a split "
-            f"model (llama.cpp's gguf-split --merge), or {advice}"
+            f"model (llama.cpp's gguf-split --merge), or {ADVICE}"
         )
     if extra := sorted(found[name] for name in found.keys() - names):
-        raise UserError(f"{path}: {len(extra)} tensors are not read from GGUF, first {extra[0]!r}; {advice}")
+        raise UserError(f"{path}: {len(extra)} tensors are not read from GGUF, first {extra[0]!r}; {ADVICE}")
+    for name, shape in names.items():
+        if tensors[found[name]] != shape:
+            raise UserError(
+                f"{path}: {found[name]} has shape {tensors[found[name]]}, and the file's fields say {shape}; {ADVICE}"
+            )
     if scaled := [name for name in fields if ".rope.scal" in name]:
-        raise UserError(f"{path}: scaled rotary embeddings ({scaled[0]}) are not read from GGUF; {advice}")
+        raise UserError(f"{path}: scaled rotary embeddings ({scaled[0]}) are not read from GGUF; {ADVICE}")
 
 
 def write_model(source: Source, settings: ConvertConfig, folder: Path) -> MaskToken:

@@ -22,7 +22,16 @@ from lfpo.core.roles import CURRENT
 from lfpo.models.experts import base_layer
 from lfpo.models.family import Family, build_backbone
 from lfpo.models.four_bit import dequantized
-from lfpo.models.loading import described, load_model, load_tokenizer, save_model, save_tokenizer, token_ids
+from lfpo.models.loading import (
+    GENERATION,
+    copy_files,
+    described,
+    load_model,
+    load_tokenizer,
+    save_model,
+    save_tokenizer,
+    token_ids,
+)
 from lfpo.models.lora import added, inject, load_adapter
 from lfpo.models.placement import merged
 from lfpo.models.tensor_files import save_tensors
@@ -86,7 +95,11 @@ def export_transformers(source: Path, folder: Path, *, consume: bool = False) ->
         "eos_token_id": ids["eos_id"],
     }
     write_json(folder / "config.json", settings)
-    save_tokenizer(load_tokenizer(source), folder)
+    copy_files(source, folder, GENERATION)
+    tokenizer = load_tokenizer(source)
+    if "eos_token" not in str(tokenizer.chat_template):  # or prompts would change
+        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(ids["eos_id"])
+    save_tokenizer(tokenizer, folder)
 
 
 def _no_other_layout(family: Family) -> str:

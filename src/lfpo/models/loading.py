@@ -42,17 +42,17 @@ from lfpo.models.weights import (
 SHIPPED = {name: Path(__file__).parent / name.replace("-", "_") for name in SHIPPED_MODELS}
 EMBEDDED = SHIPPED["embedded"]
 GENERATION = "generation_config.json"
-# Copied unread from a loaded checkpoint to a saved one, for other tools.
-_COMPANIONS = (
+# Copied unread from a loaded checkpoint to a saved one: what says how the model is used (here and by other tools), and
+# its tokenizer's files, unless a tokenizer is saved.
+_COMPANIONS = (GENERATION, "*processor_config.json", "*.py")
+_TOKENIZER_FILES: tuple[str, ...] = (
     "tokenizer*.json",
     "vocab.json",
     "merges.txt",
     "special_tokens_map.json",
     "added_tokens.json",
-    GENERATION,
-    "chat_template.jinja",
-    "*.py",
 )
+_TOKENIZER_FILES += ("chat_template.jinja", "additional_chat_templates/*.jinja")
 
 
 def name_of(model: str | Path | MaskedDiffusionLM) -> str | None:
@@ -343,7 +343,10 @@ def save_model(model: MaskedDiffusionLM, folder: str | Path, tokenizer: Any = No
 
 
 def _write_companions(model: MaskedDiffusionLM, folder: Path, tokenizer: Any) -> None:
-    write_json(folder / "config.json", model.config)
+    dtype = str(model.dtype).removeprefix("torch.")
+    write_json(folder / "config.json", model.config | {k: dtype for k in ("dtype", "torch_dtype") if k in model.config})
+    if model.source is not None and model.source.resolve() != folder.resolve():
+        copy_files(model.source, folder, *_COMPANIONS, *(_TOKENIZER_FILES if tokenizer is None else ()))
     if tokenizer is not None:
         try:
             save_tokenizer(tokenizer, folder)
@@ -351,8 +354,11 @@ def _write_companions(model: MaskedDiffusionLM, folder: Path, tokenizer: Any) ->
             if type(error) is not Exception:
                 raise
             raise OSError(f"{folder}: {error}") from error  # a failed write, for which tokenizers has no class
-    elif model.source is not None and model.source.resolve() != folder.resolve():
-        for pattern in _COMPANIONS:
-            for file in model.source.glob(pattern):
-                if not file.name.endswith(".index.json"):
-                    shutil.copy2(file, folder / file.name)
+
+
+def copy_files(source: Path, folder: Path, *patterns: str) -> None:
+    """Copy the files of a checkpoint that match the patterns, without their modes: the hub's may be read-only."""
+    for file in (file for pattern in patterns for file in source.glob(pattern)):
+        target = folder / file.relative_to(source)
+        target.parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, target)

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from lfpo.config.errors import UserError
+from lfpo.config.json import Json
 from lfpo.core.model import MaskedDiffusionLM
 
 MASK = "<|mask|>"  # the text that dllm's loader gives the mask token of a2d models
@@ -81,12 +82,16 @@ def renamed(tokenizer: Any, old: str) -> PreTrainedTokenizerFast:
     else:  # Unigram's: pairs of text and score
         state["model"]["vocab"] = [[MASK if word == old else word, score] for word, score in words]
     roles = {role: getattr(tokenizer, role) for role in ROLES if getattr(tokenizer, role) is not None}
+    return rebuilt(tokenizer, state, mask_token=MASK, **roles)
+
+
+def rebuilt(tokenizer: Any, state: Json, **roles: str) -> PreTrainedTokenizerFast:
+    """The tokenizer with another state of its backend. roles: its special tokens that have one."""
     return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(json.dumps(state)),
         chat_template=tokenizer.chat_template,
         model_max_length=tokenizer.model_max_length,
         clean_up_tokenization_spaces=tokenizer.clean_up_tokenization_spaces,
-        mask_token=MASK,
         **roles,
     )
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lfpo.config.errors import UserError
-from lfpo.config.files import read_json, user_path
+from lfpo.config.files import user_path
 from lfpo.config.json import Json
 from lfpo.config.models import LoraSettings
 from lfpo.models import MaskedDiffusionLM
@@ -64,7 +64,7 @@ def model_config(name: str) -> Json:
     from huggingface_hub import hf_hub_download
 
     try:
-        return read_json(Path(hf_hub_download(name, "config.json")))
+        return described(Path(hf_hub_download(name, "config.json")).parent)[1]
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(

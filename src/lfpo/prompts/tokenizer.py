@@ -1,6 +1,7 @@
 """A small byte-level BPE tokenizer for models trained from scratch, with LLaDA's special tokens; and the text of each
 token, of any tokenizer."""
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -46,18 +47,22 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
 
 
 def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """Text of each token, with special tokens by name. The concatenation is the text that `ids` decode to.
+    """Text of each token, with special tokens by name. The concatenation is the text that `ids` decode to, but for
+    characters that never end: each of their tokens is a replacement character.
 
     A character that is split over several tokens is the text of the last one; the others have an empty text.
     """
-    texts = tokenizer.batch_decode([[i] for i in ids], clean_up_tokenization_spaces=False)
-    start = 0
-    while start < len(texts):
-        if "\ufffd" in texts[start]:
-            for end in range(start + 2, min(start + 4, len(ids)) + 1):  # a character has at most four bytes
-                character = tokenizer.decode(ids[start:end], clean_up_tokenization_spaces=False)
-                if "\ufffd" not in character:
-                    texts[start:end] = [""] * (end - start - 1) + [character]
-                    break
-        start += 1
+    decode = functools.partial(tokenizer.decode, clean_up_tokenization_spaces=False)
+    texts: list[str] = []
+    before: list[int] = []  # decoded with the next tokens: some decoders drop the space that a text begins with
+    while (first := len(texts)) < len(ids):
+        known = len(decode(before))
+        for end in range(first + 1, min(first + 4, len(ids)) + 1):  # a character has at most four bytes
+            text = decode([*before, *ids[first:end]])[known:]
+            if "\ufffd" not in text:
+                before = [*([] if text else before), *ids[first:end]]
+                break
+        else:
+            end, text = first + 1, decode([*before, ids[first]])[known:]
+        texts += [""] * (end - first - 1) + [text]
     return texts

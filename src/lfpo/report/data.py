@@ -1,5 +1,6 @@
 """The data of a page, as one JSON object. `lfpo watch` sends it again whenever the run has changed."""
 
+import math
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -162,7 +163,10 @@ def _checked(values: Json, kinds: Json, file: Path) -> Json:
 
 
 def _short(value: float | None) -> float | None:
-    return float(f"{value:.5g}") if isinstance(value, float) else value
+    if not isinstance(value, float):
+        return value
+    short = float(f"{value:.5g}")
+    return short if math.isfinite(short) else value  # the largest numbers are infinite when they are rounded up
 
 
 def _latest(metrics: list[Metrics], key: str) -> float:

@@ -46,7 +46,7 @@ for _ in range(length):
     active = (ids == mask) & (block == block[ids[0] == mask].min())
     surest = confidence.masked_fill(~active, -1).argmax()
     ids[0, surest] = token[0, surest]
-print(tokenizer.decode(ids[0, prompt.shape[1] :]).split(tokenizer.eos_token)[0])
+print(tokenizer.decode(ids[0, prompt.shape[1] :]).split(tokenizer.decode(model.config.eos_token_id))[0])
 ```"""
 
 
@@ -73,7 +73,7 @@ for start in range(prompt.shape[1], ids.shape[1], size):
             ids[0, surest] = token[surest]
         else:  # the causal pass predicts the block's first token
             ids[0, start] = token[start - 1]
-print(tokenizer.decode(ids[0, prompt.shape[1] :]).split(tokenizer.eos_token)[0])
+print(tokenizer.decode(ids[0, prompt.shape[1] :]).split(tokenizer.decode(model.config.eos_token_id))[0])
 ```"""
 
 

@@ -19,7 +19,7 @@ from lfpo.base.terminal import Terminal, fitted
 from lfpo.config.build import load_yaml, yaml_text
 from lfpo.config.errors import UserError
 from lfpo.config.export import ExportConfig, PushConfig, located, output_folder
-from lfpo.config.files import new_folder, read_json, reason, user_path
+from lfpo.config.files import new_folder, read_json, reason, user_path, write_json
 from lfpo.config.json import Json
 from lfpo.core.optim import Average
 from lfpo.models.export import (
@@ -189,6 +189,7 @@ def _write_weights(source: Source, settings: ExportConfig | PushConfig, folder: 
                     pass  # its header says how long it is
             # Without hidden files: `folder` may be one of them.
             shutil.copytree(source.weights, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*"))
+            write_json(folder / "config.json", config)  # with the block length that only the folder's name may tell
         else:
             export_transformers(source.weights, folder)
     if own_names:
