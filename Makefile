@@ -14,12 +14,12 @@ INSTALLED := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-# The pinned versions are the ones the tests and the demo were run with. pip would compile bytecode on one core; compileall
-# takes all, and cannot compile a few templates that some packages hold.
+# The pinned versions are the ones the tests and the demo were run with. Bytecode is written as modules are imported: most
+# never are, and pip would compile all.
+export PYTHONDONTWRITEBYTECODE :=
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile -c $(CONSTRAINTS) -e '.[$(EXTRAS)]'
-	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	touch $@
 
 install: $(INSTALLED) ## Make the environment
@@ -34,9 +34,8 @@ real: $(INSTALLED) ## Make SmolLM2-135M a diffusion model and train it: under tw
 
 # One thread a worker: more only contend for the same cores on models this small. A third worker for two cores, since
 # many tests wait for processes and time limits. worksteal gives each worker whole files, as far as the balance allows,
-# so that a fixture of a file is made once. Bytecode is kept, also where PYTHONDONTWRITEBYTECODE
-# is set: without it each worker spends nine seconds on rewriting the assertions of all test files.
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist worksteal
+# so that a fixture of a file is made once.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist worksteal
 
 test: $(INSTALLED) ## Run the tests
 	$(PYTEST) -n 3 $(PYTEST_ARGS)

@@ -59,8 +59,10 @@ def measure_iterations(cases: dict[str, Iteration], end: float) -> list[dict[str
 
 
 def _in_own_process(case: Iteration) -> dict[str, Any]:
-    # Spawned, since a forked process would start with this one's memory.
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as processes:
+    # A fork of this process would start with its memory, and a new interpreter would import everything once more.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    with ProcessPoolExecutor(1, context) as processes:
         return processes.submit(measure_iteration, case).result()
 
 
