@@ -28,8 +28,8 @@ def chat(text: str) -> dict[str, Any]:
 
 class Endpoint(ThreadingHTTPServer):
     """Answers a request by its message, `FAULT TIMES ANSWER`: the fault for the first TIMES requests of that message,
-    then a chat completion with the text ANSWER. Any other message is answered with `text`, or, if that is empty, with
-    itself."""
+    then a chat completion with the text ANSWER. Any other message is answered with its body in `bodies`, or else with
+    `text`, or, if that is empty, with itself."""
 
     daemon_threads = True
     request_queue_size = 64
@@ -37,6 +37,7 @@ class Endpoint(ThreadingHTTPServer):
     def __init__(self, text: str = "8"):
         super().__init__(("127.0.0.1", 0), Handler)
         self.text = text
+        self.bodies: dict[str, str] = {}
         self.seen: list[dict[str, Any]] = []
         self.keys: set[str] = set()
         self.times: Counter[str] = Counter()
@@ -68,7 +69,7 @@ class Handler(BaseHTTPRequestHandler):
             if fault and server.times[message] <= int(words[1]):
                 fault(text)
             else:
-                self.reply(json.dumps(chat(text)))
+                self.reply(server.bodies.get(message) or json.dumps(chat(text)))
         finally:
             with server.lock:
                 server.open_now -= 1

@@ -40,6 +40,10 @@ def obey(do, value):
     return value
 
 
+def interrupts(completions, **columns):
+    raise KeyboardInterrupt("enough")
+
+
 def raises(prompts, completions, **columns):
     raise ConnectionError("nobody there")
 

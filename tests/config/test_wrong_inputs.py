@@ -135,6 +135,7 @@ COMMANDS = {
     "plan compare": "this recipe is for `lfpo compare`",
     "dpo sudoku": "this recipe is for `lfpo train`",
     "train old --resume": "config 'old': a folder; the configuration of its run is old/config.yaml",
+    "plan full": "config 'full': a folder; give a YAML file or a recipe's name (a model's folder: --model)",
     "train sudoku --output_dir rows.jsonl/x": "rows.jsonl/x: rows.jsonl is a file; give another output_dir",
     "train old/config.yaml --resume --model embedded-block": "holds a run with model embedded, not embedded-block",
     "train sudoku --nothing_like_it 1": "unknown key 'nothing_like_it'; `lfpo train --help` lists the keys",

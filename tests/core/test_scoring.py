@@ -344,6 +344,16 @@ def test_errors_of_a_function_in_a_child_are_reported_as_without_one(module: str
         scored(in_child(f"{module}.text"), completions=["a"])
 
 
+def test_an_interrupt_in_a_child_is_one_here_but_not_that_of_a_grader():
+    function = in_child(reward_samples.interrupts)
+    with pytest.raises(KeyboardInterrupt, match="enough"):
+        scored(function, completions=["a"])
+    function.child.stop()  # type: ignore[attr-defined]
+    grader = ChildProcess("reward_samples:interrupts", 30.0)  # may run text that a model wrote
+    with pytest.raises(ChildFailed, match="its process was ended by signal 2"):
+        grader.call(completions=["a"])
+
+
 def test_a_function_that_a_child_cannot_import_is_a_user_error():
     with pytest.raises(UserError, match=r"'<lambda>'.*at the top of a module"):
         in_child(lambda completions: [0.0])

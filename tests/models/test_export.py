@@ -445,3 +445,26 @@ def test_an_export_into_a_folder_of_the_model_itself_holds_the_model_alone(llada
     assert main(["export", str(llada), "--output", str(llada / "copy")]) == 0
     assert not [p for p in (llada / "copy").rglob("*") if "partial" in p.name]
     assert torch.equal(load_model(llada / "copy")(random_ids(2, 12)), load_model(llada)(random_ids(2, 12)))
+
+
+def test_an_upload_that_fails_says_where_the_trained_model_is(hub: Any, tmp_path: Path, monkeypatch):
+    """As huggingface_hub raises it for a large file, and its Xet client."""
+    api = functools.partial(HfApi, endpoint=f"http://127.0.0.1:{hub.server_address[1]}", token="hf_good")
+    monkeypatch.setattr("lfpo.train.export.HfApi", api)
+    cause: BaseException | None = None
+
+    def upload_folder(self: HfApi, **arguments: Any) -> None:
+        raise RuntimeError("Error while uploading 'model.safetensors' to the Hub.") from cause
+
+    monkeypatch.setattr(HfApi, "upload_folder", upload_folder)
+    keys = {"push_to_hub": True, "hub_model_id": "me/thing"}
+    args = choice_config(tmp_path / "run", "embedded", max_steps=1, eval_steps=0, **keys)
+    folder = re.escape(str(tmp_path / "run"))
+    failed = r"me/thing: the hub at .* \(Error while uploading 'model.safetensors' to the Hub.{}\); .*HF_TOKEN"
+    with pytest.raises(
+        UserError, match=rf"{failed.format('')}.* saved in {folder}/model: `lfpo push {folder} me/thing`"
+    ):
+        LFPOTrainer(args=args).train()
+    cause = ConnectionError("storage answers 503")
+    with pytest.raises(UserError, match=failed.format(": storage answers 503")):
+        run_push(PushConfig(str(tmp_path / "run"), "me/thing"), api())

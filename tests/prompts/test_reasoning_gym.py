@@ -50,6 +50,26 @@ def test_an_answer_that_takes_forever_is_wrong_and_the_next_is_judged():
     assert task.correct(tagged("", row["answer"]), row)
 
 
+@pytest.mark.parametrize("name", ["graph_color", "boxnet", "propositional_logic", "rubiks_cube", "rush_hour"])
+def test_a_task_without_reference_answers_has_no_demonstrations(name: str):
+    task = get_task(f"reasoning_gym:{name}")
+    row = task.row("train", 0)
+    assert row["answer"] is None
+    assert json.loads(json.dumps(row)) == row
+    with pytest.raises(UserError, match=f"problem {row['index']} has a grader and no reference answer, .* lfpo train"):
+        task.demonstrate(row, None, 1.0)  # type: ignore[arg-type]
+    assert not task.correct(tagged("", "None"), row)
+
+
+def test_a_generator_of_fewer_problems_and_one_of_none():
+    task = get_task("reasoning_gym:word_ladder")
+    row = task.row("train", 0)
+    assert task.correct(task.demonstrate(row, None, 1.0), row)  # type: ignore[arg-type]
+    assert row["index"] < 10_000
+    with pytest.raises(UserError, match=r"task 'reasoning_gym:composite': .* \(Must specify at least one dataset\)"):
+        get_task("reasoning_gym:composite")
+
+
 def test_an_unknown_task_is_a_user_error():
     with pytest.raises(UserError, match="did you mean 'leg_counting'"):
         get_task("reasoning_gym:leg_count")

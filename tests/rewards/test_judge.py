@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import pickle
 import re
 import sys
@@ -10,9 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-from judge_endpoint import Endpoint, endpoint
+from judge_endpoint import Endpoint, chat, endpoint
 from lfpo.cli import main
 from lfpo.config.errors import UserError
 from lfpo.core.attempts import RewardFailed
@@ -124,6 +127,27 @@ READ = [
     ({"read": "json"}, '{"points": 4}', None),
     ({"read": "json"}, "4", None),
     ({"read": lambda text: float(len(text))}, "four", 0.4),
+    ({}, "8/100", None),
+    ({}, "Score: 3 / 5", None),
+    ({}, "3 out of 5", None),
+    ({}, "7/10.0", 0.7),
+    ({"scale": (1.0, 5.0)}, "3/5", 0.5),
+    ({"scale": (0, 100)}, "8/100.", 0.08),
+    ({}, "1" + "0" * 400, None),
+    ({"read": "json"}, '{"score": true}', 1.0),
+    ({"read": "json"}, '{"score": false}', 0.0),
+    ({"read": "json", "scale": (-1.0, 1.0)}, '{"score": false}', 0.0),
+    ({"read": lambda text: text == "yes", "scale": (1.0, 5.0)}, "yes", 1.0),
+    ({"read": lambda text: text == "yes", "scale": (1.0, 5.0)}, "no", 0.0),
+    ({"read": lambda text: np.bool_(True)}, "", 1.0),
+    ({"read": lambda text: torch.tensor(False)}, "", 0.0),
+    ({"read": lambda text: np.float32(5)}, "", 0.5),
+    ({"read": lambda text: None}, "", None),
+    ({"read": lambda text: "7"}, "", None),
+    ({"read": lambda text: math.nan}, "", None),
+    ({"read": "json"}, f'{{"score": 1{"0" * 400}}}', None),
+    ({"read": "json"}, f'{{"score": 1{"0" * 5000}}}', None),
+    ({"read": "json"}, f'{{"score": {"[" * 100_000}{"]" * 100_000}}}', None),
 ]
 
 
@@ -131,6 +155,72 @@ READ = [
 def test_how_a_score_is_read(settings: dict[str, Any], text: str, expected: float | None):
     found = Judge("m", **settings)._score(text)
     assert isinstance(found, str) if expected is None else found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("read", "odd"),
+    [
+        ("json", f'{{"score": 1{"0" * 400}}}'),
+        ("json", f'{{"score": {"[" * 100_000}{"]" * 100_000}}}'),
+        (lambda text: json.loads(text)["score"], "no JSON"),
+        (lambda text: json.loads(text)["score"], "[]"),
+        (lambda text: {"odd": "7"}.get(text, 5), "odd"),
+    ],
+)
+def test_an_odd_answer_costs_its_completion_alone(read: Any, odd: str, server: Endpoint):
+    server.text = ""  # answers with the completion
+    function, fine = judge(server, read=read), '{"score": 5}'
+    assert ask(function, odd, fine) == [None, 0.5]
+    assert list(function.cache.values()) == [0.5]
+    assert (function.counts["no_score"], function.counts["attempts"]) == (1, 2)
+
+
+def test_what_read_says_of_an_answer_is_in_the_reason(server: Endpoint):
+    function = judge(server, read=lambda text: json.loads(text)["score"])
+    with pytest.raises(
+        RewardFailed, match=r"could not be read from the answer 'x': .*JSONDecodeError: .*\(decoder.py:"
+    ):
+        ask(function, "slow 0 x")
+
+    def refuses(text: str) -> float:
+        raise UserError("set the scale")
+
+    with pytest.raises(UserError, match="set the scale"):
+        ask(judge(server, read=refuses), "a", "b")
+
+
+ODD_BODIES = [
+    {"choices": "ab"},
+    {"choices": {"a": 1}},
+    {"choices": [None]},
+    {"choices": ["a"]},
+    {"choices": [{}]},
+    {"choices": [{"message": "7"}]},
+    {"choices": [{"message": {"content": [{"type": "text", "text": "7"}]}}]},
+    {"choices": [{"message": {"content": 7}}]},
+]
+
+
+@pytest.mark.parametrize("body", ODD_BODIES)
+def test_a_body_without_text_costs_its_completion_alone(body: dict[str, Any], server: Endpoint):
+    server.bodies["odd"] = json.dumps(body)
+    assert ask(judge(server, retries=0), "odd", "fine") == [None, 0.8]
+
+
+@pytest.mark.parametrize("usage", ["none", {}, [1], {"prompt_tokens": "3"}, {"prompt_tokens": 10**400}, {"x": 1}])
+def test_odd_counts_of_tokens_count_nothing(usage: Any, server: Endpoint):
+    server.bodies["odd"] = json.dumps({**chat("7"), "usage": usage})
+    function = judge(server, retries=0)
+    assert ask(function, "odd", "fine") == [0.7, 0.8]
+    assert (function.counts["prompt_tokens"], function.counts["completion_tokens"]) == (10, 2)
+
+
+def test_a_body_that_is_nested_too_deeply_and_a_message_that_cannot_be_sent(server: Endpoint):
+    server.bodies["deep"] = "[" * 100_000 + "]" * 100_000
+    assert ask(judge(server, retries=0), "deep", "fine") == [None, 0.8]
+    with pytest.raises(RewardFailed, match=r"the message cannot be sent .*surrogates not allowed"):
+        ask(judge(server), "half \ud800")
+    assert [body["messages"][0]["content"] for body in server.seen] in (["deep", "fine"], ["fine", "deep"])
 
 
 def test_the_message_has_prompt_completion_and_columns(server: Endpoint):

@@ -5,18 +5,22 @@ import dataclasses
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 import pytest
 import torch
 
+import lfpo.ray.cluster
 import lfpo.ray.engine
 import lfpo.ray.rewards
 import tiny
@@ -122,6 +126,23 @@ def test_without_ray_installed(llada: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="Ray is not installed; pip install ray"):
         RayEngine(config(llada, engine={"name": "ray"}))
+
+
+@pytest.mark.parametrize("form", ["{}", "ray://{}"])
+def test_an_address_where_nothing_listens_is_one_sentence(form: str, monkeypatch: pytest.MonkeyPatch):
+    fake = SimpleNamespace(
+        is_initialized=lambda: False, cluster_resources=lambda: {"CPU": 1}, init=lambda **_: asked.append(1)
+    )
+    asked: list[int] = []
+    monkeypatch.setattr(lfpo.ray.cluster, "import_ray", lambda: fake)
+    monkeypatch.setattr(lfpo.ray.cluster, "HEAD", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        place = f"127.0.0.1:{server.getsockname()[1]}"
+        settings = EngineSettings(name="ray", address=form.format(place))
+        assert connect(settings) and asked == [1]
+    with pytest.raises(UserError, match=rf"nothing answers at '.*{place}' \(Connection refused\); give engine.address"):
+        connect(settings)
+    assert connect(dataclasses.replace(settings, address="auto")) and asked == [1, 1]
 
 
 @pytest.mark.parametrize("lora", [False, True])
@@ -363,6 +384,14 @@ def sleeps(completions: list[str], **_: Any) -> list[float]:
     return [1.0] * len(completions)
 
 
+def interrupts(completions: list[str], **_: Any) -> list[float]:
+    if "stop" in completions:
+        raise KeyboardInterrupt("enough")
+    if "leave" in completions:
+        raise SystemExit(3)
+    return [1.0] * len(completions)
+
+
 def dies(completions: list[str], **_: Any) -> list[float]:
     if "deadly" in completions:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -412,6 +441,18 @@ def test_reward_tasks_return_what_the_functions_return(ray: Any, monkeypatch: py
         dead = scored(sent[-2:], [*COMPLETIONS, "deadly"])
         assert dead.failed.keys() == {"dies"} and dead.failed["dies"].startswith("its Ray task was lost (")
         assert not scored(sent[-2:], COMPLETIONS).failed
+
+
+@pytest.mark.long
+def test_an_interrupt_of_a_reward_function_ends_the_call_and_an_exit_its_batch(ray: Any):
+    with contextlib.ExitStack() as closing:
+        for function in (interrupts, in_child("test_engine:interrupts")):
+            sent = by_tasks([function], EngineSettings(reward_workers=1), closing)
+            with pytest.raises(KeyboardInterrupt, match="enough"):
+                scored(sent, ["a", "stop"])
+            (said,) = scored(sent, ["a", "leave"]).failed.values()
+            assert re.fullmatch(r"SystemExit: 3 \(test_engine.py:\d+\)", said)
+            assert scored(sent, ["a"]).failed == {}
 
 
 @pytest.mark.long

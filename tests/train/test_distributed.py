@@ -1,8 +1,10 @@
 """Training in two and three ranks over gloo gives the same run as one process; and the collectives themselves."""
 
 import json
+import re
 import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +14,21 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 import tiny
 from lfpo.base import distributed
-from lfpo.config.errors import UserError
+from lfpo.config.dpo import DPOConfig
+from lfpo.config.errors import CannotGoOn, UserError
+from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sft import SFTConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives, optim, rank_tensors
 from lfpo.models import tensor_files
 from lfpo.models.tensor_files import write_shards
-from lfpo.runs.directory import open_run, opened_by_this_launcher
+from lfpo.runs.directory import open_run, started_again
+from lfpo.train.dpo import DPOTrainer
 from lfpo.train.rl import LFPOTrainer
+from lfpo.train.run import TrainingRun
+from lfpo.train.sft import SFTTrainer
 from processes import Finished, run_lfpo, run_ranks
+from reward_samples import even_tokens
 
 ARGUMENTS = shlex.split(
     "train choice --max_steps 2 --prompts_per_iteration 3 --num_generations 4 --eval_size 4 --eval_steps 1 "
@@ -171,14 +180,88 @@ def test_a_restart_does_not_continue_a_run_of_another_launcher(
 ):
     args = LFPOConfig(output_dir=str(tmp_path / "run"), model=str(llada), task="choice", max_steps=1, eval_size=1)
     run_dir = open_run(tmp_path / "run", args, resume=False, kind="train").dir
-    assert opened_by_this_launcher(run_dir)
-    assert not opened_by_this_launcher(tmp_path)
+    assert not started_again(run_dir)  # this process opened it
+    assert not started_again(tmp_path)
     info = json.loads((run_dir / "run.json").read_text())
-    (run_dir / "run.json").write_text(json.dumps({**info, "launcher": info["launcher"] + "1"}))
-    assert not opened_by_this_launcher(run_dir)
+    (run_dir / "run.json").write_text(json.dumps({**info, "process": info["process"] + "1"}))
+    assert started_again(run_dir)
+    (run_dir / "run.json").write_text(json.dumps({**info, "process": "1", "launcher": info["launcher"] + "1"}))
+    assert not started_again(run_dir)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "some-id")
     with pytest.raises(UserError, match="holds another run"):
         LFPOTrainer(args=args).train()
+
+
+def test_a_second_trainer_of_a_launched_script_does_not_continue_the_first_one(
+    llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "some-id")
+    args = LFPOConfig(output_dir=str(tmp_path / "run"), model=str(llada), task="choice", max_steps=1, eval_size=1)
+    LFPOTrainer(args=args).train()
+    before = (tmp_path / "run" / "metrics.jsonl").read_text()
+    with pytest.raises(UserError, match="holds another run"):
+        LFPOTrainer(args=replace(args, learning_rate=1e-3)).train()
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
+
+
+def rows_of_a_rank(model: str, folder: str) -> None:
+    """Print what becomes of trainers whose rows differ between the ranks, and of one whose rows do not."""
+    distributed.start()
+    rank = collectives.rank()
+    plain, turned = ([{"prompt": text} for text in texts] for texts in ("abcd", "abcd" if rank == 0 else "bacd"))
+    files = {}
+    for kind, fields in (("sft", {"completion": "x"}), ("dpo", {"chosen": "x", "rejected": "y"})):
+        files[kind] = Path(folder) / f"{kind}-{rank}.jsonl"
+        files[kind].write_text("".join(json.dumps({**row, **fields}) + "\n" for row in turned[: 4 - rank]))
+    of_0 = str(files["dpo"]).replace("dpo-1", "dpo-0")
+    every = {"model": model, "output_dir": f"{folder}/run", "max_steps": 1}
+    pairs = {**every, "gen_length": 8, "eval_steps": 1}
+    args = LFPOConfig(
+        **every, sampler=SamplerConfig(gen_length=8, temperature=1.0), prompts_per_iteration=2, eval_steps=1
+    )
+    sft = SFTConfig(model=model, output_dir=f"{folder}/run", data_file=str(files["sft"]), gen_length=8, steps=1)
+    makes = {
+        "train": lambda: LFPOTrainer(None, even_tokens, args, turned, plain),
+        "generator": lambda: LFPOTrainer(None, even_tokens, args, (row for row in turned), plain),  # type: ignore[arg-type]
+        "held-out": lambda: LFPOTrainer(None, even_tokens, args, plain, turned),
+        "sft": lambda: SFTTrainer(sft),
+        "dpo": lambda: DPOTrainer(DPOConfig(**pairs, data_file=str(files["dpo"]), eval_file=of_0)),
+        "pairs": lambda: DPOTrainer(DPOConfig(**pairs, data_file=of_0, eval_file=str(files["dpo"]))),
+        "the same": lambda: LFPOTrainer(None, even_tokens, args, plain, plain),
+    }
+    for name, make in makes.items():
+        distributed.barrier()
+        try:
+            TrainingRun(make(), resume=False, display=None)
+            print(f"{name}: starts")
+        except UserError as error:
+            print(f"{name}: {error}")
+        assert (Path(folder) / "run").exists() == (name == "the same")
+        distributed.barrier()
+
+
+def test_rows_that_differ_between_ranks_are_one_error(model: Path, tmp_path: Path):
+    parts = run_ranks(2, rows_of_a_rank, str(model), str(tmp_path))
+    assert [part.returncode for part in parts] == [0, 0], parts
+    for part in parts:
+        told = dict(line.split(": ", 1) for line in part.stdout.splitlines() if ": " in line)
+        for name, rows in (("train", "training"), ("generator", "training"), ("held-out", "held-out")):
+            assert told[name].startswith(f"the {rows} rows, or their order, differ between the ranks: rank 0 has ")
+        assert re.search("the training rows.* rank 0 has 4 rows, .* rank 1 has 3 rows, .* sort them", told["sft"])
+        assert re.search("the training rows.* rank 0 has 4 rows, .* rank 1 has 3 rows", told["dpo"])
+        assert re.search("the held-out rows.* rank 0 has 4 rows, .* rank 1 has 3 rows", told["pairs"])
+        assert told["the same"] == "starts"
+
+
+@pytest.mark.parametrize("error", [UserError, UserError(), UserError(""), CannotGoOn])
+def test_an_error_without_a_text_is_no_success(error: Any):
+    def fails() -> None:
+        raise error
+
+    with pytest.raises(CannotGoOn, match="raised without a text"):
+        collectives.together(fails)
+    with pytest.raises(CannotGoOn, match="raised without a text"):
+        collectives.raise_on_all(fails)
 
 
 def test_where_no_process_has_a_gradient_nothing_moves(group: None):

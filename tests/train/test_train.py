@@ -1,5 +1,6 @@
 """The trainer end to end on a tiny model: learning, metrics, records, resume, the average of weights, callbacks."""
 
+import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -163,6 +164,37 @@ def test_a_model_or_tokenizer_that_cannot_be_trained_is_one_sentence(
     model, named = change(load_model(llada)), {"tokenizer": load_tokenizer(llada), **given}
     with pytest.raises(UserError, match=says):
         LFPOTrainer(model, even_letters, config(tmp_path), ROWS, **named)
+
+
+def test_a_model_that_another_trainer_has_changed_is_one_sentence(llada: Path, tmp_path: Path):
+    model, tokenizer = load_model(llada), load_tokenizer(llada)
+    LFPOTrainer(model, even_letters, config(tmp_path, lora={"r": 2, "lora_alpha": 4}), ROWS, tokenizer=tokenizer)
+    for lora in (None, {"r": 2, "lora_alpha": 4}, {"r": 4, "lora_alpha": 4, "target_modules": ["q_proj"]}):
+        with pytest.raises(UserError, match=r"model: it has a LoRA adapter already, .*loaded by load_model"):
+            LFPOTrainer(model, even_letters, config(tmp_path, lora=lora), ROWS, tokenizer=tokenizer)
+    split = load_model(llada)
+    split.unsplit = (split.frozen_copy(),)
+    with pytest.raises(UserError, match=r"model: it is split over ranks already, .*loaded by load_model"):
+        LFPOTrainer(split, even_letters, config(tmp_path), ROWS, tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize("make_in", [contextlib.nullcontext, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("train_in", [contextlib.nullcontext, torch.no_grad, torch.inference_mode])
+def test_training_where_gradients_are_off_is_one_sentence(make_in: Any, train_in: Any, llada: Path, tmp_path: Path):
+    with make_in():
+        trainer = LFPOTrainer(str(llada), even_letters, config(tmp_path, max_steps=1), ROWS)
+    if train_in is contextlib.nullcontext and make_in is not torch.inference_mode:
+        trainer.train()
+        return
+    with train_in(), pytest.raises(UserError, match=r"gradients are off: .* outside of torch.no_grad\(\)"):
+        trainer.train()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_process_without_standard_output_trains(llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sys.stdout", None)
+    LFPOTrainer(str(llada), even_letters, config(tmp_path, max_steps=1), ROWS).train()
+    assert (tmp_path / "run/model/config.json").exists()
 
 
 def test_the_first_line_says_the_model_s_own_dtype(llada: Path, tmp_path: Path):

@@ -102,6 +102,10 @@ def _find(path: Path, beside: Path) -> Path:
         return (RECIPES / f"{short[name]}.yaml").resolve()
     if (beside / path / "config.yaml").is_file():
         raise UserError(f"config {str(path)!r}: a folder; the configuration of its run is {path / 'config.yaml'}")
+    if (beside / path).is_dir():
+        raise UserError(
+            f"config {str(path)!r}: a folder; give a YAML file or a recipe's name (a model's folder: --model)"
+        )
     known = [*short, *recipe_names(parts=True)]
     raise UserError(
         f"config {str(path)!r}: no such file{nearest(name, known, '; `lfpo recipes` lists the shipped ones')}"

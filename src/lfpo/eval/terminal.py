@@ -23,7 +23,7 @@ Result = Mapping[str, Any]
 
 def open_console(quiet: bool) -> Console:
     """Standard output, 120 columns wide if it is a pipe or file."""
-    return Terminal(quiet=quiet, width=None if sys.stdout.isatty() else 120)
+    return Terminal(quiet=quiet, width=None if sys.stdout and sys.stdout.isatty() else 120)
 
 
 @contextmanager

@@ -55,6 +55,13 @@ def connect(settings: EngineSettings, address: str | None = None, auth: str | No
         own = {"num_cpus": max(os.cpu_count() or 1, sum(needed["CPU"].values())), "include_dashboard": False}
         for name, value in VARIABLES.items():
             os.environ.setdefault(name, value)
+        place = (address or "").removeprefix("ray://")
+        # Ray itself would try for minutes without a word.
+        if place.rpartition(":")[2].isdecimal() and (why := silent(place)):
+            raise UserError(
+                f"engine ray: nothing answers at {address!r} ({why}); give engine.address (or RAY_ADDRESS) the address "
+                "of a cluster's head that runs, or leave it out for a Ray of this machine"
+            )
         try:
             # "local": Ray alone would join any cluster that runs on this machine.
             ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **({} if address else own))
@@ -97,18 +104,24 @@ def check_head() -> None:
     """Raise ProcessLost where the head of the cluster does not answer for HEAD seconds. To be called before something
     is put into the object store, which without its server ends the process in silence."""
     address = import_ray().get_runtime_context().gcs_address
+    if why := silent(address):
+        raise ProcessLost(
+            f"engine ray: the head of the Ray cluster at {address} does not answer ({why}); checkpoints are intact: "
+            "start Ray again, then continue with --resume"
+        )
+
+
+def silent(address: str) -> str:
+    """Why nothing listens at host:port, for HEAD seconds; empty where something does."""
     host, _, port = address.rpartition(":")
     until = time.monotonic() + HEAD
     while True:
         try:
-            with socket.create_connection((host, int(port)), timeout=HEAD):
-                return
+            with socket.create_connection((host.strip("[]"), int(port)), timeout=HEAD):
+                return ""
         except OSError as error:
             if time.monotonic() > until:
-                raise ProcessLost(
-                    f"engine ray: the head of the Ray cluster at {address} does not answer ({error.strerror}); "
-                    "checkpoints are intact: start Ray again, then continue with --resume"
-                ) from error
+                return error.strerror or str(error)
             time.sleep(0.5)
 
 

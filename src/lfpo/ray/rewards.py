@@ -92,6 +92,8 @@ def _result(task: Any) -> list[float | None]:
         try:
             return future.result(LOOK)
         except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, _Interrupted):
+                raise KeyboardInterrupt(str(error.cause)) from None
             raise error.cause from None
         except ray.exceptions.RayError as error:
             raise RewardFailed(f"its Ray task was lost ({first_line(error)})") from None
@@ -100,6 +102,10 @@ def _result(task: Any) -> list[float | None]:
 
 
 # What runs in the tasks.
+
+
+class _Interrupted(Exception):
+    """A KeyboardInterrupt of a reward function. Ray would take the interrupt itself for that of a cancelled task."""
 
 
 @functools.cache
@@ -126,7 +132,9 @@ def _call(pickled: bytes, arguments: Json) -> list[float | None]:
         return checked(function(**arguments), reward_name(function), len(next(iter(arguments.values()))))
     except (UserError, RewardFailed):
         raise
-    except Exception as error:  # user code may raise anything, also what cannot be pickled
+    except KeyboardInterrupt as error:
+        raise _Interrupted(str(error)) from None
+    except (Exception, SystemExit) as error:  # user code may raise anything, also what cannot be pickled
         raise RewardFailed(last_line(error)) from None
 
 

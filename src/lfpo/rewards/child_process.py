@@ -67,7 +67,8 @@ class ChildProcess:
     def call(self, **arguments: object) -> Any:
         """What the function returns, which JSON must be able to hold.
 
-        Raises ChildFailed, also where the function raises, unless it raises a UserError: then UserError.
+        Raises ChildFailed, also where the function raises; a UserError, and a KeyboardInterrupt of the user's function,
+        are raised here too.
         """
         request = pickle.dumps(arguments)
         with self.lock:
@@ -82,6 +83,8 @@ class ChildProcess:
                 self.stop()
         if "user_error" in answer:
             raise UserError(answer["user_error"])
+        if "interrupt" in answer:
+            raise KeyboardInterrupt(answer["interrupt"])
         if "error" in answer:
             raise ChildFailed(answer["error"])
         return answer["value"]
@@ -151,8 +154,8 @@ class ChildProcess:
 
 
 def main(path: str, descriptor: str, ends_with_thread: str = "") -> None:
-    """In the child: for each request, pickled arguments, send one JSON object: `value`, `user_error` (a UserError) or
-    `error` (any other exception)."""
+    """In the child: for each request, pickled arguments, send one JSON object: `value`, `user_error` (a UserError),
+    `interrupt` (a KeyboardInterrupt of the user's function) or `error` (any other exception)."""
     with contextlib.suppress(OSError, AttributeError):  # Linux only
         if ends_with_thread:  # even inside a C call. A parent that is killed cannot stop this process.
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -173,8 +176,10 @@ def main(path: str, descriptor: str, ends_with_thread: str = "") -> None:
                 text = json.dumps({"value": value}, default=_plain)
             except UserError as error:
                 text = json.dumps({"user_error": str(error)})
-            except KeyboardInterrupt:
-                raise
+            except KeyboardInterrupt as error:
+                if not ends_with_thread:
+                    raise
+                text = json.dumps({"interrupt": str(error)})
             except BaseException as error:  # user code may raise anything, or exit; the parent handles it
                 text = json.dumps({"error": last_line(error)})
             pipe.send_bytes(text.encode())

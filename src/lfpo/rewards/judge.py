@@ -14,9 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from lfpo.config.errors import UserError, nearest
+from lfpo.config.errors import UserError, last_line, nearest
 from lfpo.config.json import Json
 from lfpo.core.attempts import RewardFailed
+from lfpo.core.reward_values import NotANumber, number
 from lfpo.rewards.answers import completion_text, prompt_text
 
 logger = logging.getLogger(__name__)
@@ -35,8 +36,9 @@ TRANSIENT = (408, 409, 429)  # statuses to try again, beside 5xx
 LONGEST_WAIT = 120.0  # seconds between two attempts, whatever Retry-After says
 READERS = ("number", "yes_no", "json")
 NOT_JSON = "the endpoint's answer is not JSON"
+NO_TEXT = "the endpoint's answer has no text"
 COUNTS = ("completions", "no_score", "cache_hits", "attempts", "retries", "prompt_tokens", "completion_tokens")
-NUMBER = re.compile(r"(?:[\w ]+[:=])?\s*([-+]?\d+(?:\.\d+)?)(?:\s*(?:/|out of)\s*\d+)?\.?")
+NUMBER = re.compile(r"(?:[\w ]+[:=])?\s*([-+]?\d+(?:\.\d+)?)(?:\s*(?:/|out of)\s*(\d+(?:\.\d+)?))?\.?")
 WORD = re.compile(r"(?:[\w ]+[:=])?\s*(yes|no)\.?", re.IGNORECASE)
 
 
@@ -48,8 +50,9 @@ class Judge:
     api_key_env: the environment variable that holds the key, read at each batch; "": the endpoint needs none.
     template: the message, with {prompt}, {completion} and any column of the row by name; literal braces are doubled.
     read: how the score is read from the answer. "number": a number alone on the last line, where `Score:` before it and
-        `/10` after it are allowed; "yes_no": yes or no there, the end or the start of the scale; "json": the number or
-        boolean `json_field` of the answer's JSON object; or a function text -> float | None.
+        `/10`, the end of the scale, after it are allowed; "yes_no": yes or no there; "json": the number or boolean
+        `json_field` of the answer's JSON object; or a function text -> float | bool | None. Yes and True are the end of
+        the scale, no and False its start.
     scale: lowest and highest score. options: further arguments of the request (temperature, max_tokens, extra_body).
     name: for metrics and messages. concurrency: requests at once, of this process.
     timeout: seconds of one attempt, from connecting to the last byte. retries: further attempts after a timeout, a lost
@@ -57,7 +60,8 @@ class Judge:
         before them is `backoff` seconds, doubled each time, or Retry-After where that is longer.
     cache_size: scores kept, by request, in this process; equal requests of one batch are sent once in any case.
 
-    A completion without a score gets None. If no completion of a batch has one, the batch fails (RewardFailed).
+    A completion without a score gets None, also where `read` raises. If no completion of a batch has one, the batch
+    fails (RewardFailed).
     Raises UserError for settings that cannot work, a placeholder without a column, and a key that is not set.
     """
 
@@ -65,7 +69,7 @@ class Judge:
     base_url: str | None = None
     api_key_env: str = "OPENAI_API_KEY"
     template: str = TEMPLATE
-    read: str | Callable[[str], float | None] = "number"
+    read: str | Callable[[str], float | bool | None] = "number"
     json_field: str = "score"
     scale: tuple[float, float] = (0.0, 10.0)
     options: Mapping[str, Any] = field(default_factory=lambda: {"temperature": 0})
@@ -180,7 +184,10 @@ class Judge:
                 wait = max(wait, float(after)) if re.fullmatch(r"\d+(\.\d+)?", after) else wait
             except openai.APIConnectionError as error:
                 reason = f"connection lost ({(error.__cause__ or error)!r})"
-            except (openai.APIError, ValueError):
+            except UnicodeEncodeError as error:  # half of a surrogate pair
+                reason = f"the message cannot be sent ({error})"
+                break
+            except (openai.APIError, ValueError, RecursionError):  # RecursionError: JSON that is nested too deeply
                 reason = NOT_JSON
             else:
                 text, reason = self._text(answer)
@@ -191,38 +198,53 @@ class Judge:
         return reason
 
     def _text(self, answer: object) -> tuple[str, str]:
-        """The text of the model's answer, and why there is none."""
-        if usage := getattr(answer, "usage", None):
-            self.counts.update(prompt_tokens=usage.prompt_tokens or 0, completion_tokens=usage.completion_tokens or 0)
+        """The text of the model's answer, and why there is none. The client checks no types of what it was sent."""
         if isinstance(answer, str):  # what the client makes of another content type
             return "", NOT_JSON
+        for name in ("prompt_tokens", "completion_tokens"):
+            tokens = getattr(getattr(answer, "usage", None), name, None)
+            self.counts[name] += tokens if isinstance(tokens, int) and 0 <= tokens < 2**53 else 0
         choices = getattr(answer, "choices", None)
-        text = choices[0].message.content if choices and choices[0].message else ""
-        return (str(text), "") if text else ("", "the endpoint's answer has no text")
+        first = choices[0] if isinstance(choices, list) and choices else None
+        text = getattr(getattr(first, "message", None), "content", None)
+        return (text, "") if text and isinstance(text, str) else ("", NO_TEXT)
 
     def _score(self, text: str) -> float | str:
         """The score in [0, 1] that an answer gives, or why it gives none."""
         low, high = self.scale
-        score = self._read(text) if isinstance(self.read, str) else self.read(text)
+        try:
+            found: Any = self._read(text) if isinstance(self.read, str) else self.read(text)
+            is_bool = isinstance(found, bool) or str(getattr(found, "dtype", "")).endswith(
+                "bool"
+            )  # numpy's and torch's
+            score = number(self.scale[bool(found)] if is_bool else found)
+        except NotANumber as error:
+            return f"{error} is no score"
+        except UserError:
+            raise
+        except Exception as error:  # a function of the user's may raise anything
+            return f"the score could not be read from the answer {text[-80:]!r}: {last_line(error)}"
         if score is None:
             return f"no score in the answer {text[-80:]!r}"
         if not low <= score <= high:
             return f"score {score:g} is outside the scale, {low:g} to {high:g}"
         return (score - low) / (high - low)
 
-    def _read(self, text: str) -> float | None:
+    def _read(self, text: str) -> float | bool | None:
         """The number or the boolean that an answer gives, by `read`."""
         if self.read == "json":
             try:
                 value = json.loads(text[text.find("{") : text.rfind("}") + 1])[self.json_field]
-            except (ValueError, KeyError):
+            except (ValueError, KeyError, RecursionError):
                 return None
-            return float(value) if isinstance(value, int | float) else None
+            return value if isinstance(value, int | float) else None
         last = text.replace("*", "").strip().rpartition("\n")[2]  # without Markdown's asterisks
         match = (NUMBER if self.read == "number" else WORD).fullmatch(last.strip())
         if match is None:
             return None
-        return float(match[1]) if self.read == "number" else self.scale[match[1].lower() == "yes"]
+        if self.read == "yes_no":
+            return bool(match[1].lower() == "yes")
+        return None if match[2] and float(match[2]) != self.scale[1] else float(match[1])
 
     def _tell(self, reasons: list[str], judged: int) -> None:
         """Log why completions have no score, once for consecutive batches. Raises RewardFailed if none has one."""

@@ -39,7 +39,8 @@ def reporting(
     folder's name. TensorBoard writes to `tensorboard/` in that folder. Trackers read their other environment variables
     (WANDB_MODE, ...).
     config: shown beside the curves. done: number of finished steps; TensorBoard and W&B drop what a crashed run logged
-        after them. note: shows a line to the user: a tracker that fails later is left out from then on.
+        after them, and trackio keeps it beside what comes again.
+    note: shows a line to the user: a tracker that fails later is left out from then on.
     Raises UserError where a tracker is not installed, or cannot start.
     """
     trackers: Json = {}

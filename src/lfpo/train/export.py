@@ -243,11 +243,13 @@ def make_repository(name: str, *, private: bool) -> None:
 
 @contextmanager
 def hub_errors(repo: str) -> Iterator[None]:
-    """Turn an error of the hub in the block into a UserError."""
+    """Turn an error of the hub in the block into a UserError. Of an upload that failed, whatever the cause,
+    huggingface_hub and its Xet client raise a RuntimeError."""
     try:
         yield
-    except (OSError, ValueError, HTTPError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:REASON]
+    except (OSError, ValueError, HTTPError, RuntimeError) as error:
+        said = [error] if error.__cause__ is None else [error, error.__cause__]
+        reason = ": ".join((str(e).strip() or type(e).__name__).splitlines()[0][:REASON] for e in said)
         raise UserError(
             f"{repo}: the hub at {constants.ENDPOINT} refused or could not be reached ({reason}); log in with "
             f"`hf auth login` or set HF_TOKEN to a token that may write to {repo.split('/')[0]}"

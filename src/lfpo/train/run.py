@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
+
+import torch
 
 from lfpo.base import distributed
 from lfpo.base.environment import use_threads
@@ -22,7 +25,7 @@ from lfpo.report import write_report
 from lfpo.runs.card import model_card
 from lfpo.runs.changes import comparable
 from lfpo.runs.context import Context, Stopped, StopRequests
-from lfpo.runs.directory import Run, open_run, opened_by_this_launcher, removed_if_unused
+from lfpo.runs.directory import Run, open_run, removed_if_unused, started_again
 from lfpo.runs.display import Display, Output
 from lfpo.runs.health import Health
 from lfpo.runs.trackers import reporting
@@ -75,8 +78,10 @@ class TrainingRun:
         observer, total = Observer(), trainer.total_steps
         # Rank 0 decides for all: a launcher on another machine may have started the others. torchrun's own count of
         # restarts does not tell: it counts the failures of one machine, and a failure restarts the ranks of all.
-        restarted = collectives.gather("TORCHELASTIC_RUN_ID" in os.environ and opened_by_this_launcher(path))[0]
-        self.resume = resume or restarted
+        restarted = "TORCHELASTIC_RUN_ID" in os.environ and started_again(path)
+        ranks = collectives.gather((restarted, dict(trainer.every_rank)))
+        check_rows([rows for _, rows in ranks])
+        self.resume = resume or ranks[0][0]
         self.folder = Run(path, silent=True)
         self.display: Display | Lines = Lines(total, lambda text: None)
         if collectives.rank() == 0:
@@ -320,6 +325,18 @@ class TrainingRun:
         self.health = Health(comparable(logged, changes), {note["rule"] for note in notes})
 
 
+def check_rows(ranks: Sequence[Mapping[str, str]]) -> None:
+    """Raise UserError where ranks have other rows: each takes its share of what it takes for the rows of all. ranks: by
+    rank, Trainer.every_rank."""
+    for (rank, own), name in itertools.product(enumerate(ranks), ranks[0]):
+        if own[name] != ranks[0][name]:
+            raise UserError(
+                f"the {name} rows, or their order, differ between the ranks: rank 0 has {ranks[0][name]}, and rank "
+                f"{rank} has {own[name]}; where Python makes them, sort them (each process has another order of a set) "
+                "and draw them with one seed, or read them from a file"
+            )
+
+
 def run_trainer(trainer: Trainer, *, resume: object = False, display: Display | Lines | None = None) -> Path:
     """Open or resume the run of `trainer.args.output_dir` and train to its end; returns the exported model's folder. A
     rank that is lost ends the others (see lfpo.base.distributed.watched)."""
@@ -328,6 +345,11 @@ def run_trainer(trainer: Trainer, *, resume: object = False, display: Display | 
         raise UserError(
             f"resume {str(resume)!r}: expected True or False. True goes on from the newest intact checkpoint in "
             f"{folder}; to go on from an older one, move the newer step-N folders away first"
+        )
+    if not torch.is_grad_enabled() or any(p.is_inference() for p in trainer.model.parameters()):
+        raise UserError(
+            "gradients are off: make the trainer and call train() outside of torch.no_grad(), torch.inference_mode() "
+            "and torch.set_grad_enabled(False)"
         )
     with distributed.watched(trainer.args.rank_timeout, trainer.args.progress_timeout):
         return TrainingRun(trainer, resume=resume, display=display).train()

@@ -1,7 +1,8 @@
 """Tasks of reasoning-gym (arXiv 2505.24760; Apache-2.0) with default settings: `reasoning_gym:leg_counting`.
 
-Problem i of a task is item i of its generator with seed 0. Some graders evaluate model-written text, so they run in a
-child process with a limit on CPU time. An answer that exceeds it, or makes the grader raise, is wrong.
+Problem i of a task is item i of its generator with seed 0. A task without reference answers has no demonstrations. Some
+graders evaluate model-written text, so they run in a child process with a limit on CPU time. An answer that exceeds it,
+or makes the grader raise, is wrong.
 """
 
 import functools
@@ -16,7 +17,7 @@ from lfpo.prompts.tasks.task import Task
 from lfpo.rewards.answers import marked_answer
 from lfpo.rewards.child_process import ChildFailed, ChildProcess, cpu_limit
 
-SIZE = 1_000_000  # problems of a generator, each generated on request
+SIZES = (1_000_000, 10_000)  # problems of a generator, each generated on request; the second where that is too many
 MAX_CHARS = 4_000
 CPU_SECONDS = 5.0
 WALL_SECONDS = 60.0  # for a machine too busy to give the child its CPU time
@@ -32,7 +33,9 @@ def gym_task(name: str) -> Task:
         index = rng.randrange(len(generator))
         item = generator[index]
         prompt = ask(ROLE, "the answer alone", item["question"])
-        return {"prompt": prompt, "question": item["question"], "answer": str(item["answer"]), "index": index}
+        # Some tasks have a grader and no reference answer.
+        answer = None if item["answer"] is None else str(item["answer"])
+        return {"prompt": prompt, "question": item["question"], "answer": answer, "index": index}
 
     def correct(completion: str, row: Row) -> bool:
         answer = marked_answer(completion)
@@ -46,6 +49,11 @@ def gym_task(name: str) -> Task:
     def demonstrate(row: Row, rng: random.Random, right_share: float) -> str:
         if right_share != 1.0:
             raise UserError(f"task {name!r}: has right demonstrations only; set right_share to 1")
+        if row["answer"] is None:
+            raise UserError(
+                f"task {name!r}: problem {row['index']} has a grader and no reference answer, so it has no "
+                "demonstration; leave the task out, or train on it with rewards: lfpo train"
+            )
         return tagged("", row["answer"])
 
     return Task(
@@ -69,7 +77,13 @@ def _generator(name: str) -> Any:
 
     if kind not in DATASETS:
         raise UserError(f"task {name!r}: reasoning-gym has no such task{nearest(kind, DATASETS)}")
-    return reasoning_gym.create_dataset(kind, seed=0, size=SIZE)
+    why = ""
+    for size in SIZES:
+        try:
+            return reasoning_gym.create_dataset(kind, seed=0, size=size)
+        except (ValueError, AssertionError) as error:  # by which its configurations refuse settings
+            why = str(error)
+    raise UserError(f"task {name!r}: reasoning-gym does not make it with default settings ({why}); choose another task")
 
 
 def graded(name: str, index: int, question: str, answer: str) -> bool:
