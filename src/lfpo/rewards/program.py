@@ -43,7 +43,8 @@ def extract_code(completion: str, *names: str) -> str:
     blocks = [block(lines, *place) for place in places]
     wanted = {*names} - {""}
     # A test file imports the name, and a decorator binds it again.
-    of_each = ([n for n, code in enumerate(blocks) if not wanted or wanted & names(code)] for names in (defined, bound))
+    written = [(number, code) for number, code in enumerate(blocks) if code.strip()]
+    of_each = ([n for n, code in written if not wanted or wanted & names(code)] for names in (defined, bound))
     candidates = next(filter(None, of_each), [])
     programs = []
     for number in reversed(candidates[-_ENDS:]):
