@@ -76,7 +76,7 @@ def write_gguf(
     *,
     without: str = "no tensor",
     lacks: str | None = None,
-    pre: str = "default",
+    pre: str = "gpt-2",
     roles: bool = True,
     **extra: Any,
 ) -> Path:

@@ -322,7 +322,7 @@ def test_flow_mappings_without_blanks_are_read(tmp_path: Path):
     assert load_yaml(tmp_path / "c.yaml") == {"a": {"b": {}, "c": [1]}}
 
 
-@pytest.mark.parametrize("text", ["a: [1", "- 1\n- 2\n", "", "a: \t1\n\tb: 2"])
+@pytest.mark.parametrize("text", ["a: [1", "- 1\n- 2\n", "", "a: \t1\n\tb: 2", "a: 1\t# one\n"])
 def test_unreadable_yaml_names_the_file(tmp_path: Path, text: str) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(text)

@@ -16,6 +16,7 @@ from lfpo.core.doubled import training_structure
 from lfpo.models import load_model, load_tokenizer, save_model
 from lfpo.models import tensor_files as files_module
 from lfpo.models.convert import LLAMA3_ROPE
+from lfpo.models.gguf_tokenizer import known_splits
 from lfpo.models.mask_token import MASK
 from tiny import CHATML, random_ids
 
@@ -332,7 +333,6 @@ def test_tensors_of_a_gguf_file_that_its_fields_do_not_describe_are_refused(
 @pytest.mark.parametrize(
     ("pre", "expected"),
     [
-        ("default", "Ċ Ċ 3 Ġapples Ġand Ġ12"),
         ("gpt-2", "Ċ Ċ 3 Ġapples Ġand Ġ12"),
         ("smollm", "ĊĊ 3 Ġapples Ġand Ġ 1 2"),
         ("starcoder", "ĊĊ 3 Ġapples Ġand Ġ 1 2"),
@@ -341,6 +341,8 @@ def test_tensors_of_a_gguf_file_that_its_fields_do_not_describe_are_refused(
     ],
 )
 def test_text_is_split_as_a_gguf_file_says(pre: str, expected: str, tmp_path: Path):
+    if pre in ("llama-bpe", "qwen2") and pre not in known_splits():
+        pytest.skip("this version of transformers does not know the split")
     source = write_source(tmp_path / "source")
     folder = convert(write_gguf(tmp_path / "model.gguf", source, pre=pre), tmp_path / "made")
     for tokenizer in (load_tokenizer(folder), transformers.AutoTokenizer.from_pretrained(folder)):
@@ -348,10 +350,12 @@ def test_text_is_split_as_a_gguf_file_says(pre: str, expected: str, tmp_path: Pa
         assert [word for word, _ in split] == expected.split()
 
 
-def test_a_split_that_is_not_known_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    path = write_gguf(tmp_path / "model.gguf", write_source(tmp_path / "source"), pre="deepseek-coder")
+@pytest.mark.parametrize("pre", ["deepseek-coder", "default", None])
+def test_a_split_that_is_not_known_is_refused(pre: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    how: dict[str, Any] = {"lacks": "tokenizer.ggml.pre"} if pre is None else {"pre": pre}
+    path = write_gguf(tmp_path / "model.gguf", write_source(tmp_path / "source"), **how)
     said = refused(capsys, path, tmp_path / "made")
-    assert "tokenizer.ggml.pre 'deepseek-coder' is a split of text that lfpo does not know" in said
+    assert f"tokenizer.ggml.pre {pre!r} is a split of text that lfpo does not know" in said
 
 
 @pytest.mark.parametrize("factor", [8.0, 32.0])  # of Llama 3.1 and 3.2

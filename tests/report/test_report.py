@@ -77,6 +77,13 @@ def test_token_texts_keep_the_spaces_that_a_tokenizer_drops_only_at_the_beginnin
         assert "".join(found) == sentencepiece().decode(ids)
 
 
+def test_a_character_that_never_ends_costs_no_other_token_its_text():
+    """A completion that is cut inside its second emoji: decoded together the bytes of both would be broken."""
+    pieces = [SPACE + "the", *(f"<0x{byte:02X}>" for byte in [*"😀".encode(), 0xF0, 0x9F]), SPACE + "fox"]
+    found = token_texts(sentencepiece(), [PIECES.index(piece) for piece in pieces])
+    assert found == ["the", "", "", "", "😀", "\ufffd", "\ufffd", " fox"]
+
+
 def test_token_texts_join_where_tokens_hold_parts_of_two_characters():
     alphabet, word = byte_alphabet(), "日本".encode()
     parts = ["".join(alphabet[byte] for byte in part) for part in (word[:1], word[1:4], word[4:])]

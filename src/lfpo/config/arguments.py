@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lfpo.config.build import PARTS, build, command_of, load_yaml, merge, typed
-from lfpo.config.checks import options
+from lfpo.config.checks import options, type_hints
 from lfpo.config.errors import UserError
 from lfpo.config.files import read_json
 from lfpo.config.help import describe
@@ -17,7 +17,7 @@ from lfpo.config.json import Json
 def text_keys(cls: type, prefix: str = "") -> set[str]:
     """The keys of a configuration that hold text, those of nested dataclasses as `a.b`."""
     keys: set[str] = set()
-    for name, hint in typing.get_type_hints(cls).items():
+    for name, hint in type_hints(cls).items():
         first = options(hint)[0]
         if dataclasses.is_dataclass(first):
             keys |= text_keys(typing.cast(type, first), f"{prefix}{name}.")

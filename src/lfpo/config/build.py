@@ -51,7 +51,7 @@ def load_yaml(path: str | Path, including: tuple[Path, ...] = (), texts: Collect
         raise UserError(f"{including[-1]}: includes itself through {' and '.join(p.name for p in including)}")
     try:
         text = file.read_text(encoding="utf-8-sig")
-        value = _parsed(text)
+        value, written = _parsed(text), _parsed(text, as_text=True) if texts else None
     except (yaml.YAMLError, ValueError, OSError) as error:  # ValueError: not UTF-8, or a date that does not exist
         mark = getattr(error, "problem_mark", None)
         place, problem = ("", error) if mark is None else (f":{mark.line + 1}", error.problem)  # type: ignore[union-attr]
@@ -64,20 +64,21 @@ def load_yaml(path: str | Path, including: tuple[Path, ...] = (), texts: Collect
     result: Json = {}
     for name in names:
         result = merge(result, load_yaml(name, (*including, file), texts))
-    written = yaml.load(text, Loader=yaml.BaseLoader) if texts else None  # all scalars as text
     return merge(result, _as_written(value, written, texts) if written else value)
 
 
 @functools.lru_cache(maxsize=256)
-def _parsed_once(text: str) -> Any:
-    with contextlib.suppress(yaml.YAMLError):  # of which PyYAML's own parser says more; and it reads {a:{}} too
-        return yaml.load(text, Loader=_FastLoader)
-    return yaml.load(text, Loader=_Loader)
+def _parsed_once(text: str, as_text: bool) -> Any:
+    fast, exact = (_FastBaseLoader, yaml.BaseLoader) if as_text else (_FastLoader, _Loader)
+    if "\t" not in text:  # libyaml takes tabs that PyYAML's own parser refuses
+        with contextlib.suppress(yaml.YAMLError):  # of which PyYAML's says more; and it reads {a:{}} too
+            return yaml.load(text, Loader=fast)
+    return yaml.load(text, Loader=exact)
 
 
-def _parsed(text: str) -> Any:
-    """The value of a YAML text. Many recipes include the same parts."""
-    return copy.deepcopy(_parsed_once(text))
+def _parsed(text: str, *, as_text: bool = False) -> Any:
+    """The value of a YAML text; as_text: with its scalars as written. Many recipes include the same parts."""
+    return copy.deepcopy(_parsed_once(text, as_text))
 
 
 def _as_written(values: Json, written: Json, texts: Collection[str], prefix: str = "") -> Json:
@@ -132,6 +133,7 @@ class _FastLoader(_Mappings, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # 
     """The same with libyaml's parser: 2 ms for a configuration and not 20."""
 
 
+_FastBaseLoader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 _NUMBERS = {  # with underscores between digits, as in 1_000
     "tag:yaml.org,2002:int": r"^[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F]+)$",
     "tag:yaml.org,2002:float": r"^([-+]?(\d[\d_]*\.[\d_]*|\.\d+)([eE][-+]?\d+)?|[-+]?\d+[eE][-+]?\d+"

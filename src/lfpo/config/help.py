@@ -12,7 +12,7 @@ import typing
 from collections.abc import Iterator
 
 from lfpo.config.build import default_of
-from lfpo.config.checks import limits, options
+from lfpo.config.checks import limits, options, type_hints
 
 
 def meanings(cls: type) -> dict[str, str]:
@@ -51,7 +51,7 @@ def describe(cls: type, command: str, takes_file: bool, flags: tuple[str, ...] =
 
 def _keys(cls: type, width: int, prefix: str = "", defaults: object = None) -> Iterator[str]:
     """The lines of the keys of a dataclass. defaults: an instance whose values are the defaults."""
-    texts, hints = meanings(cls), typing.get_type_hints(cls, include_extras=True)
+    texts, hints = meanings(cls), type_hints(cls, include_extras=True)
     for field in dataclasses.fields(cls):
         name, default = prefix + field.name, getattr(defaults, field.name, default_of(field))
         nested = settings_of(hints[field.name])

@@ -10,7 +10,7 @@ import typing
 from typing import Any
 
 from lfpo.config.build import default_of
-from lfpo.config.checks import OneOf, limits, options
+from lfpo.config.checks import OneOf, limits, options, type_hints
 from lfpo.config.compare import CompareConfig
 from lfpo.config.convert import ConvertConfig
 from lfpo.config.dpo import DPOConfig
@@ -72,7 +72,7 @@ def schema(command: str) -> Schema:
 
 def _properties(cls: type, definitions: Schema) -> Schema:
     """Key -> schema, other names of keys among them."""
-    texts, hints = meanings(cls), typing.get_type_hints(cls, include_extras=True)
+    texts, hints = meanings(cls), type_hints(cls, include_extras=True)
     properties: Schema = {}
     for field in dataclasses.fields(cls):
         default = default_of(field)

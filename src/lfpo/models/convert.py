@@ -51,6 +51,9 @@ GGUF_NAMES = (
 # Fields of GGUF, behind the architecture's name, that a model is read wrong without.
 GGUF_FIELDS: tuple[str, ...] = ("context_length", "embedding_length", "block_count", "feed_forward_length")
 GGUF_FIELDS += ("attention.head_count", "attention.head_count_kv", "attention.layer_norm_rms_epsilon")
+# What transformers and gguf raise for a file that is not as they expect it.
+UNREADABLE: tuple[type[Exception], ...] = (OSError, ValueError, LookupError, AttributeError, NotImplementedError)
+UNREADABLE += (RuntimeError, struct.error)
 ADVICE = "convert the model's folder of safetensors, if there is one"
 ROPE_FACTORS = "rope_freqs.weight"  # in GGUF: by what each rotary frequency is divided
 # The scaling of Llama 3.1 to 3.3. GGUF holds only the factors that follow from it.
@@ -144,7 +147,7 @@ def gguf_source(path: Path, dtype: str | None) -> Source:
             del tensors[ROPE_FACTORS]
         check_gguf(path, shapes, {name: tensor.shape.tolist()[::-1] for name, tensor in tensors.items()}, fields)
         model = transformers.AutoModelForCausalLM.from_pretrained(**place, dtype=weights_dtype)
-    except (OSError, ValueError, LookupError, NotImplementedError, RuntimeError, struct.error) as error:
+    except UNREADABLE as error:
         raise UserError(f"{path}: not readable as a model in GGUF ({' '.join(str(error).split())})") from error
     # The classes have defaults for ids, which are those of other models.
     ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ("bos", "eos", "pad")}

@@ -11,8 +11,9 @@ from lfpo.config.json import Json
 from lfpo.models.mask_token import rebuilt
 
 # What a file calls the way in which text is split before byte-level BPE: as GPT-2 does, which is transformers' way with
-# a name that it does not know, and the same after a split into single digits.
-GPT2_SPLIT = ("default", "gpt-2", "phi-2", "mpt", "olmo", "jais")
+# a name that it does not know, and the same after a split into single digits. "default", or no name, is in old files of
+# any model.
+GPT2_SPLIT = ("gpt-2", "phi-2", "mpt", "olmo", "jais")
 DIGITS_SPLIT = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
 SPECIAL, PLAIN = (2, 3), 4  # types of tokens that are never cut: unknown and control; user-defined
 ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
@@ -22,8 +23,8 @@ def known_splits() -> tuple[str, ...]:
     """The names of splits that this version of transformers reads as they are meant."""
     try:
         from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
-    except ImportError:  # of an older version
-        return ("llama-bpe", "qwen2")
+    except ImportError:  # an older version, which splits by the kind of model
+        return ()
     return tuple(GGUF_PRE_TOKENIZER_SPLITS)
 
 
@@ -44,14 +45,14 @@ def own_tokenizer(tokenizer: Any, fields: Json, path: Path) -> Any:
     ]
     words = {word: number for word, number in state["model"]["vocab"].items() if number not in whole}
     state["model"]["vocab"] = words | {tokens[number]: number for number in whole}
-    split = own.get("pre", "default")
+    split = own.get("pre")
     made = rebuilt(tokenizer, state, **{f"{role}_token": tokens[number] for role, number in roles.items()})
     if own["model"] != "gpt2" or split in GPT2_SPLIT or split in known_splits():
         return made
     if split not in DIGITS_SPLIT:
         raise UserError(
-            f"{path}: tokenizer.ggml.pre {split!r} is a split of text that lfpo does not know, so the ids would be "
-            "others; convert the model's folder of safetensors, if there is one"
+            f"{path}: tokenizer.ggml.pre {split!r} is a split of text that lfpo does not know with this version of "
+            "transformers, so the ids would be others; convert the model's folder of safetensors, if there is one"
         )
     made.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(Regex(r"\p{N}"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]

@@ -43,9 +43,10 @@ SHIPPED = {name: Path(__file__).parent / name.replace("-", "_") for name in SHIP
 EMBEDDED = SHIPPED["embedded"]
 GENERATION = "generation_config.json"
 # Copied unread from a loaded checkpoint to a saved one: what says how the model is used (here and by other tools), and
-# its tokenizer's files, unless a tokenizer is saved.
-_COMPANIONS = (GENERATION, "*processor_config.json", "*.py")
+# its tokenizer's files and code, unless a tokenizer is saved.
+_COMPANIONS = (GENERATION, "*processor_config.json")
 _TOKENIZER_FILES: tuple[str, ...] = (
+    "*.py",
     "tokenizer*.json",
     "vocab.json",
     "merges.txt",

@@ -79,7 +79,7 @@ def check_trainable(args: TrainingConfig, model: MaskedDiffusionLM) -> None:
     dtypes = {p.dtype for p in model.parameters()}
     if model.adapter is not None or model.unsplit:
         left = "has a LoRA adapter" if model.adapter is not None else "is split over ranks"
-        raise UserError(f"model: it {left} already, by another trainer; give each its own, loaded by load_model")
+        raise UserError(f"model: it {left} already; load it again by load_model")
     if any(p.is_meta for p in model.parameters()):
         raise UserError("model: its weights are on the device 'meta', without values; load them by load_model")
     if torch.float16 in dtypes:

@@ -117,7 +117,7 @@ def silent(address: str) -> str:
     until = time.monotonic() + HEAD
     while True:
         try:
-            with socket.create_connection((host.strip("[]"), int(port)), timeout=HEAD):
+            with socket.create_connection((host.strip("[]"), int(port)), timeout=max(0.1, until - time.monotonic())):
                 return ""
         except OSError as error:
             if time.monotonic() > until:

@@ -214,9 +214,8 @@ class Judge:
         low, high = self.scale
         try:
             found: Any = self._read(text) if isinstance(self.read, str) else self.read(text)
-            is_bool = isinstance(found, bool) or str(getattr(found, "dtype", "")).endswith(
-                "bool"
-            )  # numpy's and torch's
+            dtype = str(getattr(found, "dtype", ""))  # numpy's "bool" and torch's "torch.bool"
+            is_bool = isinstance(found, bool) or dtype.endswith("bool")
             score = number(self.scale[bool(found)] if is_bool else found)
         except NotANumber as error:
             return f"{error} is no score"

@@ -187,8 +187,9 @@ def _write_weights(source: Source, settings: ExportConfig | PushConfig, folder: 
             for file in weight_files(source.weights):
                 with reading(file), safe_open(file, framework="pt"):
                     pass  # its header says how long it is
-            # Without hidden files: `folder` may be one of them.
-            shutil.copytree(source.weights, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*"))
+            # Without hidden files, of which `folder` may be one, and without modes: config.json may be read-only.
+            ignore = shutil.ignore_patterns(".*")
+            shutil.copytree(source.weights, folder, dirs_exist_ok=True, ignore=ignore, copy_function=shutil.copyfile)
             write_json(folder / "config.json", config)  # with the block length that only the folder's name may tell
         else:
             export_transformers(source.weights, folder)
