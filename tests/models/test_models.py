@@ -441,6 +441,16 @@ def test_files_that_say_how_a_model_is_used_go_with_it(layout: str, tmp_path: Pa
     assert again.eos_token_id == (129 if layout == "transformers" else 128)
 
 
+@pytest.mark.parametrize("remote", [False, True])
+def test_python_files_go_with_a_model_whose_configuration_names_them(remote: bool, llada: Path, tmp_path: Path) -> None:
+    config = {k: v for k, v in json.loads((llada / "config.json").read_text()).items() if k != "auto_map"}
+    config |= {"auto_map": {"AutoModel": "modeling_llada.LLaDAModelLM"}} if remote else {}
+    (llada / "config.json").write_text(json.dumps(config))
+    (llada / "modeling_llada.py").write_text("x = 1\n")
+    export_model(tmp_path, load_model(llada), load_tokenizer(llada))
+    assert (tmp_path / "model" / "modeling_llada.py").exists() == remote
+
+
 def test_an_exported_tokenizer_keeps_the_eos_that_its_chat_template_writes(tmp_path: Path) -> None:
     source = golden("sdar", tmp_path / "m")
     (source / "generation_config.json").write_text('{"eos_token_id": [129, 128]}')

@@ -43,10 +43,9 @@ SHIPPED = {name: Path(__file__).parent / name.replace("-", "_") for name in SHIP
 EMBEDDED = SHIPPED["embedded"]
 GENERATION = "generation_config.json"
 # Copied unread from a loaded checkpoint to a saved one: what says how the model is used (here and by other tools), and
-# its tokenizer's files and code, unless a tokenizer is saved.
+# its tokenizer's files, unless a tokenizer is saved.
 _COMPANIONS = (GENERATION, "*processor_config.json")
 _TOKENIZER_FILES: tuple[str, ...] = (
-    "*.py",
     "tokenizer*.json",
     "vocab.json",
     "merges.txt",
@@ -347,7 +346,8 @@ def _write_companions(model: MaskedDiffusionLM, folder: Path, tokenizer: Any) ->
     dtype = str(model.dtype).removeprefix("torch.")
     write_json(folder / "config.json", model.config | {k: dtype for k in ("dtype", "torch_dtype") if k in model.config})
     if model.source is not None and model.source.resolve() != folder.resolve():
-        copy_files(model.source, folder, *_COMPANIONS, *(_TOKENIZER_FILES if tokenizer is None else ()))
+        code = ("*.py",) if "auto_map" in model.config else ()  # else Python files beside weights are the user's own
+        copy_files(model.source, folder, *_COMPANIONS, *code, *(_TOKENIZER_FILES if tokenizer is None else ()))
     if tokenizer is not None:
         try:
             save_tokenizer(tokenizer, folder)
