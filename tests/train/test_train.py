@@ -170,11 +170,11 @@ def test_a_model_that_another_trainer_has_changed_is_one_sentence(llada: Path, t
     model, tokenizer = load_model(llada), load_tokenizer(llada)
     LFPOTrainer(model, even_letters, config(tmp_path, lora={"r": 2, "lora_alpha": 4}), ROWS, tokenizer=tokenizer)
     for lora in (None, {"r": 2, "lora_alpha": 4}, {"r": 4, "lora_alpha": 4, "target_modules": ["q_proj"]}):
-        with pytest.raises(UserError, match=r"model: it has a LoRA adapter already, .*loaded by load_model"):
+        with pytest.raises(UserError, match=r"model: it has a LoRA adapter already; load it again by load_model"):
             LFPOTrainer(model, even_letters, config(tmp_path, lora=lora), ROWS, tokenizer=tokenizer)
     split = load_model(llada)
     split.unsplit = (split.frozen_copy(),)
-    with pytest.raises(UserError, match=r"model: it is split over ranks already, .*loaded by load_model"):
+    with pytest.raises(UserError, match=r"model: it is split over ranks already; load it again by load_model"):
         LFPOTrainer(split, even_letters, config(tmp_path), ROWS, tokenizer=tokenizer)
 
 
