@@ -5,6 +5,7 @@ from typing import Any
 
 MAX_BARE = 100  # characters of a box without braces
 TAIL_CHARS = 20_000  # only the end of a completion is searched, which bounds the time for a huge one
+MAX_NESTED = 8  # marks inside each other that are unwrapped; text that repeats a mark may hold thousands
 
 
 def completion_text(completion: Any) -> str:
@@ -25,22 +26,25 @@ def marked_answer(text: str) -> str | None:
     another (`<answer>\\boxed{7}</answer>`) is unwrapped, unless what stands beside it in its line is part of the answer
     (`-\\boxed{7}`). A mark that is never closed is ignored.
     """
-    text = text[-TAIL_CHARS:]
-    marks = [mark for mark in (_tagged(text), _boxed(text)) if mark is not None]
-    if hashes := _after_hashes(text, headings=not marks):
-        marks.append(hashes)
-    if not marks:
-        return None
-    answer = _last(marks)[-1].strip()
-    inner = [mark for mark in (_boxed(answer), _after_hashes(answer, headings=True)) if mark is not None]
-    if not inner:
-        return answer
-    start, end, _ = _last(inner)
-    before, after = answer[:start].rpartition("\n")[2], answer[end:].partition("\n")[0]
-    changed = _BEFORE.search(before.replace("**", "").rstrip(" $(")) or _AFTER.match(
-        after.replace("**", "").lstrip(" $)")
-    )
-    return answer if changed else marked_answer(answer)
+    text, answer = text[-TAIL_CHARS:], None
+    for _ in range(MAX_NESTED):
+        marks = [mark for mark in (_tagged(text), _boxed(text)) if mark is not None]
+        if hashes := _after_hashes(text, headings=not marks):
+            marks.append(hashes)
+        if not marks:
+            break
+        text = answer = _last(marks)[-1].strip()
+        inner = [mark for mark in (_boxed(text), _after_hashes(text, headings=True)) if mark is not None]
+        if not inner or _is_changed(text, *_last(inner)[:2]):
+            break
+    return answer
+
+
+def _is_changed(text: str, start: int, end: int) -> bool:
+    """Whether what stands beside a mark in its line is part of the answer."""
+    before, after = text[:start].rpartition("\n")[2], text[end:].partition("\n")[0]
+    before, after = before.replace("**", "").rstrip(" $("), after.replace("**", "").lstrip(" $)")
+    return bool(_BEFORE.search(before) or _AFTER.match(after))
 
 
 def _last(marks: list["Mark"]) -> "Mark":
@@ -62,12 +66,13 @@ _AFTER = re.compile(
 def last_boxed(text: str) -> str | None:
     """The content of the last `\\boxed{...}` or `\\fbox{...}`, with balanced braces; `\\boxed 7` ends at a space. Boxes
     that a comma, `and` or `or` joins are one list."""
-    mark = _boxed(text[-TAIL_CHARS:])
-    if mark is None:
-        return None
-    content = mark[-1].strip()
-    inner = _boxed(content)
-    return last_boxed(content) if inner and inner[:2] == (0, len(content)) else content
+    mark, content = _boxed(text[-TAIL_CHARS:]), None
+    for _ in range(MAX_NESTED):
+        if mark is None or (content is not None and mark[:2] != (0, len(content))):
+            break
+        content = mark[-1].strip()
+        mark = _boxed(content)
+    return content
 
 
 Mark = tuple[int, int, str]  # where it begins and ends, without a closing tag, and its content
