@@ -24,7 +24,7 @@ from lfpo.config.files import new_folder, read_json, reason, user_path, write_js
 from lfpo.config.json import Json
 from lfpo.models.families import family_of
 from lfpo.models.family import build_backbone, replace_prefix
-from lfpo.models.gguf_tokenizer import own_tokenizer
+from lfpo.models.gguf_tokenizer import ADVICE, own_tokenizer
 from lfpo.models.loading import GENERATION, listed, read_tokenizer, resolve, save_tokenizer
 from lfpo.models.mask_token import MaskToken, set_mask_token
 from lfpo.models.tensor_files import check_disk, write_shards
@@ -54,7 +54,6 @@ GGUF_FIELDS += ("attention.head_count", "attention.head_count_kv", "attention.la
 # What transformers and gguf raise for a file that is not as they expect it.
 UNREADABLE: tuple[type[Exception], ...] = (OSError, ValueError, LookupError, AttributeError, NotImplementedError)
 UNREADABLE += (RuntimeError, struct.error)
-ADVICE = "convert the model's folder of safetensors, if there is one"
 ROPE_FACTORS = "rope_freqs.weight"  # in GGUF: by what each rotary frequency is divided
 # The scaling of Llama 3.1 to 3.3. GGUF holds only the factors that follow from it.
 LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}

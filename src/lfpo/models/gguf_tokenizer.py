@@ -10,12 +10,13 @@ from lfpo.config.errors import UserError
 from lfpo.config.json import Json
 from lfpo.models.mask_token import rebuilt
 
-# What a file calls the way in which text is split before byte-level BPE: as GPT-2 does, which is transformers' way with
-# a name that it does not know, and the same after a split into single digits. "default", or no name, is in old files of
-# any model.
+# Names, in tokenizer.ggml.pre, of how text is split before byte-level BPE. GPT2_SPLIT: as GPT-2 does, which
+# transformers also takes for names that it does not know. DIGITS_SPLIT: first into single digits, then as GPT-2 does.
+# "default" is in neither, since old files of any model have it.
 GPT2_SPLIT = ("gpt-2", "phi-2", "mpt", "olmo", "jais")
 DIGITS_SPLIT = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
 SPECIAL, PLAIN = (2, 3), 4  # types of tokens that are never cut: unknown and control; user-defined
+ADVICE = "convert the model's folder of safetensors, if there is one"
 ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 
@@ -52,7 +53,7 @@ def own_tokenizer(tokenizer: Any, fields: Json, path: Path) -> Any:
     if split not in DIGITS_SPLIT:
         raise UserError(
             f"{path}: tokenizer.ggml.pre {split!r} is a split of text that lfpo does not know with this version of "
-            "transformers, so the ids would be others; convert the model's folder of safetensors, if there is one"
+            f"transformers, so the ids would be others; {ADVICE}"
         )
     made.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(Regex(r"\p{N}"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]

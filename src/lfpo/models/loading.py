@@ -45,14 +45,15 @@ GENERATION = "generation_config.json"
 # Copied unread from a loaded checkpoint to a saved one: what says how the model is used (here and by other tools), and
 # its tokenizer's files, unless a tokenizer is saved.
 _COMPANIONS = (GENERATION, "*processor_config.json")
-_TOKENIZER_FILES: tuple[str, ...] = (
+_TOKENIZER_FILES = (
     "tokenizer*.json",
     "vocab.json",
     "merges.txt",
     "special_tokens_map.json",
     "added_tokens.json",
+    "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
 )
-_TOKENIZER_FILES += ("chat_template.jinja", "additional_chat_templates/*.jinja")
 
 
 def name_of(model: str | Path | MaskedDiffusionLM) -> str | None:

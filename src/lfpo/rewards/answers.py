@@ -66,12 +66,13 @@ _AFTER = re.compile(
 def last_boxed(text: str) -> str | None:
     """The content of the last `\\boxed{...}` or `\\fbox{...}`, with balanced braces; `\\boxed 7` ends at a space. Boxes
     that a comma, `and` or `or` joins are one list."""
-    mark, content = _boxed(text[-TAIL_CHARS:]), None
+    text, content = text[-TAIL_CHARS:], None
     for _ in range(MAX_NESTED):
-        if mark is None or (content is not None and mark[:2] != (0, len(content))):
+        mark = _boxed(text)
+        # A box inside another counts where nothing stands beside it.
+        if mark is None or (content is not None and mark[:2] != (0, len(text))):
             break
-        content = mark[-1].strip()
-        mark = _boxed(content)
+        text = content = mark[-1].strip()
     return content
 
 

@@ -63,7 +63,7 @@ class DPOTrainer(Trainer):
         self.draw, self.held_out, rows = _pairs(config, self.tokenizer, self.model)
         training = fingerprint(self.draw, rows or config.batch_size)
         held_out = fingerprint(self.held_out.__getitem__, len(self.held_out))
-        self.data, self.every_rank = training if rows else "", {"training": training, "held-out": held_out}
+        self.data, self.row_fingerprints = training if rows else "", {"training": training, "held-out": held_out}
         self.length = examples_length(config, config.max_steps, rows)
         self.total_steps = self.length.iterations
         self.user_args, self.args = config, replace(config, max_steps=self.total_steps)

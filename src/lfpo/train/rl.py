@@ -137,7 +137,7 @@ class LFPOTrainer(Algorithm, Trainer):
         training = fingerprint(lambda i: plain_values(source.train_row(i)), rows or args.prompts_per_iteration)
         held_out_rows = fingerprint(lambda i: plain_values(source.eval_rows[i]), len(source.eval_rows))
         self.data = training if rows and not source.stream else ""  # a longer run reads more of a stream
-        self.every_rank = {"training": training, "held-out": held_out_rows}
+        self.row_fingerprints = {"training": training, "held-out": held_out_rows}
         self.length = self.user_args.length(len(self.source.rows))  # again, now without prompts that are left out
         self.args = args = replace(args, max_steps=self.length.iterations)
         self.about += f"\n{'length':<8} {described(self.length, self.user_args)}"

@@ -79,7 +79,7 @@ class TrainingRun:
         # Rank 0 decides for all: a launcher on another machine may have started the others. torchrun's own count of
         # restarts does not tell: it counts the failures of one machine, and a failure restarts the ranks of all.
         restarted = "TORCHELASTIC_RUN_ID" in os.environ and started_again(path)
-        ranks = collectives.gather((restarted, dict(trainer.every_rank)))
+        ranks = collectives.gather((restarted, dict(trainer.row_fingerprints)))
         check_rows([rows for _, rows in ranks])
         self.resume = resume or ranks[0][0]
         self.folder = Run(path, silent=True)
@@ -327,7 +327,7 @@ class TrainingRun:
 
 def check_rows(ranks: Sequence[Mapping[str, str]]) -> None:
     """Raise UserError where ranks have other rows: each takes its share of what it takes for the rows of all. ranks: by
-    rank, Trainer.every_rank."""
+    rank, Trainer.row_fingerprints."""
     for (rank, own), name in itertools.product(enumerate(ranks), ranks[0]):
         if own[name] != ranks[0][name]:
             raise UserError(

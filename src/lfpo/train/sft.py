@@ -78,7 +78,7 @@ class SFTTrainer(Trainer):
             )
         self.draw, rows = _example_source(config, self.tokenizer, self.model)
         training = fingerprint(self.draw, rows or config.batch_size)
-        self.data, self.every_rank = training if rows else "", {"training": training}
+        self.data, self.row_fingerprints = training if rows else "", {"training": training}
         self.length = examples_length(config, config.steps, rows)
         self.total_steps = self.length.iterations
         self.user_args, self.args = config, replace(config, steps=self.total_steps)

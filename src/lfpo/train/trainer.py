@@ -24,8 +24,8 @@ class Trainer(Protocol):
     parts: what else checkpoints hold, by the name of its folder.
     state: JSON data that checkpoints hold too (counters); restored in place.
     data: the `fingerprint` of the training rows; "" where they are generated, or a stream.
-    every_rank: "training" and "held-out" -> the `fingerprint` of these rows, which every rank must have; of generated
-        ones the first batch.
+    row_fingerprints: "training" and "held-out" -> the `fingerprint` of these rows, of generated ones that of the first
+        batch. All ranks must have the same.
     stop_on: rules of lfpo.runs.health that end the run when they begin to hold.
     callbacks: see lfpo.train.callbacks. events: what calls them, where the trainer has made it itself.
     about: what to show before it starts. began: whether an iteration has begun, so that theta may have moved.
@@ -43,7 +43,7 @@ class Trainer(Protocol):
     parts: Mapping[str, Part] = MappingProxyType({})
     state: Json
     data: str = ""
-    every_rank: Mapping[str, str] = MappingProxyType({})
+    row_fingerprints: Mapping[str, str] = MappingProxyType({})
     stop_on: Collection[str] = ()
     callbacks: Sequence[Any] = ()
     events: Any = None  # lfpo.train.callbacks.Callbacks, whose file reads this one
