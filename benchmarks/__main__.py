@@ -3,6 +3,7 @@
 import importlib
 import sys
 
+from lfpo.base.environment import before_torch
 from lfpo.config.arguments import configure
 from lfpo.config.errors import UserError
 
@@ -29,6 +30,7 @@ BENCHES = {
 
 def main(arguments: list[str]) -> int:
     """Run the benchmark named by the first argument. Returns 2 for another name or wrong settings."""
+    before_torch()  # as the command `lfpo` does
     name = arguments[0] if arguments else ""
     if name in ("-h", "--help"):
         print(USAGE)

@@ -22,6 +22,7 @@ from typing import Any
 
 import yaml
 
+from lfpo.base.environment import before_torch
 from lfpo.config.build import build, load_yaml, merge, to_dict, yaml_text
 from lfpo.config.files import read_json, replace_file
 from lfpo.config.plugins import resolve
@@ -241,6 +242,7 @@ def run(study: dict[str, Any], path: Path, stages: list[str], workers: int, chec
     folders = {label: write_cell(cells[key], study, path.with_suffix("") / key) for label, key in labels.items()}
     observer, say = Observer(), functools.partial(print, flush=True)
     with StopRequests(observer), observer.at_once():  # finished cells are kept
+        before_torch()  # the cells take its settings over
         return len(run_cells(folders, "research.study", finish, workers, 1, say))
 
 

@@ -295,3 +295,11 @@ def test_no_more_than_a_few_chunks_are_held_at_once(form: str):
     few, whole = peaks
     assert few < 120 * 400 / 4
     assert whole > 2 * 120 * 400
+
+
+def test_a_trained_head_has_one_gradient_of_its_size():
+    case = random_case("own", t=4, v=400, d=64)
+    head = case.head.detach().requires_grad_()
+    with Held() as held:
+        (3 * rectified_sum(case.hidden, case.hidden_ref, head, case.head_ref, case.y, case.r, beta=0.3)).backward()
+    assert held.peak < 3.5 * head.numel()  # two of the heads, whose views are counted

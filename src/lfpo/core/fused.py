@@ -136,7 +136,8 @@ class FusedSum(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        grad_hidden, grad_head = (None if g is None else g * grad.to(g.dtype) for g in ctx.saved_tensors)
+        # In place: the head's gradient is as large as the head. A second backward pass of one graph raises.
+        grad_hidden, grad_head = (None if g is None else g.mul_(grad) for g in ctx.saved_tensors)
         return grad_hidden, grad_head, None, None
 
 
