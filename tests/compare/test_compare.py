@@ -194,6 +194,7 @@ def test_the_table_and_the_curves_by_hand(tmp_path: Path):
     assert second["learning"] == {"x": [0.0, 5.0], "mean": [0.4, 0.6], "low": [0.4, 0.5], "high": [0.4, 0.7]}
 
 
+@pytest.mark.long
 def test_the_results_say_how_many_problems_were_measured_and_a_label_may_hold_a_bar(tmp_path: Path):
     config = small(tmp_path, objectives={"a|b": {"name": "lfpo"}, "c": {"name": "dtm", "tilt": 2.0}}, problems=50)
     rows = [{"prompt": "x"}] * 3

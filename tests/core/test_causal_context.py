@@ -101,7 +101,7 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("settings", soon(SETTINGS, 0, 2, 7))
+@pytest.mark.parametrize("settings", soon(SETTINGS, 0, 7))
 def test_a_row_is_the_same_alone_together_refilled_and_without_stored_blocks(
     model: MaskedDiffusionLM, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ):

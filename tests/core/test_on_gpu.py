@@ -85,6 +85,7 @@ def test_likelihoods():
     assert there == pytest.approx(here, rel=1e-5)
 
 
+@pytest.mark.long
 def test_supervised_training(tmp_path: Path):
     settings = {"tasks": {"choice": 1}, "model": "embedded", "steps": 3, "batch_size": 8, "logging_steps": 1}
 

@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import re
+import shutil
 import sys
 from collections import Counter
 from pathlib import Path
@@ -383,6 +384,19 @@ def test_weights_are_read_for_a_hash_only_where_a_file_keeps_it(
         patch.setattr(hashlib, "file_digest", lambda *a: pytest.fail("read again"))
         assert file_sha256(cached) == whole
         assert main(["eval", "--model", str(llada), "--task", "choice", "--n", "1"]) == 0
+
+
+def test_every_file_that_decides_the_output_is_in_the_hash_of_a_model(llada: Path, tmp_path: Path):
+    folder = shutil.copytree(llada, tmp_path / "copy")
+    hashes = [file_sha256(folder)]
+    (folder / "README.md").write_text("other words")
+    assert file_sha256(folder) == hashes[0] == file_sha256(llada)
+    for name in ("generation_config.json", "special_tokens_map.json", "tokenizer.model", "model-2.safetensors"):
+        (folder / name).write_text("{}")
+        hashes.append(file_sha256(folder))
+    (folder / "generation_config.json").write_text('{"eos_token_id": [1, 2]}')
+    hashes.append(file_sha256(folder))
+    assert len(set(hashes)) == len(hashes)
 
 
 def test_scores_by_hand():

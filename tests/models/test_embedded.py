@@ -83,13 +83,14 @@ def test_its_tokenizer_keeps_every_text(name: str):
     assert tokenizer.decode(tokenizer.encode(odd, add_special_tokens=False)) == odd
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("shipped", "name", "most"),
     [
-        *(pytest.param("embedded", n, 0.75, marks=[] if n == "sudoku" else [pytest.mark.long]) for n in TASKS),
-        *(pytest.param("embedded-block", n, 0.85, marks=pytest.mark.long) for n in ("sudoku", "choice")),
-        *(pytest.param("embedded-causal", n, 0.85, marks=pytest.mark.long) for n in ("sudoku6", "countdown", "words")),
-        pytest.param("embedded-uniform", "sudoku", 0.85),
+        *(("embedded", name, 0.75) for name in TASKS),
+        *(("embedded-block", name, 0.85) for name in ("sudoku", "choice")),
+        *(("embedded-causal", name, 0.85) for name in ("sudoku6", "countdown", "words")),
+        ("embedded-uniform", "sudoku", 0.85),
     ],
 )
 def test_it_is_flawed_but_not_hopeless(shipped: str, name: str, most: float):

@@ -168,12 +168,10 @@ def config(folder: Path, model: Path, **settings: Any) -> LFPOConfig:
     return choice_config(folder, model, **{"lora": {"r": 2, "lora_alpha": 4}, **settings})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("objective", "experts"),
-    [
-        ("lfpo", False),
-        *(pytest.param(*case, marks=pytest.mark.long) for case in (("coupled_grpo", False), ("lfpo", True))),
-    ],
+    [("lfpo", False), ("coupled_grpo", False), ("lfpo", True)],
 )
 def test_training_resumes_exactly_and_exports_a_plain_model(objective: str, experts: bool, llada: Path, tmp_path: Path):
     llada = golden("lladamoe", tmp_path / "moe") if experts else llada

@@ -157,6 +157,7 @@ def trained(checkpoint: Path, tmp_path: Path, *more: str) -> list[dict[str, Any]
     return metrics(tmp_path / "run")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("more", [(), ("--sampler.first_token", "masked", "--sampler.threshold", "0.5")])
 def test_train_leaves_a_model_in_the_family_s_layout(checkpoint: Path, tmp_path: Path, more: tuple[str, ...]):
     rows = trained(checkpoint, tmp_path, *more)
@@ -167,6 +168,7 @@ def test_train_leaves_a_model_in_the_family_s_layout(checkpoint: Path, tmp_path:
     assert (tmp_path / "run/model-transformers/config.json").exists()
 
 
+@pytest.mark.long
 def test_block_justgrpo_trains_by_the_command(checkpoint: Path, tmp_path: Path):
     given = ["--objective", "{name: justgrpo, token_fraction: 0.25, beta: 0.01}", "--sampler.remasking", "sequential"]
     assert trained(checkpoint, tmp_path, *given)[-1]["grad_norm"] > 0

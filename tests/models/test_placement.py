@@ -113,6 +113,7 @@ def test_the_head_is_not_rounded(llada: Path):
     assert torch.equal(model(IDS), model.hidden(IDS) @ model.head_weight.T)
 
 
+@pytest.mark.long
 def test_a_reference_in_cpu_memory_changes_nothing(llada: Path, tmp_path: Path):
     settings: dict[str, Any] = {"optimizer_steps_per_iteration": 1, "ema_decay": 0.5, "eval_steps": 0}
     settings["objective"] = {"name": "diffu_grpo", "num_iterations": 2}  # which has a base policy, too

@@ -17,7 +17,6 @@ from lfpo.config.files import read_json, write_json
 from lfpo.models import init_model, load_model, load_tokenizer, save_model
 from lfpo.models.layouts import LAYOUTS
 from processes import run_lfpo
-from soon import soon
 from test_distributed import metrics
 from tiny import read_weights, write_tokenizer
 from written_runs import write_rows
@@ -163,9 +162,10 @@ def test_other_variants_of_illada_are_refused(
     assert said in error and str(folder / "config.json") in error and error.count("\n") == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("layout", "name"),
-    soon([("dllm-0.6b", "m"), ("dllm-0.6b", "Qwen3-0.6B-diffusion-bd3lm-v0.1"), ("illada-8b", "m")], 1),
+    [("dllm-0.6b", "m"), ("dllm-0.6b", "Qwen3-0.6B-diffusion-bd3lm-v0.1"), ("illada-8b", "m")],
 )
 def test_supervised_steps_two_iterations_samples_and_an_export(
     layout: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

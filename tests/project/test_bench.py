@@ -206,6 +206,7 @@ def test_peak_memory_sees_what_was_held_for_a_moment():
     assert peak < 0.2 * size
 
 
+@pytest.mark.long
 def test_both_layouts_are_the_same_step():
     cases, padding = padding_cases(BenchUpdateConfig(update_tokens=300, prompts=6), CPU)
     losses = [work() for work in cases.values()]

@@ -58,6 +58,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
+@pytest.mark.long
 def test_a_named_data_set_trains_for_epochs_with_its_columns_renamed_and_its_rows_mapped(folder, tmp_path):
     pytest.importorskip("datasets")
     given = {"dataset_name": str(folder), "dataset_test_split": "test[:3]", "num_train_epochs": 1.5}

@@ -18,6 +18,8 @@ from lfpo.train.rl import LFPOTrainer
 from test_report_watch import add_iteration, served
 from written_runs import CODE, HOSTILE, record, write_comparison, write_rows, write_run
 
+pytestmark = pytest.mark.long  # a browser takes seconds to start
+
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Any]:
@@ -89,7 +91,6 @@ def test_notes_of_a_run_are_shown_as_text(running: Any, tmp_path: Path):
         assert len(told) == 2 and told[1].startswith("rollouts/step-1.jsonl is left out: rollouts/step-1.jsonl:1: ")
 
 
-@pytest.mark.long
 def test_the_player_plays_scrubs_and_takes_keys(running: Any, real: Path):
     with opened_page(running, real) as opened:
         page = opened.page
@@ -145,7 +146,6 @@ def test_a_grid_marks_a_repeated_digit_once_both_are_there(running: Any, tmp_pat
             assert clashes.count() == count
 
 
-@pytest.mark.long
 def test_groups_say_how_many_are_right_and_play_a_row(running: Any, real: Path):
     with opened_page(running, real) as opened:
         page = opened.page
@@ -175,7 +175,6 @@ def test_groups_say_how_many_are_right_and_play_a_row(running: Any, real: Path):
         assert page.locator(".pane").count() == 2
 
 
-@pytest.mark.long
 def test_differences_within_a_group_are_marked(running: Any, measured: Path):
     """By hand: a longest common subsequence of a b c d e and a c x e is a c e."""
     with opened_page(running, measured) as opened:
@@ -185,7 +184,6 @@ def test_differences_within_a_group_are_marked(running: Any, measured: Path):
         assert opened.page.evaluate(code, ["x", ""]) == [True]
 
 
-@pytest.mark.long
 def test_the_player_is_saved_as_png(running: Any, real: Path, tmp_path: Path):
     with opened_page(running, real) as opened:
         page = opened.page
@@ -235,7 +233,6 @@ def test_policy_charts_show_the_values_of_a_run(running: Any, measured: Path):
         assert "iteration 2" in policy.inner_text()  # the value of iteration 1 is null
 
 
-@pytest.mark.long
 def test_axes_of_values_that_hardly_differ_have_different_tick_labels(running: Any, measured: Path):
     with opened_page(running, measured) as opened:
         code = """([y, from, share]) => {
@@ -252,7 +249,6 @@ def test_axes_of_values_that_hardly_differ_have_different_tick_labels(running: A
             assert opened.page.evaluate(code, [y, start, share]) == expected
 
 
-@pytest.mark.long
 def test_long_lines_are_drawn_as_means_over_a_thin_line_of_all_values(running: Any, measured: Path, tmp_path: Path):
     with opened_page(running, measured) as opened:
         assert opened.page.locator(".line.faint").count() == 0
@@ -279,7 +275,6 @@ def test_a_phone_has_no_sideways_scroll(running: Any, any_page: Path):
         assert opened.page.evaluate("document.documentElement.scrollWidth") == 390
 
 
-@pytest.mark.long
 def test_axe_finds_nothing_serious(running: Any, any_page: Path):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install -e '.[dev]'").Axe()
     # The page's own policy would keep axe's script out too.
@@ -362,7 +357,6 @@ def _wait(opened: Page, what: Callable[[], bool], seconds: int = 60) -> None:
     raise AssertionError(f"still not true after {seconds} seconds")
 
 
-@pytest.mark.long
 def test_the_open_page_updates_without_reload(running: Any, tmp_path: Path):
     folder = write_run(tmp_path / "run", ["old text"], eval_texts=["one", "two"], steps=3)
     with served(folder) as server, opened_page(running, server.address) as opened:

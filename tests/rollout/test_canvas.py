@@ -15,7 +15,6 @@ from lfpo.core.noise import uniform
 from lfpo.models import load_model
 from lfpo.rollout.canvas import DRAW, NEVER, NOISE, START, CanvasTrajectory, accept
 from lfpo.rollout.sampling import rollout
-from soon import soon
 from tiny_gemma import CANVAS, CHARACTERS, PAD, TURN, VOCABULARY, both, write_gemma
 
 STEPS = 6
@@ -106,17 +105,15 @@ def generated(
     return out.sequences[:, len(prompt[0]) :], seen
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("which", "changes"),
-    soon(
-        [
-            ("checkpoint", {}),
-            ("checkpoint", {"t_min": 0.1, "t_max": 3.0, "entropy_bound": 4.0}),
-            ("calm", {**COLD, "t_max": 0.2}),
-            ("calm", {**COLD, "t_max": 0.2, "stability_threshold": 2}),
-        ],
-        2,
-    ),
+    [
+        ("checkpoint", {}),
+        ("checkpoint", {"t_min": 0.1, "t_max": 3.0, "entropy_bound": 4.0}),
+        ("calm", {**COLD, "t_max": 0.2}),
+        ("calm", {**COLD, "t_max": 0.2, "stability_threshold": 2}),
+    ],
 )
 def test_canvases_are_those_of_generate(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, which: str, changes: dict[str, Any]

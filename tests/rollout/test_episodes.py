@@ -267,6 +267,7 @@ def test_an_objective_that_joins_a_prompts_rows_in_its_loss_is_refused(tmp_path:
         samplers(args, 128, Whole(), None)
 
 
+@pytest.mark.long
 def test_the_plan_counts_every_turn_as_a_rollout(llada: Path, tmp_path: Path):
     shape = json.loads((llada / "config.json").read_text())
     keys: dict[str, Any] = {"task": "choice", "sampler": SamplerConfig(temperature=1.0)}

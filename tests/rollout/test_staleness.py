@@ -103,11 +103,12 @@ def flat(policy: Any) -> torch.Tensor:
     return torch.cat([p.detach().flatten().clone() for p in policy.parameters()])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "changes",
     [
         {"lora": {"r": 2, "lora_alpha": 4}, "average_decay": 0.5, "old_policy": "sampler"},
-        pytest.param({"old_policy": "sampler"}, marks=pytest.mark.long),
+        {"old_policy": "sampler"},
     ],
 )
 def test_a_run_killed_with_a_queue_resumes_to_the_same_bits(changes: dict[str, Any], llada: Path, tmp_path: Path):

@@ -43,6 +43,7 @@ def test_two_processes_do_not_train_in_one_folder(tmp_path: Path):
     assert in_a_child(run) == ""
 
 
+@pytest.mark.long
 def test_a_run_that_was_moved_goes_on_from_its_own_config_yaml(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -29,7 +29,6 @@ from lfpo.runs.directory import Run
 from lfpo.train.callbacks import EVENTS, REFUSED
 from lfpo.train.rl import LFPOTrainer
 from processes import run_ranks
-from soon import soon
 from test_train import metrics
 
 ROWS = [{"prompt": f"{i}+1="} for i in range(5)]
@@ -115,19 +114,17 @@ def test_numpy_numbers_are_numbers():
         config(Path("x"), max_steps=np.float64(3.5))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "keys",
-    soon(
-        [
-            {"num_train_epochs": 2},
-            {"num_train_epochs": 1.1},
-            {"num_train_epochs": 2, "max_steps": 1},
-            {"max_steps": 3},
-            {},
-            {"num_train_epochs": 2, "filter_overlong_prompts": True},
-        ],
-        *(1, 2, 3, 4),
-    ),
+    [
+        {"num_train_epochs": 2},
+        {"num_train_epochs": 1.1},
+        {"num_train_epochs": 2, "max_steps": 1},
+        {"max_steps": 3},
+        {},
+        {"num_train_epochs": 2, "filter_overlong_prompts": True},
+    ],
 )
 def test_plan_and_run_count_the_same(model: Path, tmp_path: Path, keys: dict[str, Any]):
     rows = [*ROWS, *([{"prompt": "x" * 600}] if keys.get("filter_overlong_prompts") else [])]
@@ -138,6 +135,7 @@ def test_plan_and_run_count_the_same(model: Path, tmp_path: Path, keys: dict[str
     assert planned.run_length.iterations == planned.args.max_steps == run.total_steps == run.args.max_steps
 
 
+@pytest.mark.long
 def test_a_run_goes_on_with_the_keys_it_was_given(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     folder = tmp_path / "run"
     trainer(model, folder, num_train_epochs=1, max_steps=1).train()
@@ -159,6 +157,7 @@ def test_a_run_goes_on_with_the_keys_it_was_given(model: Path, tmp_path: Path, c
     assert steps(folder) == [1, 2, 3, 4]
 
 
+@pytest.mark.long
 def test_a_resume_with_other_rows_says_so(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     first = [{"prompt": f"{i}+1=", "answer": str(i)} for i in range(4)]
     others: list[Any] = [first, [*first, {"prompt": "9+1=", "answer": "9"}]]
@@ -270,6 +269,7 @@ def test_every_event_of_transformers_is_fired_in_its_order(model: Path, tmp_path
     assert pushed == [str(tmp_path / "run")]
 
 
+@pytest.mark.long
 def test_transformers_own_callbacks_work(model: Path, tmp_path: Path):
     output = io.StringIO()
     stock = [DefaultFlowCallback, ProgressCallback(), PrinterCallback]
@@ -299,7 +299,8 @@ def falling(prompts, completions, **columns):
     return [held_out_reward[0] if len(completions) == 1 else float(i) for i in range(len(completions))]
 
 
-@pytest.mark.parametrize("metric", soon(["reward", "eval_greedy/reward"], 1))
+@pytest.mark.long
+@pytest.mark.parametrize("metric", ["reward", "eval_greedy/reward"])
 def test_early_stopping_stops_and_a_resume_knows_its_patience(model: Path, tmp_path: Path, metric: str):
     def run(total: int) -> LFPOTrainer:
         callbacks = [Worse(3, 5, 4, 4, 9, 9), EarlyStoppingCallback(early_stopping_patience=2)]

@@ -296,6 +296,7 @@ def test_the_average_by_hand(tmp_path: Path):
         AverageFiles(Average([weight, weight], 0.5)).load(tmp_path)
 
 
+@pytest.mark.long
 def test_only_what_is_evaluated_and_exported_is_averaged(llada: Path, tmp_path: Path):
     def trained(name: str, **changes) -> LFPOTrainer:
         output = {"output_dir": str(tmp_path / name), "max_steps": 2, "eval_steps": 1, "save_steps": 2}

@@ -18,9 +18,9 @@ from lfpo.config.errors import UserError
 from lfpo.config.files import json_lines, json_text, read_json, replace_file, sha256_of, writing
 from lfpo.config.json import Json
 from lfpo.core import collectives
+from lfpo.models.loading import GENERATION, TOKENIZER_FILES
 
-# Beside the weights.
-DECIDING = {"config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "chat_template.jinja"}
+DECIDING = ("*.safetensors", "config.json", GENERATION, *TOKENIZER_FILES)  # files of a checkpoint
 Settings = Json
 Record = Json  # of one completion
 
@@ -140,8 +140,8 @@ def write_result(path: Path, result: Record, files: dict[str, list[Record]]) -> 
 
 
 def file_sha256(folder: Path) -> str:
-    """SHA-256 of the files of a checkpoint folder that decide its output: weights, configuration, tokenizer."""
-    files = [f for f in sorted(folder.iterdir()) if f.suffix == ".safetensors" or f.name in DECIDING]
+    """SHA-256 of the files of a checkpoint folder that decide its output: weights, configurations, tokenizer."""
+    files = sorted({file for pattern in DECIDING for file in folder.glob(pattern)})
     return hashlib.sha256("".join(f"{f.name}\n{content_sha256(f)}\n" for f in files).encode()).hexdigest()
 
 

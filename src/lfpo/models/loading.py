@@ -45,8 +45,9 @@ GENERATION = "generation_config.json"
 # Copied unread from a loaded checkpoint to a saved one: what says how the model is used (here and by other tools), and
 # its tokenizer's files, unless a tokenizer is saved.
 _COMPANIONS = (GENERATION, "*processor_config.json")
-_TOKENIZER_FILES = (
+TOKENIZER_FILES = (
     "tokenizer*.json",
+    "tokenizer.model",
     "vocab.json",
     "merges.txt",
     "special_tokens_map.json",
@@ -348,7 +349,7 @@ def _write_companions(model: MaskedDiffusionLM, folder: Path, tokenizer: Any) ->
     write_json(folder / "config.json", model.config | {k: dtype for k in ("dtype", "torch_dtype") if k in model.config})
     if model.source is not None and model.source.resolve() != folder.resolve():
         code = ("*.py",) if "auto_map" in model.config else ()  # else Python files beside weights are the user's own
-        copy_files(model.source, folder, *_COMPANIONS, *code, *(_TOKENIZER_FILES if tokenizer is None else ()))
+        copy_files(model.source, folder, *_COMPANIONS, *code, *(TOKENIZER_FILES if tokenizer is None else ()))
     if tokenizer is not None:
         try:
             save_tokenizer(tokenizer, folder)
