@@ -126,6 +126,8 @@ def write_gguf(
         own = name.replace("__", ".")
         if isinstance(value, np.ndarray):
             writer.add_tensor(own, value)
+        elif isinstance(value, int):
+            writer.add_uint32(own, value)
         else:
             writer.add_float32(own, value)
     if lacks is not None:

@@ -480,6 +480,23 @@ def test_the_end_of_a_chat_turn_is_kept(tmp_path: Path):
     assert load_model(convert(source, tmp_path / "made")).eos_id == 259
 
 
+@pytest.mark.parametrize("ends", [[257, 260], [260, 257], 260, [257], 257])
+def test_every_end_that_a_configuration_names_is_kept(ends: Any, tmp_path: Path):
+    """A Llama whose config.json alone lists the end of a turn. The tokenizer's end comes first."""
+    source = change(write_source(tmp_path / "source", special=(*SPECIAL, "<|eot_id|>")), eos_token_id=ends)
+    folder = convert(source, tmp_path / "made")
+    both = ends not in (257, [257])
+    assert json.loads((folder / "config.json").read_text())["eos_token_id"] == ([257, 260] if both else 257)
+    assert load_model(folder).eos_id == (260 if both else 257)
+
+
+@pytest.mark.parametrize("end", [257, 260])
+def test_the_end_of_a_chat_turn_in_a_gguf_file_is_kept(end: int, tmp_path: Path):
+    source = write_source(tmp_path / "source", special=(*SPECIAL, "<|eot_id|>"))
+    path = write_gguf(tmp_path / "model.gguf", source, tokenizer__ggml__eot_token_id=end)
+    assert load_model(convert(path, tmp_path / "made")).eos_id == end
+
+
 def test_transformers_4_knows_the_class_of_the_tokenizer(tmp_path: Path):
     folder = convert(write_source(tmp_path / "source"), tmp_path / "made")
     save_model(load_model(folder), tmp_path / "saved", load_tokenizer(folder))

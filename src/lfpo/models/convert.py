@@ -150,6 +150,8 @@ def gguf_source(path: Path, dtype: str | None) -> Source:
         raise UserError(f"{path}: not readable as a model in GGUF ({' '.join(str(error).split())})") from error
     # The classes have defaults for ids, which are those of other models.
     ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ("bos", "eos", "pad")}
+    # The end of a chat turn, where the file names it beside the end of a text.
+    ids["eos_token_id"] = [ids["eos_token_id"], *listed(fields.get("tokenizer.ggml.eot_token_id"))]
     config = {**model.config.to_dict(), "rope_parameters": hf_config.rope_parameters, **ids}
     config = {k: v for k, v in config.items() if k not in DROPPED}
     state = {name: tensor for name, tensor in model.state_dict().items() if name in shapes}
@@ -209,16 +211,17 @@ def write_model(source: Source, settings: ConvertConfig, folder: Path) -> MaskTo
     rows = source.like[TABLES[0]].shape[0]
     known = len(source.tokenizer)
     tokenizer, mask = set_mask_token(source.tokenizer, rows, settings.mask_token)
-    eos = tokenizer.eos_token_id
-    if eos is None:
-        eos = next(iter(listed(source.config.get("eos_token_id"))), None)
-    if eos is None:
+    own_end = tokenizer.eos_token_id
+    # All tokens that end a completion, the tokenizer's first.
+    ends = list(dict.fromkeys([*([] if own_end is None else [own_end]), *listed(source.config.get("eos_token_id"))]))
+    if not ends:
         raise UserError(
             f"{source.where}: neither tokenizer nor config.json names the EOS token; name it in one of them"
         )
     new_rows = max(rows, max(tokenizer.get_vocab().values()) + 1)  # tokens may have been added
-    if not isinstance(eos, int) or not 0 <= eos < new_rows:
-        raise UserError(f"{source.where}: eos_token_id {eos!r} must be a whole number from 0 to {new_rows - 1}")
+    for eos in ends:
+        if type(eos) is not int or not 0 <= eos < new_rows:
+            raise UserError(f"{source.where}: eos_token_id {eos!r} must be a whole number from 0 to {new_rows - 1}")
     dtype = None if settings.dtype is None else getattr(torch, settings.dtype)
     target = {
         name: torch.empty(
@@ -254,8 +257,8 @@ def write_model(source: Source, settings: ConvertConfig, folder: Path) -> MaskTo
         "dtype": str(target[TABLES[0]].dtype).removeprefix("torch."),
         "vocab_size": new_rows,
         "mask_token_id": mask.id,
-        "eos_token_id": eos,
-        "pad_token_id": eos if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
+        "eos_token_id": ends if len(ends) > 1 else ends[0],
+        "pad_token_id": ends[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
     }
     write_json(folder / "config.json", {**config, **own})
     save_tokenizer(tokenizer, folder)
