@@ -95,13 +95,15 @@ class Running:
         return Path(f"{self.log}.{suffix}").read_text(encoding="utf-8", errors="replace")
 
 
-def start(work: Callable[..., int | None], *arguments: Any, **variables: str) -> Running:
+def start(work: Callable[..., int | None], *arguments: Any, daemon: bool = True, **variables: str) -> Running:
     """Call a module-level function in a new process, in this working directory and environment.
 
-    The process exits with what `work` returns (None: 0). variables: environment variables to change.
+    The process exits with what `work` returns (None: 0). daemon: False for one that starts such processes itself.
+    variables: environment variables to change.
     """
     log = _logs() / str(time.monotonic_ns())
-    process = context().Process(target=_work, args=(work, arguments, environment(**variables), str(log)), daemon=True)
+    given = (work, arguments, environment(**variables), str(log))
+    process = context().Process(target=_work, args=given, daemon=daemon)
     process.start()
     return Running(process, log)
 

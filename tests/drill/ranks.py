@@ -196,7 +196,7 @@ def network(drill: Drill) -> list[Row]:
     if reason := not_possible("-rn", LINK):
         return [Row(fault, f"not tried: {reason}") for fault in FAULTS]
     unbroken(drill)  # in the machine's own network
-    return in_namespaces(drill, cut, "-rmn")
+    return in_namespaces(drill, cut, network=True)
 
 
 @contextlib.contextmanager
