@@ -95,12 +95,20 @@ class Running:
         return Path(f"{self.log}.{suffix}").read_text(encoding="utf-8", errors="replace")
 
 
-def start(work: Callable[..., int | None], *arguments: Any, daemon: bool = True, **variables: str) -> Running:
+def start(work: Callable[..., int | None], *arguments: Any, **variables: str) -> Running:
     """Call a module-level function in a new process, in this working directory and environment.
 
-    The process exits with what `work` returns (None: 0). daemon: False for one that starts such processes itself.
-    variables: environment variables to change.
+    The process exits with what `work` returns (None: 0). variables: environment variables to change.
     """
+    return _start(work, arguments, variables, daemon=True)
+
+
+def start_parent(work: Callable[..., int | None], *arguments: Any) -> Running:
+    """The same, for a function that starts such processes itself."""
+    return _start(work, arguments, {}, daemon=False)
+
+
+def _start(work: Callable[..., int | None], arguments: Any, variables: dict[str, str], daemon: bool) -> Running:
     log = _logs() / str(time.monotonic_ns())
     given = (work, arguments, environment(**variables), str(log))
     process = context().Process(target=_work, args=given, daemon=daemon)

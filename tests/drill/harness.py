@@ -194,7 +194,7 @@ def in_namespaces(drill: Drill, work: Callable[[Drill], list[Row]], network: boo
     network: whether it has a network of its own, too. Raises RuntimeError when the function fails.
     """
     job = drill.root / "job.pickle"
-    done = processes.start(_namespaced, drill, work, network, job, daemon=False).wait(10 * PATIENCE)
+    done = processes.start_parent(_namespaced, drill, work, network, job).wait(10 * PATIENCE)
     if done.returncode:
         raise RuntimeError(f"{work.__name__} failed: {done.stderr}")
     return pickle.loads(job.read_bytes())
