@@ -100,8 +100,18 @@ def start(work: Callable[..., int | None], *arguments: Any, **variables: str) ->
 
     The process exits with what `work` returns (None: 0). variables: environment variables to change.
     """
+    return _start(work, arguments, variables, daemon=True)
+
+
+def start_parent(work: Callable[..., int | None], *arguments: Any) -> Running:
+    """The same, for a function that starts such processes itself."""
+    return _start(work, arguments, {}, daemon=False)
+
+
+def _start(work: Callable[..., int | None], arguments: Any, variables: dict[str, str], daemon: bool) -> Running:
     log = _logs() / str(time.monotonic_ns())
-    process = context().Process(target=_work, args=(work, arguments, environment(**variables), str(log)), daemon=True)
+    given = (work, arguments, environment(**variables), str(log))
+    process = context().Process(target=_work, args=given, daemon=daemon)
     process.start()
     return Running(process, log)
 

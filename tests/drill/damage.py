@@ -97,7 +97,7 @@ def disk(drill: Drill) -> list[Row]:
     mount.mkdir()
     if reason := not_possible("-rm", f"mount -t tmpfs none '{mount}'"):
         return [Row("disk full or read-only", f"not tried: {reason}")]
-    return in_namespaces(drill, on_disk, "-rm")
+    return in_namespaces(drill, on_disk)
 
 
 def on_disk(drill: Drill) -> list[Row]:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import pickle
 import random
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from safetensors.torch import load_file
@@ -187,24 +188,24 @@ def train_arguments(folder: Path, **changes: Any) -> list[str]:
     return ["train", *(text for name, value in settings.items() for text in (f"--{name}", str(value)))]
 
 
-def in_namespaces(drill: Drill, work: Callable[[Drill], list[Row]], flags: str) -> list[Row]:
+def in_namespaces(drill: Drill, work: Callable[[Drill], list[Row]], network: bool = False) -> list[Row]:
     """What the module-level function `work` returns for the drill in a process that is root in its own namespaces.
 
-    flags: options of unshare. Raises CalledProcessError when the function fails.
+    network: whether it has a network of its own, too. Raises RuntimeError when the function fails.
     """
     job = drill.root / "job.pickle"
-    job.write_bytes(pickle.dumps((work, drill)))
-    command = ["unshare", flags, sys.executable, "-m", "drill", "namespaced", str(job)]
-    subprocess.run(command, check=True, env=processes.environment())
+    done = processes.start_parent(_namespaced, drill, work, network, job).wait(10 * PATIENCE)
+    if done.returncode:
+        raise RuntimeError(f"{work.__name__} failed: {done.stderr}")
     return pickle.loads(job.read_bytes())
 
 
-def namespaced(arguments: list[str]) -> int:
-    """`python -m drill namespaced JOB`, in the new process."""
-    job = Path(arguments[0])
-    work, drill = pickle.loads(job.read_bytes())
-    job.write_bytes(pickle.dumps(work(drill)))
-    return 0
+def _namespaced(drill: Drill, work: Callable[[Drill], list[Row]], network: bool, job: Path) -> None:
+    """Its own children are forked from this process: those of the server would be outside of the namespaces."""
+    inside.make_namespaces(network)
+    forking = mock.patch.object(processes, "context", return_value=multiprocessing.get_context("fork"))
+    with forking, mock.patch.object(processes, "_logs", return_value=drill.root):
+        job.write_bytes(pickle.dumps(work(drill)))
 
 
 def not_possible(flags: str, command: str) -> str:

@@ -27,7 +27,7 @@ from typing import Any
 from lfpo.prompts.tasks import Row
 from lfpo.prompts.tasks.choice import TASK as CHOICE
 
-CLONE_NEWNET = 0x40000000  # linux/sched.h
+CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWNET = 0x20000, 0x10000000, 0x40000000  # linux/sched.h
 # Places that are files of a run, visited whenever Python opens, renames or removes one.
 FILES = {"checkpoint": r"/checkpoints/", "log": r"/metrics\.jsonl$", "dump": r"/(rollouts|eval)/[^/]+\.jsonl"}
 FILE_EVENTS = ("open", "os.rename", "os.remove", "shutil.rmtree")
@@ -167,6 +167,18 @@ def _poisoning(real: Callable[..., float]) -> Callable[..., float]:
         return real(parameters, max_norm)
 
     return clipped
+
+
+def make_namespaces(network: bool) -> None:
+    """Make this process root in new namespaces of users, mounts and perhaps networks, as `unshare -rm` does. Raises
+    OSError when that fails."""
+    user, group = os.getuid(), os.getgid()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(CLONE_NEWUSER | CLONE_NEWNS | (CLONE_NEWNET if network else 0)):
+        raise OSError(ctypes.get_errno(), f"unshare: {os.strerror(ctypes.get_errno())}")
+    for file, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
+        Path(f"/proc/self/{file}").write_text(text)
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
 
 
 def enter_network(namespace: str) -> None:

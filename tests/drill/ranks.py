@@ -22,6 +22,8 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
+import processes
+from drill import inside
 from drill.harness import (
     ITERATIONS,
     PATIENCE,
@@ -43,7 +45,6 @@ from processes import environment
 SILENCE, PROGRESS = 3.0, 8.0  # seconds: rank_timeout and progress_timeout of these runs
 WITHIN = 6.0  # more seconds that the other rank may take to end
 PLACES = ("checkpoint", "evaluation", "reward", "gradient")
-LAUNCH = [sys.executable, "-m", "torch.distributed.run"]
 
 
 @dataclass(frozen=True)
@@ -131,19 +132,22 @@ def _elastic(drill: Drill, do: str) -> Row:
     row = Row(f"torchrun --max-restarts 1, one rank {name}", "named, restarted by torchrun, bit-identical end")
     folder, fault = drill.folder(f"elastic-{do}"), Fault(do, "gradient", 9)
     armed = ["-m", "drill", "armed", json.dumps(dataclasses.asdict(fault)), "1"]
-    done = subprocess.run(
-        [*LAUNCH, "--standalone", "--nproc_per_node=2", "--max-restarts=1", *armed, *_arguments(folder)],
-        env=environment(OMP_NUM_THREADS="1"),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
-    )
+    two = ["--standalone", "--nproc_per_node=2", "--max-restarts=1"]
+    done = processes.start(_torchrun, [*two, *armed, *_arguments(folder)]).wait(PATIENCE)
     said = done.stdout + done.stderr
     named = {"kill": "failed (exitcode: -9) local_rank: 1", "stop": "lost: rank 1 gave no sign of life"}[do] in said
     if done.returncode or "resumed from" not in said or not named:
         return row.add(f"exit code {done.returncode}: {said[-1500:]}")
     return row.add(difference(unbroken(drill), folder))
+
+
+def _torchrun(arguments: list[str], network: str = "") -> None:
+    """In a process of its own: torchrun, which starts its ranks in fresh interpreters. network: see Child."""
+    if network:
+        inside.enter_network(network)
+    from torch.distributed.run import main
+
+    main(arguments)
 
 
 def unbroken(drill: Drill) -> Path:
@@ -196,7 +200,7 @@ def network(drill: Drill) -> list[Row]:
     if reason := not_possible("-rn", LINK):
         return [Row(fault, f"not tried: {reason}") for fault in FAULTS]
     unbroken(drill)  # in the machine's own network
-    return in_namespaces(drill, cut, "-rmn")
+    return in_namespaces(drill, cut, network=True)
 
 
 @contextlib.contextmanager
@@ -250,31 +254,24 @@ def cut(drill: Drill) -> list[Row]:
 def _cut_launched(drill: Drill) -> Row:
     """The link is restored once both ranks have ended; torchrun restarts them."""
     row = Row(FAULTS[1], "both ended and named the other; restarted by torchrun; bit-identical end")
-    root = drill.folder("cut-launched")
-    root.mkdir(parents=True)
-    folder, logs = root / "run", [root / "0.log", root / "1.log"]
+    folder, launchers = drill.folder("cut-launched"), list[processes.Running]()
 
     def texts() -> list[str]:
-        return [log.read_text(encoding="utf-8", errors="replace") for log in logs]
+        return [launcher.text("out") + launcher.text("err") for launcher in launchers]
 
-    with _linked() as (networks, set_link), contextlib.ExitStack() as files:
-        launchers = []
-        for where, log in zip(networks, logs, strict=True):
-            out = files.enter_context(log.open("wb"))
-            command = ["nsenter", f"--net={where.path}", *_launcher(where), "-m", "lfpo", *_arguments(folder)]
-            variables = environment(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME=where.interface)
-            launchers.append(subprocess.Popen(command, env=variables, stdout=out, stderr=out))
+    with _linked() as (networks, set_link):
+        for where in networks:
+            command = [*_launcher(where), "-m", "lfpo", *_arguments(folder)]
+            launchers.append(processes.start(_torchrun, command, where.path, GLOO_SOCKET_IFNAME=where.interface))
         reaches(folder, CUT)
         set_link("down")
         told = wait_for(lambda: all("lost: rank" in text for text in texts()), seconds=SILENCE + WITHIN)
         set_link("up")
         codes = []
         for launcher in launchers:
-            try:
-                codes.append(launcher.wait(PATIENCE / 2))
-            except subprocess.TimeoutExpired:
-                launcher.kill()
-                codes.append(launcher.wait())
+            with contextlib.suppress(TimeoutError):
+                launcher.wait(PATIENCE / 2)
+            codes.append(launcher.process.exitcode)
     if not told or any(codes):
         return row.add(f"exit codes {codes}: {'; '.join(text[-600:] for text in texts())}")
     return row.add(difference(unbroken(drill), folder))
@@ -284,7 +281,7 @@ def _launcher(where: Network) -> list[str]:
     host = str(where.host == HOSTS[0]).lower()
     meet = ["--rdzv_backend=c10d", f"--rdzv_endpoint={HOSTS[0]}:29400", f"--rdzv_conf=is_host={host}"]
     size = ["--nnodes=2", "--nproc_per_node=1", "--max-restarts=3", f"--local_addr={where.host}"]
-    return [*LAUNCH, *size, *meet]
+    return [*size, *meet]
 
 
 PORT = 26379  # not Ray's own, so that another Ray of this machine is left alone

@@ -33,26 +33,24 @@ from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives
 from lfpo.core.engine import Request
 from lfpo.core.roles import CURRENT, OLD
-from lfpo.core.trajectory import Trajectory
 from lfpo.models import MaskedDiffusionLM, load_model
-from lfpo.models.loading import EMBEDDED
 from lfpo.models.policies import load_policies
 from lfpo.objectives import make_objective
 from lfpo.objectives.needs import check_rollouts
 from lfpo.prompts.tasks import get_task
 from lfpo.ray.cluster import connect, wait_for_start
-from lfpo.ray.engine import Job, RayEngine, Worker, set_weights, weights_of
+from lfpo.ray.engine import Dispatcher, Job, RayEngine, set_weights, weights_of
 from lfpo.ray.rewards import by_tasks
 from lfpo.rewards import Rewards, in_child
 from lfpo.rollout.local_engine import LocalEngine
 from lfpo.rollout.sampling import as_it_is, rollout
-from lfpo.runs.context import Context
-from lfpo.runs.directory import Run
 from lfpo.train.rl import LFPOTrainer
 from lfpo.train.setup import make_engine
 from processes import run_ranks, start
 from scores import score
 from small_runs import choice_config, same
+from task_rewards import dies, interrupts, length, places, raises, right, sleeps, wrong
+from told_worker import DEADLY, FULL, Told
 
 SAMPLER = SamplerConfig(gen_length=8, temperature=1.0, steps=8)
 PROMPTS = [ids for ids in ([5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15]) for _ in range(3)]
@@ -191,27 +189,14 @@ def engine_of(args: LFPOConfig) -> Iterator[tuple[RayEngine, MaskedDiffusionLM]]
 
 @pytest.fixture(scope="module")
 def pair(ray: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RayEngine, MaskedDiffusionLM]]:
-    """An engine of two workers, and theta_old."""
+    """An engine of two workers (Told), and theta_old."""
     model = tiny.write_llada(tmp_path_factory.mktemp("engine") / "llada")
-    with engine_of(config(model, engine={"name": "ray", "workers": 2, "max_staleness": 2})) as made:
+    settings = {"name": "ray", "workers": 2, "max_staleness": 2, "unit_timeout": 600.0}
+    with contextlib.ExitStack() as closing:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(lfpo.ray.engine, "Worker", Told)
+            made = closing.enter_context(engine_of(config(model, engine=settings)))
         yield made
-
-
-@pytest.mark.long
-def test_a_worker_samples_with_an_adapter_what_the_local_engine_samples(llada: Path, ray: Any):
-    args, told = config(llada, engine={"name": "ray"}, lora={"r": 2, "lora_alpha": 4}), list[int]()
-    with engine_of(args) as (engine, policy):
-        for version in range(2):
-            engine.update(version, policy)
-            found = engine.sample(REQUEST, lambda index, t: told.extend(index))
-            assert same(found, local(policy, 3).sample(REQUEST))
-            with torch.no_grad():
-                for _, p in policy.factors():
-                    p.mul_(1.1)
-        assert sorted(told) == sorted(2 * list(range(12)))
-        metrics = engine.metrics()
-    assert sum(v for k, v in metrics.items() if k.endswith("/rollouts")) == 24
-    assert metrics["engine/units"] == 8
 
 
 def ready(engine: RayEngine, job: Job) -> bool:
@@ -241,31 +226,37 @@ def test_requests_are_sampled_beside_training_with_the_weights_they_came_with(pa
     assert engine.metrics()["engine/units_open"] == 0
 
 
-def run_with(folder: Path, model: Path, **engine: Any) -> list[dict[str, Any]]:
-    """Train with staleness 2, all but the first checkpoint lost on the way; metrics without times and the engine's."""
+def run_with(folder: Path, model: Path, **engine: Any) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Train with staleness 2, all but the first checkpoint lost on the way; metrics without times and the engine's, and
+    the records of evaluations."""
+    settings: dict[str, Any] = {"max_steps": 4, "save_total_limit": 4, "eval_steps": 2, "eval_size": 7}
+    settings["eval_samplers"] = {"greedy": {"gen_length": 8}, "hot": {"gen_length": 8, "temperature": 1.0}}
     for resume in (False, True):
-        args = choice_config(folder, model, max_steps=4, save_total_limit=4, eval_steps=2, engine=engine)
+        args = choice_config(folder, model, engine=engine, **settings)
         LFPOTrainer(args=args).train(resume=resume)
         if not resume:
             for step in (2, 3, 4):
                 shutil.rmtree(folder / "checkpoints" / f"step-{step}")
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     kept = ("engine/staleness", "engine/queue")
-    return [{k: v for k, v in m.items() if k in kept or not k.startswith(("time/", "engine/"))} for m in rows]
+    metrics = [{k: v for k, v in m.items() if k in kept or not k.startswith(("time/", "engine/"))} for m in rows]
+    return metrics, {file.name: file.read_text() for file in (folder / "eval").iterdir()}
 
 
 @pytest.mark.long
-def test_training_ahead_is_that_of_the_local_engine(llada: Path, tmp_path: Path, ray: Any):
-    mine = run_with(tmp_path / "local", llada, max_staleness=2, prompts_per_unit=1)
+def test_training_ahead_and_evaluations_are_those_of_the_local_engine(llada: Path, tmp_path: Path, ray: Any):
+    mine, records = run_with(tmp_path / "local", llada, max_staleness=2, prompts_per_unit=1)
     assert [m.get("engine/staleness") for m in mine] == [None, 0, 1, 2, 2]  # an evaluation first
-    assert run_with(tmp_path / "ray", llada, max_staleness=2, name="ray") == mine
+    assert records.keys() == {"step-0.jsonl", "step-2.jsonl", "step-4.jsonl"} and all(records.values())
+    assert mine[-1].keys() >= {"eval/hot/accuracy", "eval/greedy/nfe"}
+    assert run_with(tmp_path / "ray", llada, max_staleness=2, name="ray") == (mine, records)
 
 
 def sampling() -> Iterator[int]:
     """Ids of the workers that sample, in the Ray cluster that this process started."""
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            if "ray::Worker.sample" in " ".join(process.cmdline()):
+            if "ray::Told.sample" in " ".join(process.cmdline()):
                 yield process.pid
 
 
@@ -295,107 +286,35 @@ def test_workers_that_cannot_work_are_one_sentence(llada: Path, ray: Any):
         RayEngine(config(Path("/does/not/exist"), engine={"name": "ray"}))
 
 
-class Full(Worker):
-    """Has no memory for a unit."""
-
-    def sample(self, *_: Any) -> Trajectory:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-
-
-class Killed(Worker):
-    """Is killed whenever it samples, as by a system that has no memory left."""
-
-    def sample(self, *_: Any) -> Trajectory:
-        os.kill(os.getpid(), signal.SIGKILL)
-        raise AssertionError
-
-
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("worker", "timeout", "lost", "said"),
-    [
-        (Full, 0.0, 1, r"engine ray: a worker ran out of memory \(CUDA out of memory\. .*lower rollout_tokens"),
-        (Worker, 1e-9, 1, r"engine ray: 1 workers were lost with the same prompts.*unit_timeout"),
-        (
-            Killed,
-            0.0,
-            2,
-            r"engine ray: 2 workers were lost with the same prompts.*memory ran out, lower rollout_tokens",
-        ),
-    ],
-)
 def test_a_worker_that_is_lost_with_its_prompts_is_one_sentence(
-    worker: type[Worker], timeout: float, lost: int, said: str, llada: Path, ray: Any, monkeypatch: pytest.MonkeyPatch
+    pair: tuple[RayEngine, MaskedDiffusionLM], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(lfpo.ray.engine, "Worker", worker)
-    monkeypatch.setattr(lfpo.ray.engine, "MAX_LOST", lost)
-    with engine_of(config(llada, engine={"name": "ray", "unit_timeout": timeout})) as (engine, policy):
-        engine.update(0, policy)
-        with pytest.raises(UserError, match=said) as caught:
-            engine.sample(REQUEST)
-    assert "\n" not in str(caught.value)
+    """The last test of the pair: its end ends both workers, which would be started again."""
+    engine, policy = pair
+    engine.update(10, policy)
+    assert engine.dispatcher.limit == 600.0
 
+    def said(seed: int, timeout: float, lost: int) -> str:
+        """What is said of one unit with this seed. lost: how many workers may be."""
+        monkeypatch.setattr(lfpo.ray.engine, "MAX_LOST", lost)
+        wait_for_start([actor.start.remote() for actor in engine.actors])
+        engine.dispatcher.close()
+        engine.dispatcher = Dispatcher(engine.actors, timeout)
+        with pytest.raises(UserError) as caught:
+            engine.sample(Request(PROMPTS[:3], [seed] * 3, SAMPLER, generations=3))
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
 
-def evaluated(engine: dict[str, Any], folder: Path) -> tuple[dict[str, float], str]:
-    """Metrics and records of an evaluation of weights that are not theta_old's."""
-    changes: dict[str, Any] = {"task": "choice", "output_dir": str(folder), "eval_size": 7, "eval_steps": 1}
-    samplers = {"greedy": {"gen_length": 8}, "hot": {"gen_length": 8, "temperature": 1.0}}
-    trainer = LFPOTrainer(args=config(EMBEDDED, engine=engine, eval_samplers=samplers, **changes))
-    folder.mkdir()
-    with trainer.closing, torch.no_grad():
-        for p in trainer.model.parameters():
-            p.add_(0.02 * torch.randn(p.shape, generator=torch.Generator().manual_seed(0)))
-        trainer.engine.update(0, trainer.reference)
-        found = trainer.evaluate(0, Context(Run(folder)))
-    del found["time/eval"]
-    return found, (folder / "eval" / "step-0.jsonl").read_text()
-
-
-@pytest.mark.long
-def test_a_worker_evaluates_what_the_local_engine_evaluates(tmp_path: Path, ray: Any):
-    found = evaluated({"name": "ray"}, tmp_path / "ray")
-    assert found == evaluated({"prompts_per_unit": 1}, tmp_path / "local")
-    assert found[0].keys() >= {"eval/hot/accuracy", "eval/greedy/nfe"}
-
-
-def length(completions: list[str], **_: Any) -> list[float | None]:
-    return [None if c == "none" else float(len(c)) for c in completions]
-
-
-def right(prompts: list[str], completions: list[str], answer: list[str]) -> torch.Tensor:
-    return torch.tensor([float(c == a) for c, a in zip(completions, answer, strict=True)])
-
-
-def places(prompts: list[str], **_: Any) -> list[float]:
-    return [float(i) for i in range(len(prompts))]  # within what it was given
-
-
-def raises(completions: list[str], **_: Any) -> list[float]:
-    return [1.0 / (c != "none") for c in completions]
-
-
-def wrong(completions: list[str], **_: Any) -> list[float]:
-    return [1.0] * (len(completions) + 1)
-
-
-def sleeps(completions: list[str], **_: Any) -> list[float]:
-    if "slow" in completions:
-        time.sleep(120.0)
-    return [1.0] * len(completions)
-
-
-def interrupts(completions: list[str], **_: Any) -> list[float]:
-    if "stop" in completions:
-        raise KeyboardInterrupt("enough")
-    if "leave" in completions:
-        raise SystemExit(3)
-    return [1.0] * len(completions)
-
-
-def dies(completions: list[str], **_: Any) -> list[float]:
-    if "deadly" in completions:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return [1.0] * len(completions)
+    assert re.match(
+        r"engine ray: a worker ran out of memory \(CUDA out of memory\. .*lower rollout_tokens", said(FULL, 0.0, 1)
+    )
+    assert re.match(r"engine ray: 1 workers were lost with the same prompts.*unit_timeout", said(0, 1e-9, 1))
+    assert re.match(
+        r"engine ray: 2 workers were lost with the same prompts.*memory ran out, lower rollout_tokens",
+        said(DEADLY, 0.0, 2),
+    )
+    engine.close()
 
 
 def scored(functions: Any, completions: list[str], timeout: float = 0.0) -> Rewards:
@@ -421,7 +340,7 @@ def test_reward_tasks_return_what_the_functions_return(ray: Any, monkeypatch: py
         lambda completions, **_: [offset] * len(completions),
         *get_task("gsm8k").reward_functions,
     ]
-    functions += [in_child("test_engine:length"), sleeps, dies]
+    functions += [in_child("task_rewards:length"), sleeps, dies]
     with contextlib.ExitStack() as closing:
         monkeypatch.setattr(lfpo.ray.rewards, "RETRIES", 0)
         sent = by_tasks(functions, EngineSettings(reward_workers=2), closing)
@@ -446,12 +365,12 @@ def test_reward_tasks_return_what_the_functions_return(ray: Any, monkeypatch: py
 @pytest.mark.long
 def test_an_interrupt_of_a_reward_function_ends_the_call_and_an_exit_its_batch(ray: Any):
     with contextlib.ExitStack() as closing:
-        for function in (interrupts, in_child("test_engine:interrupts")):
+        for function in (interrupts, in_child("task_rewards:interrupts")):
             sent = by_tasks([function], EngineSettings(reward_workers=1), closing)
             with pytest.raises(KeyboardInterrupt, match="enough"):
                 scored(sent, ["a", "stop"])
             (said,) = scored(sent, ["a", "leave"]).failed.values()
-            assert re.fullmatch(r"SystemExit: 3 \(test_engine.py:\d+\)", said)
+            assert re.fullmatch(r"SystemExit: 3 \(task_rewards.py:\d+\)", said)
             assert scored(sent, ["a"]).failed == {}
 
 
@@ -495,24 +414,33 @@ def test_a_cluster_that_asks_for_a_token_is_one_sentence(ray: Any):
 
 def two_ranks(folder: Path) -> None:
     distributed.start()
-    args = config(folder, engine={"name": "ray", "workers": 1, "reward_workers": 2})
-    policies, _ = load_policies(args, None, None, needs_base=False)
-    engine = RayEngine(args)
-    engine.update(0, policies[OLD])
-    rank = collectives.rank()
+    lora = {"r": 2, "lora_alpha": 4}
+    args = config(folder, engine={"name": "ray", "workers": 1, "reward_workers": 2}, lora=lora)
+    rank, told = collectives.rank(), list[int]()
     mine = Request(PROMPTS[6 * rank :][:6], list(range(6 * rank, 6 * rank + 6)), SAMPLER, generations=3)
-    assert same(engine.sample(mine), local(policies[OLD], 3).sample(mine))
-    with contextlib.ExitStack() as closing:
-        sent = by_tasks([length], args.engine, closing)
-        own = COMPLETIONS[rank:]
-        assert scored(sent, own).parts == scored([length], own).parts
-        distributed.barrier()
-    engine.close()
+    with engine_of(args) as (engine, policy):
+        for version in range(2):
+            engine.update(version, policy)
+            found = engine.sample(mine, lambda index, t: told.extend(index))
+            assert same(found, local(policy, 3).sample(mine))
+            with torch.no_grad():
+                for _, p in policy.factors():
+                    p.mul_(1.1)
+        assert sorted(told) == sorted(2 * list(range(6)))
+        metrics = engine.metrics()
+        if rank == 0:
+            assert sum(v for k, v in metrics.items() if k.endswith("/rollouts")) == 24
+            assert metrics["engine/units"] == 8
+        with contextlib.ExitStack() as closing:
+            sent = by_tasks([length], args.engine, closing)
+            own = COMPLETIONS[rank:]
+            assert scored(sent, own).parts == scored([length], own).parts
+            distributed.barrier()
     distributed.stop()
 
 
 @pytest.mark.long
-def test_each_rank_gets_its_own(llada: Path):
+def test_each_rank_gets_its_own_from_a_worker_with_an_adapter(llada: Path):
     pytest.importorskip("ray")
     for rank in run_ranks(2, two_ranks, llada):
         assert rank.returncode == 0, rank.stderr

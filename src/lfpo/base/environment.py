@@ -1,6 +1,7 @@
 """Package versions and hardware, saved with every result because numbers depend on them."""
 
 import ctypes
+import importlib.metadata
 import os
 import platform
 import sys
@@ -22,6 +23,12 @@ def versions() -> dict[str, str]:
         "transformers": transformers.__version__,
         "python": platform.python_version(),
     }
+
+
+def installed() -> dict[str, str]:
+    """The same as the packages are installed, which loads neither torch nor transformers."""
+    packages = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
+    return {"lfpo": VERSION, **packages, "python": platform.python_version()}
 
 
 _M_MMAP_THRESHOLD = -3

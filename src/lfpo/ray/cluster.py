@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lfpo.base.environment import versions
+from lfpo.base.environment import installed
 from lfpo.config.engine import EngineSettings
 from lfpo.config.errors import ProcessLost, UserError
 
@@ -83,8 +83,8 @@ def connect(settings: EngineSettings, address: str | None = None, auth: str | No
 
 
 def wait_for_start(tasks: Sequence[object]) -> None:
-    """Wait until workers have loaded what they need. tasks: Ray's references to what each of them then returns, the
-    versions of what is installed there. Raises UserError where one cannot start, or has other versions."""
+    """Wait until workers have loaded what they need. tasks: Ray's references to what each of them then returns,
+    `installed` there. Raises UserError where one cannot start, or has other versions."""
     ray = import_ray()
     try:
         started = ray.get(tasks, timeout=START)
@@ -92,7 +92,7 @@ def wait_for_start(tasks: Sequence[object]) -> None:
         raise cause(error) from error
     except ray.exceptions.RayError as error:
         raise UserError(f"engine ray: a worker did not start ({first_line(error)})") from error
-    own_versions = versions()
+    own_versions = installed()
     for worker_versions in started:
         if worker_versions != own_versions:
             raise UserError(

@@ -1,22 +1,19 @@
 """Reward functions called by Ray tasks, on cores of the whole cluster."""
 
 import contextlib
-import functools
 import itertools
 import os
 import pickle
 from collections.abc import Sequence
 from typing import Any
 
-from lfpo.base.environment import versions
 from lfpo.config.engine import EngineSettings
-from lfpo.config.errors import UserError, last_line
-from lfpo.config.json import Json
+from lfpo.config.errors import UserError
 from lfpo.core import collectives
 from lfpo.core.attempts import RewardFailed, RewardTimeout
-from lfpo.core.reward_values import checked
 from lfpo.core.scoring import accepted
 from lfpo.ray.cluster import LOOK, check_head, connect, first_line, import_ray, wait_for_start
+from lfpo.ray.reward_tasks import Interrupted, call, load
 from lfpo.rewards import RewardFunction, reward_name
 
 RETRIES = 2  # times that Ray calls a function again whose process died
@@ -45,21 +42,21 @@ def by_tasks(
     sent = collectives.together(lambda: [_pickled(function) for function in functions])[collectives.rank()]
     tasks = max(1, settings.reward_workers // collectives.world())
     ray = import_ray()
-    load, stored = ray.remote(num_cpus=1)(_load), [ray.put(pickled) for pickled in sent]
-    collectives.together(lambda: wait_for_start([load.remote(*stored) for _ in range(tasks)]))
+    loading, stored = ray.remote(num_cpus=1)(load), [ray.put(pickled) for pickled in sent]
+    collectives.together(lambda: wait_for_start([loading.remote(*stored) for _ in range(tasks)]))
     return [_by_tasks(function, pickled, tasks) for function, pickled in zip(functions, stored, strict=True)]
 
 
 def _by_tasks(function: RewardFunction, pickled: object, tasks: int) -> RewardFunction:
     """The function, called by so many tasks. pickled: Ray's reference to it."""
     ray = import_ray()
-    call = ray.remote(num_cpus=1, max_retries=RETRIES)(_call)
+    calling = ray.remote(num_cpus=1, max_retries=RETRIES)(call)
 
     def reward(**arguments: Any) -> list[float | None]:
         check_head()
         own = accepted(function, arguments)
         parts = [{n: v[part] for n, v in own.items()} for part in whole_prompts(arguments["prompts"], tasks)]
-        called = [call.remote(pickled, part) for part in parts]
+        called = [calling.remote(pickled, part) for part in parts]
         try:
             return [value for task in called for value in _result(task)]
         except RewardTimeout:
@@ -92,50 +89,13 @@ def _result(task: Any) -> list[float | None]:
         try:
             return future.result(LOOK)
         except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, _Interrupted):
+            if isinstance(error.cause, Interrupted):
                 raise KeyboardInterrupt(str(error.cause)) from None
             raise error.cause from None
         except ray.exceptions.RayError as error:
             raise RewardFailed(f"its Ray task was lost ({first_line(error)})") from None
         except TimeoutError:
             check_head()
-
-
-# What runs in the tasks.
-
-
-class _Interrupted(Exception):
-    """A KeyboardInterrupt of a reward function. Ray would take the interrupt itself for that of a cancelled task."""
-
-
-@functools.cache
-def _loaded(pickled: bytes) -> RewardFunction:
-    """A function, unpickled once in a process."""
-    try:
-        return pickle.loads(pickled)
-    except (ImportError, AttributeError) as error:
-        raise UserError(
-            f"engine.reward_workers: a worker cannot load a reward function ({error}); put its module on every "
-            "machine, for example by `ray job submit --working-dir .`"
-        ) from error
-
-
-def _load(*pickled: bytes) -> dict[str, str]:
-    for one in pickled:
-        _loaded(one)
-    return versions()
-
-
-def _call(pickled: bytes, arguments: Json) -> list[float | None]:
-    function = _loaded(pickled)
-    try:
-        return checked(function(**arguments), reward_name(function), len(next(iter(arguments.values()))))
-    except (UserError, RewardFailed):
-        raise
-    except KeyboardInterrupt as error:
-        raise _Interrupted(str(error)) from None
-    except (Exception, SystemExit) as error:  # user code may raise anything, also what cannot be pickled
-        raise RewardFailed(last_line(error)) from None
 
 
 def _pickled(function: RewardFunction) -> bytes:

@@ -1,0 +1,48 @@
+"""What runs in the Ray tasks of reward functions. No torch is loaded here, which many functions do not need: it takes
+seconds and hundreds of MB in each process."""
+
+import functools
+import pickle
+
+from lfpo.base.environment import installed
+from lfpo.config.errors import UserError, last_line
+from lfpo.config.json import Json
+from lfpo.core.attempts import RewardFailed
+from lfpo.core.reward_values import checked
+from lfpo.rewards import RewardFunction, reward_name
+
+
+class Interrupted(Exception):
+    """A KeyboardInterrupt of a reward function. Ray would take the interrupt itself for that of a cancelled task."""
+
+
+@functools.cache
+def _loaded(pickled: bytes) -> RewardFunction:
+    """A function, unpickled once in a process."""
+    try:
+        return pickle.loads(pickled)
+    except (ImportError, AttributeError) as error:
+        raise UserError(
+            f"engine.reward_workers: a worker cannot load a reward function ({error}); put its module on every "
+            "machine, for example by `ray job submit --working-dir .`"
+        ) from error
+
+
+def load(*pickled: bytes) -> dict[str, str]:
+    """Load functions; returns what is installed here."""
+    for one in pickled:
+        _loaded(one)
+    return installed()
+
+
+def call(pickled: bytes, arguments: Json) -> list[float | None]:
+    """The rewards of a function."""
+    function = _loaded(pickled)
+    try:
+        return checked(function(**arguments), reward_name(function), len(next(iter(arguments.values()))))
+    except (UserError, RewardFailed):
+        raise
+    except KeyboardInterrupt as error:
+        raise Interrupted(str(error)) from None
+    except (Exception, SystemExit) as error:  # user code may raise anything, also what cannot be pickled
+        raise RewardFailed(last_line(error)) from None
