@@ -385,6 +385,22 @@ def test_weights_are_read_for_a_hash_only_where_a_file_keeps_it(
         assert main(["eval", "--model", str(llada), "--task", "choice", "--n", "1"]) == 0
 
 
+def test_every_file_that_decides_what_a_model_writes_is_in_the_hash(llada: Path):
+    seen = {file_sha256(llada)}
+    for name in ("generation_config.json", "added_tokens.json", "special_tokens_map.json", "chat_template.jinja"):
+        (llada / name).write_text("{}")
+        seen.add(file_sha256(llada))
+    (llada / "README.md").write_text("says nothing")
+    assert len(seen | {file_sha256(llada)}) == 5
+
+
+@pytest.mark.parametrize(("n", "ks"), [(1, []), (2, [2]), (5, [2, 4]), (32, [2, 4, 8, 16, 32]), (300, [2**8])])
+def test_pass_at_k_goes_up_to_the_number_of_samples(n: int, ks: list[int]):
+    found = scores([0] * n, [False] * (n - 1) + [True])["pass_at_k"]
+    assert list(found)[-len(ks) :] == ks
+    assert found == {k: pytest.approx(k / n) for k in found}
+
+
 def test_scores_by_hand():
     verdicts = [True, False, None, None, True, True]
     found = scores([0, 0, 1, 1, 2, 2], verdicts)

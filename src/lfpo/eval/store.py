@@ -19,8 +19,9 @@ from lfpo.config.files import json_lines, json_text, read_json, replace_file, sh
 from lfpo.config.json import Json
 from lfpo.core import collectives
 
-# Beside the weights.
-DECIDING = {"config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "chat_template.jinja"}
+# Beside the weights. generation_config.json says where some families end a completion.
+DECIDING = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json"}
+DECIDING |= {"merges.txt", "added_tokens.json", "special_tokens_map.json", "chat_template.jinja"}
 Settings = Json
 Record = Json  # of one completion
 
