@@ -12,9 +12,11 @@ from unittest import mock
 
 import psutil  # type: ignore[import-untyped]
 import pytest
+import torch
 
 from lfpo.cli.command_line import main
-from lfpo.compare.cell import held_out, last_of
+from lfpo.compare.cell import completion_length, frontier_samplers, held_out, last_of
+from lfpo.compare.cell import main as run_cell
 from lfpo.compare.grid import check, read_result, run_compare, write_cell, write_results
 from lfpo.compare.statistics import (
     accuracy_for,
@@ -119,6 +121,39 @@ def test_a_cell_has_another_folder_where_what_decides_its_result_differs(tmp_pat
     others += [folder(thresholds=[0.5]), folder(Cell("lfpo", 101)), folder(Cell("rejection", 100))]
     assert len({folder(), *others}) == 7
     assert folder(base) == folder(base, overrides={"max_steps": 9, "learning_rate": 1.0}) != folder(base, problems=5)
+    adapter: dict[str, Any] = {"lora": {"r": 4}}
+    changes: list[dict[str, Any]] = [{"sampler": {"gen_length": 8}}, {"bf16": False}]
+    changes += [{**adapter, "load_in_4bit": True}, {**adapter, "dtype": "bfloat16"}]
+    assert len({folder(base), *(folder(base, overrides=change) for change in changes)}) == 5
+
+
+def test_a_frontier_has_the_completion_length_of_training(tmp_path: Path):
+    def lengths(recipe: str = "countdown", block: int | None = None, **changes: Any) -> tuple[int, set[int | None]]:
+        config = cell_config(small(tmp_path, recipe=recipe, overrides={**THRESHOLD, **changes}), Cell("lfpo", 100))
+        found = {s.gen_length for s in frontier_samplers(config, "threshold", [0.5, 0.9], block)}
+        assert {s.threshold for s in frontier_samplers(config, "threshold", [0.5, 0.9], block)} == {0.5, 0.9}
+        return completion_length(config, "threshold"), found
+
+    own = {"threshold": {"threshold": 0.9, "gen_length": 24, "block_length": 12}}
+    assert lengths() == (8, {8})  # the task's
+    assert lengths(sampler={"gen_length": 16}) == (16, {16})
+    assert lengths(sampler={"gen_length": 16}, eval_samplers=own) == (24, {24})
+    assert lengths("sudoku6", block=8) == (36, {40})  # whole blocks
+
+
+def test_the_base_has_the_precision_of_the_trained_models(llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    measured: list[Any] = []
+
+    def frontier(model: Any, *_: Any) -> list[Any]:
+        measured.append(model)
+        return []
+
+    monkeypatch.setattr("lfpo.compare.cell.frontier", frontier)
+    overrides = {**TINY, **THRESHOLD, "model": str(llada), "lora": {"r": 2}, "dtype": "bfloat16"}
+    config = small(tmp_path, recipe="countdown", overrides={**overrides, "head_precision": "bfloat16"})
+    run_cell(write_cell(config, Cell("base")))
+    [model] = measured
+    assert model.dtype == torch.bfloat16 and model.head_precision == "bfloat16"
 
 
 def test_labels_from_the_command_line():
@@ -167,6 +202,12 @@ def test_cells_are_checked_before_any_runs(tmp_path: Path, capsys: pytest.Captur
     config.overrides["sampler"] = {"temperature": 0.0, "threshold": None, "remasking": "random"}
     with pytest.raises(UserError, match="above 0"):
         check(config)
+    canvas: dict[str, Any] = {"eval_samplers": {"canvas": {"rule": "canvas"}}}
+    with pytest.raises(UserError, match="lfpo compare needs a model that fills in masks"):
+        check(small(tmp_path, recipe="sudoku-uniform", curve_sampler="canvas", overrides=canvas))
+    blocks = {"eval_samplers": {"threshold": {"threshold": 0.9, "gen_length": 16, "block_length": 5}}}
+    with pytest.raises(UserError, match=r"eval_samplers.threshold: .*block_length 5"):
+        check(small(tmp_path, recipe="countdown", overrides=blocks))
     assert (
         main(["compare", "compare", "--output_dir", str(tmp_path / "c"), "--dry_run", "--overrides.max_step", "3"]) == 2
     )

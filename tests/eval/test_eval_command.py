@@ -399,6 +399,13 @@ def test_every_file_that_decides_the_output_is_in_the_hash_of_a_model(llada: Pat
     assert len(set(hashes)) == len(hashes)
 
 
+@pytest.mark.parametrize(("n", "ks"), [(1, []), (2, [2]), (5, [2, 4]), (32, [2, 4, 8, 16, 32]), (300, [2**8])])
+def test_pass_at_k_goes_up_to_the_number_of_samples(n: int, ks: list[int]):
+    found = scores([0] * n, [False] * (n - 1) + [True])["pass_at_k"]
+    assert list(found)[-len(ks) :] == ks
+    assert found == {k: pytest.approx(k / n) for k in found}
+
+
 def test_scores_by_hand():
     verdicts = [True, False, None, None, True, True]
     found = scores([0, 0, 1, 1, 2, 2], verdicts)

@@ -292,6 +292,24 @@ def test_a_plan_counts_the_prompts_that_a_task_makes_and_says_what_it_assumes(
 
 
 @pytest.mark.usefixtures("simple_activations")
+@pytest.mark.usefixtures("simple_activations")
+def test_a_prompt_beyond_the_models_context_is_an_error_or_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    most = load_model("embedded").max_length - 8
+    (tmp_path / "rows.jsonl").write_text(f'{{"prompt": "1 2"}}\n{{"prompt": "{"1" * (most + 1)}"}}\n')
+    rows = ["--data_file", str(tmp_path / "rows.jsonl"), "--reward_funcs", "my.own", "--sampler.gen_length", "8"]
+    for arguments, tokens, left in (
+        (rows, most + 1, most),
+        (["--task", "countdown", "--prompt_length", str(most + 1)], most + 1, most),
+        (["--task", "countdown", "--sampler.gen_length", "100000"], 19, 0),
+    ):
+        assert main(["plan", *arguments]) == 2
+        said = capsys.readouterr().err
+        assert f"a completion leaves {left};" in said and (left == 0 or f"a prompt of {tokens} tokens" in said)
+    rates = ["--tflops", "100", "--tflops_float32", "10"]
+    assert "(prompt 3)" in printed_plan(capsys, *rows, "--filter_overlong_prompts", "true", *rates)
+    assert f"(prompt {most})" in printed_plan(capsys, "--task", "countdown", "--prompt_length", str(most), *rates)
+
+
 def test_a_plan_that_cannot_be_written_is_printed_all_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     folder = tmp_path / "here"
     folder.mkdir()

@@ -609,6 +609,17 @@ def test_a_column_has_one_type_in_all_files_of_a_pattern_and_texts_stay_text(tmp
     assert load_rows(tmp_path / "a.csv")[0][0] == {"prompt": "1", "answer": 4, "completion": "7"}
 
 
+def test_a_file_of_a_pattern_may_lack_a_column_of_numbers(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("prompt,level,right\n1,4,true\n")
+    (tmp_path / "b.csv").write_text("prompt,right\n2,false\n")
+    (tmp_path / "c.tsv").write_text("prompt\tlevel\n3\t1.5\n")
+    assert [row for row, _ in load_rows(tmp_path / "*.?sv")] == [
+        {"prompt": "1", "level": 4.0, "right": True},
+        {"prompt": "2", "right": False},
+        {"prompt": "3", "level": 1.5},
+    ]
+
+
 def test_a_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "rows.jsonl")
     with pytest.raises(UserError, match=r"rows\.jsonl: is a pipe, and rows are read more than once"):

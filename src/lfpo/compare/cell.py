@@ -3,9 +3,8 @@
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-
-import torch
 
 from lfpo.base.environment import use_threads
 from lfpo.config.build import build, load_yaml
@@ -15,10 +14,11 @@ from lfpo.config.json import Json
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.config.version import VERSION
+from lfpo.core.roles import CURRENT
 from lfpo.eval.evaluate import evaluate
 from lfpo.eval.terminal import open_console, progress
-from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
-from lfpo.models.autocast import autocasts
+from lfpo.models import MaskedDiffusionLM
+from lfpo.models.policies import load_policies
 from lfpo.prompts.tasks import Row, get_task
 from lfpo.rollout.sampling import as_it_is
 from lfpo.runs.directory import Run
@@ -39,15 +39,14 @@ def main(folder: Path) -> None:
         metrics = Run(Path(config.output_dir)).read_metrics()
     else:
         use_threads(config.threads)
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        model, tokenizer, metrics = load_model(config.model, device=device), load_tokenizer(config.model), []
         # In the precision of the trained models beside it.
-        model.autocast = autocasts(config, device, model.backbone.config.hidden_size)
+        policies, tokenizer = load_policies(config, None, None, needs_base=False, needs_old=False)
+        model, metrics = policies[CURRENT], []
     result = {
         **cell,
         "problems": len(held_out(config, cell)),
         "version": VERSION,
-        "forwards": get_task(config.task or "").gen_length,
+        "forwards": completion_length(config, cell["sampler"]),
         "curve": curve(metrics, cell["sampler"]),
         "frontier": frontier(model, tokenizer, config, cell),
         "flops": max((m.get("flops", 0.0) for m in metrics), default=0.0),
@@ -63,17 +62,31 @@ def held_out(config: LFPOConfig, cell: Json) -> list[Row]:
     return [first[i] for i in cell["problems"] if i < len(first)]
 
 
-def frontier(model: MaskedDiffusionLM, tokenizer: object, config: LFPOConfig, cell: Json) -> list[dict[str, float]]:
-    """Accuracy and forwards a completion on held-out problems, decoded greedily at each threshold, in the blocks and
-    with the early stop of the cell's eval sampler; without thresholds, by that sampler as it is. Raises UserError when
-    a verdict is missing."""
-    task, engine = get_task(config.task or ""), as_it_is(model, config.rollout_tokens)
-    rows, points, like = held_out(config, cell), [], config.eval_samplers[cell["sampler"]]
-    console = open_console(quiet=False)
+def completion_length(config: LFPOConfig, curve: str) -> int:
+    """The completion length of the eval sampler `curve` in tokens, as training takes it."""
+    return config.eval_samplers[curve].gen_length or config.sampler.gen_length or get_task(config.task or "").gen_length
+
+
+def frontier_samplers(
+    config: LFPOConfig, curve: str, thresholds: Sequence[float], block_length: int | None
+) -> list[SamplerConfig]:
+    """The samplers of a frontier, with their lengths filled in: greedy at each threshold, with length, blocks and early
+    stop of the eval sampler `curve`; without thresholds, that sampler as it is. block_length: the model's. Raises
+    UserError for what does not go together."""
+    like, where = config.eval_samplers[curve], f"lfpo compare: eval_samplers.{curve}"
     settings = {name: getattr(like, name) for name in ("block_length", "early_stop", "early_stop_threshold")}
-    for at in [{"threshold": t} for t in cell["thresholds"]] or [dict[str, float]()]:
-        chosen = SamplerConfig(**at, **settings) if at else like
-        sampler = chosen.for_length(task.gen_length, model.block_length)
+    chosen = [build(SamplerConfig, {"threshold": t, **settings}, f"{where} at threshold {t:g}") for t in thresholds]
+    length = completion_length(config, curve)
+    return [sampler.fitted(where, length, block_length) for sampler in chosen or [like]]
+
+
+def frontier(model: MaskedDiffusionLM, tokenizer: object, config: LFPOConfig, cell: Json) -> list[dict[str, float]]:
+    """Accuracy and forwards a completion on held-out problems, decoded by each of `frontier_samplers`. Raises UserError
+    when a verdict is missing."""
+    task, engine = get_task(config.task or ""), as_it_is(model, config.rollout_tokens)
+    rows, points, console = held_out(config, cell), [], open_console(quiet=False)
+    samplers = frontier_samplers(config, cell["sampler"], cell["thresholds"], model.block_length)
+    for at, sampler in zip([{"threshold": t} for t in cell["thresholds"]] or [{}], samplers, strict=True):
         label = f"threshold {at['threshold']:g}" if at else cell["sampler"]
         with progress(label, len(rows), "completions", console) as state:
             engine.forwarded = state.forward

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 
 from lfpo.base.environment import describe_environment, versions
+from lfpo.compare.cell import frontier_samplers
 from lfpo.compare.processes import run_cells
 from lfpo.compare.statistics import curves, frontier_area, table
 from lfpo.config.build import to_dict, yaml_text
@@ -18,7 +19,8 @@ from lfpo.config.errors import UserError
 from lfpo.config.files import read_json, replace_file, writing
 from lfpo.config.json import Json
 from lfpo.core.observer import Observer
-from lfpo.models.loading import trained_block_length
+from lfpo.models.loading import trained_block_length, without_weights
+from lfpo.models.mask_token import check_masks
 from lfpo.objectives import make_objective
 from lfpo.objectives.needs import check_rollouts
 from lfpo.prompts.tasks import get_task
@@ -80,6 +82,8 @@ def check(config: CompareConfig) -> None:
         length = get_task(settings.task or "").gen_length
         sampler = settings.sampler.fitted(f"lfpo compare: {label}: sampler", length, blocks)
         check_rollouts(objective, sampler, trained_block=blocks)
+        check_masks(without_weights(settings.model), "lfpo compare")
+        frontier_samplers(settings, config.curve_sampler, config.thresholds, blocks)
 
 
 def read_result(config: CompareConfig, cell: Cell) -> Json | None:

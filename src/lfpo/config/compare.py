@@ -25,7 +25,8 @@ DECIDED |= {"threads": "threads", "output_dir": "output_dir"}
 NO_EFFECT = {"output_dir", "threads", "update_tokens", "rollout_tokens", "gradient_checkpointing"}
 NO_EFFECT |= {"save_steps", "save_total_limit", "log_completions", "report_to", "rank_timeout", "progress_timeout"}
 LABEL_BYTES = 200  # of 255 that a file system allows; seed and hash come on top
-OF_BASE = ("model", "task", "eval_samplers", "eval_size", "head_precision")  # they decide an untrained model's result
+# They decide an untrained model's result.
+OF_BASE = ("model", "task", "eval_samplers", "eval_size", "head_precision", "dtype", "bf16", "load_in_4bit")
 
 
 @dataclass
@@ -168,7 +169,8 @@ def cell_folder(config: CompareConfig, cell: Cell) -> Path:
     settings has another folder."""
     values = to_dict(cell_config(config, cell))
     if cell.objective == BASE:
-        deciding = {name: values[name] for name in OF_BASE} | {"block_length": values["sampler"]["block_length"]}
+        lengths = {name: values["sampler"][name] for name in ("block_length", "gen_length")}
+        deciding = {name: values[name] for name in OF_BASE} | lengths
     else:
         deciding = {name: value for name, value in values.items() if name not in NO_EFFECT}
     key = hashlib.sha256(json.dumps([deciding, config.thresholds], sort_keys=True).encode()).hexdigest()[:8]

@@ -1,5 +1,6 @@
 """What `lfpo train`, `lfpo sft` and `lfpo dpo` share."""
 
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol
 
@@ -170,8 +171,10 @@ def check_examples(args: Examples) -> None:
     if bool(args.tasks) == (args.data_file is not None):
         raise ValueError("give either 'tasks' or 'data_file'")
     for task, share in args.tasks.items():
-        if not share > 0:
-            raise ValueError(f"'tasks': the share {share} of {task!r} must be positive; or leave out the task")
+        if not 0 < share < math.inf:
+            raise ValueError(
+                f"'tasks': the share {share} of {task!r} must be positive and finite; or leave out the task"
+            )
 
 
 def examples_length(args: Examples, steps: int, rows: int) -> Length:

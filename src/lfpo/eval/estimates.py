@@ -100,12 +100,13 @@ def scores(problems: Sequence[int], verdicts: Sequence[bool | None]) -> Json:
             judged[problem].append(verdict)
     tried = [(sum(v), len(v)) for v in judged.values() if v]
     n_samples = len(problems) // max(1, len(judged))
-    estimates = {k: [pass_at_k(t, h, k) for h, t in tried if t >= k] for k in (2, 4, 8, 16, 32, 64, 128)}
+    powers = [2**i for i in range(1, n_samples.bit_length())]  # up to n_samples
+    estimates = {k: [pass_at_k(t, h, k) for h, t in tried if t >= k] for k in powers}
     return {
         "n": len(judged),
         "n_samples": n_samples,
         "accuracy": sum(h / t for h, t in tried) / len(tried) if tried else None,
         "interval": mean_interval(*zip(*tried, strict=True)) if tried else None,
-        "pass_at_k": {k: sum(values) / len(values) for k, values in estimates.items() if values and k <= n_samples},
+        "pass_at_k": {k: sum(values) / len(values) for k, values in estimates.items() if values},
         "not_judged": sum(v is None for v in verdicts),
     }

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+import math
 import shlex
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -184,6 +185,11 @@ def run_plan(config: PlanConfig, args: LFPOConfig, *, recipe: str | None, overri
         fits.
     """
     console, measured = Terminal(), config.prompt_length or longest_prompt(args)
+    if (measured or 1) > (room := _room(args)):
+        raise UserError(
+            f"a prompt of {measured or 1} tokens does not fit the model's context, where a completion leaves "
+            f"{max(room, 0)}; lower sampler.gen_length or prompt_length, or set filter_overlong_prompts"
+        )
     plan = _planner(config, args, measured or ASSUMED_PROMPT)
     estimate = plan(args, gpus=config.gpus)
     (memory, source), (rates, assumption) = _memory(config), _rates(config)
@@ -277,21 +283,31 @@ def training_rows(args: LFPOConfig) -> int:
     tokenizer = _tokenizer(args) if args.filter_overlong_prompts else None
     if tokenizer is None:
         return len(rows)
-    length = args.sampler.gen_length or (PromptSource if task is None else task).gen_length
-    room = model_shape(model_config(args.model))[1].max_length - length
-    return sum(len(encode_prompt(tokenizer, row["prompt"])) <= room for row in rows)
+    most = _room(args)
+    return sum(len(encode_prompt(tokenizer, row["prompt"])) <= most for row in rows)
 
 
 def longest_prompt(args: LFPOConfig) -> int | None:
-    """Tokens of the longest prompt in `data_file`, or of the first iteration's that a task makes. None for others, and
-    where the model is not a folder or has no tokenizer: weights and data are not downloaded for a plan."""
+    """Tokens of the longest prompt in `data_file`, or of the first iteration's that a task makes; with
+    filter_overlong_prompts of the longest that fits. None for others, and where the model is not a folder or has no
+    tokenizer: weights and data are not downloaded for a plan."""
     task = None if args.task is None else get_task(args.task)
     if isinstance(task, DataTask) or (task is None and args.data_file is None) or (found := _tokenizer(args)) is None:
         return None
     if task is None:
-        return max(len(encode_prompt(found, record["prompt"], record.where)) for record in read_rows(args, "train"))
-    rows = (task.row("train", i, args.seed) for i in range(args.prompts_per_iteration))
-    return max(len(encode_prompt(found, row["prompt"])) for row in rows)
+        lengths = [len(encode_prompt(found, record["prompt"], record.where)) for record in read_rows(args, "train")]
+    else:
+        rows = (task.row("train", i, args.seed) for i in range(args.prompts_per_iteration))
+        lengths = [len(encode_prompt(found, row["prompt"])) for row in rows]
+    most = _room(args) if args.filter_overlong_prompts else math.inf
+    return max((length for length in lengths if length <= most), default=None)
+
+
+def _room(args: LFPOConfig) -> int:
+    """Tokens of the longest prompt that fits the model's context beside a completion."""
+    model = model_shape(model_config(args.model))[1]
+    default = (PromptSource if args.task is None else get_task(args.task)).gen_length
+    return model.max_length - (args.sampler.fitted("sampler", default, model.block_length).gen_length or 0)
 
 
 def _tokenizer(args: LFPOConfig) -> object:

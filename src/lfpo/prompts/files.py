@@ -208,7 +208,7 @@ def _convert(name: str, rows: list[Json]) -> None:
     ]
     convert = next((make for fits, make in kinds if values and all(map(fits, values))), None)
     for row in rows if convert else []:
-        if convert is not None and row[name] is not None:
+        if convert is not None and row.get(name) is not None:  # another file of a pattern may lack the column
             cell = cells[row[name]]
             row[name] = convert(cell) if cell in values else None
 
