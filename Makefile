@@ -41,7 +41,7 @@ test: $(INSTALLED) ## Run the tests
 	$(PYTEST) -n 3 $(PYTEST_ARGS)
 
 test-long: $(INSTALLED) ## Run the tests that take long: documented commands at smoke size, whole examples
-	$(PYTEST) -n 4 -m long $(PYTEST_ARGS)
+	$(PYTEST) -n 5 -m long $(PYTEST_ARGS)
 
 # Installs nothing: it uses the environment of make install, or else python3. For example make test-gpu ARGS="--minutes 9".
 test-gpu: ## Run the checks for GPUs and write their table (docs/gpu.md); without a GPU their small form
