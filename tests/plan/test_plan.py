@@ -4,6 +4,7 @@ import json
 import logging
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -387,6 +388,9 @@ def test_hours_and_cost_by_hand():
         model.backbone.config, shape.active, forwards, forwards * (PROMPT + COMPLETION), COMPLETION * COMPLETION
     )
     assert found.evaluation_flops == pytest.approx(3 * 7 * 2 * one)
+    for every, steps, due in ((5, 14, 4), (7, 14, 3), (20, 14, 2), (1, 10**12, 10**12 + 1)):
+        asked = Estimate(replace(args, eval_steps=every, max_steps=steps), MODEL, gpus=4, prompt_length=PROMPT)
+        assert asked.evaluation_flops == pytest.approx(due * 7 * 2 * one)
     assert Estimate(recipe(task="sudoku", eval_steps=0), MODEL).evaluation_flops == 0
     assert Estimate(recipe(data_file="x"), MODEL).evaluation_flops == 0
 

@@ -104,7 +104,8 @@ class Estimate:
 
         turns = max(1, args.max_turns)  # each is a row; as many as there can be
         self.rollouts = turns * args.prompts_per_iteration * args.num_generations
-        evaluations = sum(args.evaluates_after(step) for step in range(args.max_steps + 1))
+        # Before the first iteration, every eval_steps, and after the last.
+        evaluations = 1 + math.ceil(args.max_steps / args.eval_steps) if args.evaluates_after(0) else 0
         self.problems = turns * args.eval_size if evaluations and (args.task or args.eval_file) else 0
         self.work = work = count(self.objective, self.sampler, structure=self.structure, group=args.num_generations)
         # As many views as update_tokens allows, but no more than a rank has in a step, and whole units.
