@@ -80,7 +80,7 @@ def _lose(drill: Drill, row: Row, do: str, place: str, lost: int) -> float:
     fault = Fault(do, place, drill.rng.randint(1, visits[place]))
     folder = drill.folder(f"ranks-{do}")
     children = start_two(folder, {lost: fault})
-    if not wait_for(lambda: _lost(children[lost], do)):
+    if not wait_for(lambda: _lost(children[lost], do), children[lost]):
         row.add(f"{fault} did not happen: {children[lost].said()[-500:]}")
         return 0.0
     begun = time.monotonic()
