@@ -290,7 +290,7 @@ def test_workers_that_cannot_work_are_one_sentence(llada: Path, ray: Any):
 def test_a_worker_that_is_lost_with_its_prompts_is_one_sentence(
     pair: tuple[RayEngine, MaskedDiffusionLM], monkeypatch: pytest.MonkeyPatch
 ):
-    """The last test of the pair: its end ends both workers, which would be started again."""
+    """It must be the last test of `pair`: both workers are lost in it, and the engine is closed."""
     engine, policy = pair
     engine.update(10, policy)
     assert engine.dispatcher.limit == 600.0

@@ -3,6 +3,7 @@
 A cell with a result never runs again.
 """
 
+import functools
 import json
 import shutil
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from lfpo.config.errors import UserError
 from lfpo.config.files import read_json, replace_file, writing
 from lfpo.config.json import Json
 from lfpo.core.observer import Observer
-from lfpo.models.loading import trained_block_length, without_weights
+from lfpo.models.loading import without_weights
 from lfpo.models.mask_token import check_masks
 from lfpo.objectives import make_objective
 from lfpo.objectives.needs import check_rollouts
@@ -76,13 +77,14 @@ def run_compare(config: CompareConfig, report: Callable[[str], None] | None = No
 def check(config: CompareConfig) -> None:
     """Check the settings of every cell before any of them runs, and what draws them at the end. Raises UserError."""
     pyplot()
+    models = functools.cache(without_weights)  # most cells have the same
     for label in config.objectives:
         settings = cell_config(config, Cell(label, config.seeds[0]))
-        objective, blocks = make_objective(settings.objective), trained_block_length(settings.model)
-        length = get_task(settings.task or "").gen_length
+        objective, model = make_objective(settings.objective), models(settings.model)
+        length, blocks = get_task(settings.task or "").gen_length, model.block_length
         sampler = settings.sampler.fitted(f"lfpo compare: {label}: sampler", length, blocks)
         check_rollouts(objective, sampler, trained_block=blocks)
-        check_masks(without_weights(settings.model), "lfpo compare")
+        check_masks(model, "lfpo compare")
         frontier_samplers(settings, config.curve_sampler, config.thresholds, blocks)
 
 

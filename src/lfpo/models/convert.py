@@ -211,9 +211,8 @@ def write_model(source: Source, settings: ConvertConfig, folder: Path) -> MaskTo
     rows = source.like[TABLES[0]].shape[0]
     known = len(source.tokenizer)
     tokenizer, mask = set_mask_token(source.tokenizer, rows, settings.mask_token)
-    own_end = tokenizer.eos_token_id
     # All tokens that end a completion, the tokenizer's first.
-    ends = list(dict.fromkeys([*([] if own_end is None else [own_end]), *listed(source.config.get("eos_token_id"))]))
+    ends = list(dict.fromkeys(listed(tokenizer.eos_token_id) + listed(source.config.get("eos_token_id"))))
     if not ends:
         raise UserError(
             f"{source.where}: neither tokenizer nor config.json names the EOS token; name it in one of them"
