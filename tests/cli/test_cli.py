@@ -201,8 +201,10 @@ def test_sampling_in_bfloat16_takes_half_the_memory(
 
 
 FREED = """
-from lfpo.base.environment import before_torch
+import sys
+from lfpo.base.environment import before_torch, keep_freed_memory
 before_torch()
+keep_freed_memory(int(sys.argv[1]))
 first = b"1" * 2**24  # when it is freed, glibc's own threshold grows to its size
 del first
 pairs = [(b"1" * 2**23, b"1" * 2**16) for _ in range(16)]
@@ -256,8 +258,15 @@ def test_two_ranks_export_one_model(tmp_path: Path):
 def test_settings_of_the_process_before_torch(monkeypatch: pytest.MonkeyPatch):
     settings = {"OMP_WAIT_POLICY": "PASSIVE", "THP_MEM_ALLOC_ENABLE": "1"}
     variables = {k: v for k, v in os.environ.items() if k not in {"MALLOC_MMAP_THRESHOLD_", *settings}}
-    found = subprocess.run([sys.executable, "-c", FREED], env=variables, capture_output=True, text=True, check=True)
-    assert int(found.stdout) < 32 * 1024, "128 MiB were freed"
+    for parameters, own, kept in (
+        (10**10, {}, False),
+        (10**8, {}, True),
+        (10**8, {"MALLOC_MMAP_THRESHOLD_": "4096"}, False),
+    ):
+        command = [sys.executable, "-c", FREED, str(parameters)]
+        found = subprocess.run(command, env={**variables, **own}, capture_output=True, text=True, check=True)
+        assert (int(found.stdout) > 128 * 1024) == kept, "KiB in use, of which 128 MiB are free"
+        assert kept or int(found.stdout) < 32 * 1024
     for name, expected in settings.items():
         monkeypatch.setenv(name, "theirs")
         before_torch()

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 from lfpo.cli.command_line import main
 from lfpo.compare.cell import completion_length, frontier_samplers, held_out, last_of
 from lfpo.compare.cell import main as run_cell
-from lfpo.compare.grid import check, read_result, run_compare, write_cell, write_results
+from lfpo.compare.grid import check, inputs_of, read_result, run_compare, write_cell, write_results
 from lfpo.compare.statistics import (
     accuracy_for,
     bootstrap,
@@ -30,6 +31,7 @@ from lfpo.compare.statistics import (
 from lfpo.config.build import to_dict, yaml_text
 from lfpo.config.compare import Cell, CompareConfig, cell_config, cell_folder, check_folder, pick_objectives
 from lfpo.config.errors import UserError
+from lfpo.config.files import read_json, replace_file
 from lfpo.eval.estimates import over_problems, over_seeds
 from processes import ForkedModule, start_lfpo
 from research.tables import iqm
@@ -151,7 +153,7 @@ def test_the_base_has_the_precision_of_the_trained_models(llada: Path, tmp_path:
     monkeypatch.setattr("lfpo.compare.cell.frontier", frontier)
     overrides = {**TINY, **THRESHOLD, "model": str(llada), "lora": {"r": 2}, "dtype": "bfloat16"}
     config = small(tmp_path, recipe="countdown", overrides={**overrides, "head_precision": "bfloat16"})
-    run_cell(write_cell(config, Cell("base")))
+    run_cell(write_cell(config, Cell("base"), {}))
     [model] = measured
     assert model.dtype == torch.bfloat16 and model.head_precision == "bfloat16"
 
@@ -214,6 +216,28 @@ def test_cells_are_checked_before_any_runs(tmp_path: Path, capsys: pytest.Captur
     assert "max_steps" in capsys.readouterr().err
 
 
+def test_a_cell_begun_with_other_weights_or_problems_is_refused(llada: Path, tmp_path: Path):
+    model = shutil.copytree(llada, tmp_path / "model")
+    config = small(tmp_path / "c", overrides={**TINY, **THRESHOLD, "model": str(model)})
+    cell = Cell("lfpo", 100)
+    folder = write_cell(config, cell, inputs_of(config)[cell])
+    assert inputs_of(config) == inputs_of(small(tmp_path / "other", overrides=config.overrides))
+    tokenizer = model / "tokenizer.json"
+    before = tokenizer.read_text()
+    tokenizer.write_text(before + " ")
+    with pytest.raises(UserError, match=rf"{folder.name}: this run was begun before model {model} changed"):
+        inputs_of(config)
+    tokenizer.write_text(before)
+    written = read_json(folder / "cell.json")
+    written["inputs"]["data of task choice"] = "0"
+    replace_file(folder / "cell.json", json.dumps(written))
+    with pytest.raises(UserError, match=r"before data of task choice changed; give another output_dir, or delete"):
+        inputs_of(config)
+    del written["inputs"]  # of an earlier version
+    replace_file(folder / "cell.json", json.dumps(written))
+    assert inputs_of(config)
+
+
 def test_the_table_and_the_curves_by_hand(tmp_path: Path):
     # One threshold at one forward, so that a cell's area is its accuracy.
     base = compared("base", 0, [0.3], [])
@@ -263,7 +287,7 @@ def test_a_result_that_is_cut_or_of_something_else_is_told_with_what_to_do(tmp_p
     (tmp_path / "file").touch()
     for folder in (Path("/proc/nothing"), tmp_path / "file" / "inside"):
         with pytest.raises(UserError, match="could not be written"):
-            write_cell(small(folder), Cell("lfpo", 100))
+            write_cell(small(folder), Cell("lfpo", 100), {})
     with pytest.raises(UserError, match="UTF-8"):
         check_folder(small(tmp_path / "a\udcff"))
 

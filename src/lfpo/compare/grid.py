@@ -20,11 +20,12 @@ from lfpo.config.errors import UserError
 from lfpo.config.files import read_json, replace_file, writing
 from lfpo.config.json import Json
 from lfpo.core.observer import Observer
-from lfpo.models.loading import without_weights
+from lfpo.eval.store import content_sha256, data_sha256, file_sha256
+from lfpo.models.loading import resolve, without_weights
 from lfpo.models.mask_token import check_masks
 from lfpo.objectives import make_objective
 from lfpo.objectives.needs import check_rollouts
-from lfpo.prompts.tasks import get_task
+from lfpo.prompts.tasks import get_task, source_file
 from lfpo.report import write_report
 from lfpo.report.figures import pyplot, write_figures
 from lfpo.runs.card import table_cell
@@ -46,6 +47,7 @@ def run_compare(config: CompareConfig, report: Callable[[str], None] | None = No
     """
     report = report or Output().say
     check(config)
+    inputs = inputs_of(config)
     if config.dry_run:
         by_cell = {cell: read_result(config, cell) for cell in cells(config)}
         for cell, result in by_cell.items():
@@ -61,7 +63,7 @@ def run_compare(config: CompareConfig, report: Callable[[str], None] | None = No
     with StopRequests(observer), observer.at_once():  # finished cells are kept
         missing = [cell for cell in cells(config) if read_result(config, cell) is None]
         report(f"{len(cells(config))} cells, {len(missing)} to run")
-        folders = {cell.label: write_cell(config, cell) for cell in missing}
+        folders = {cell.label: write_cell(config, cell, inputs[cell]) for cell in missing}
         failed = run_cells(folders, "lfpo.compare.cell", finish, config.workers, config.threads, report)
     page = write_results(config, failed)
     report(f"wrote {page}\nwrote {write_report(Run(page.parent))}")
@@ -88,6 +90,27 @@ def check(config: CompareConfig) -> None:
         frontier_samplers(settings, config.curve_sampler, config.thresholds, blocks)
 
 
+def inputs_of(config: CompareConfig) -> dict[Cell, Json]:
+    """SHA-256 of each cell's model, held-out problems and own verifier, which their names do not tell. Raises UserError
+    for a cell that was begun with others: its result must not stand beside the new ones, nor its checkpoint go on."""
+    found, of_model = {}, functools.cache(lambda model: file_sha256(resolve(model)))  # most cells have the same
+    of_data = functools.cache(lambda task: data_sha256(get_task(task).test_rows(config.problems)))
+    for cell in cells(config):
+        settings, folder = cell_config(config, cell), cell_folder(config, cell)
+        name = settings.task or ""
+        inputs = {f"model {settings.model}": of_model(settings.model), f"data of task {name}": of_data(name)}
+        if (source := source_file(name)) is not None:
+            inputs[f"file {source}"] = content_sha256(source)
+        begun = read_json(folder / "cell.json").get("inputs", {}) if (folder / "cell.json").exists() else {}
+        if changed := [what for what, value in inputs.items() if begun.get(what, value) != value]:
+            raise UserError(
+                f"{folder}: this run was begun before {' and '.join(changed)} changed; give another output_dir, or "
+                "delete this folder to run it again"
+            )
+        found[cell] = inputs
+    return found
+
+
 def read_result(config: CompareConfig, cell: Cell) -> Json | None:
     """A finished cell's result; None if it has none yet. Raises UserError for a file that is cut or not a cell's."""
     path = cell_folder(config, cell) / "result.json"
@@ -102,8 +125,8 @@ def read_result(config: CompareConfig, cell: Cell) -> Json | None:
     return result
 
 
-def write_cell(config: CompareConfig, cell: Cell) -> Path:
-    """A cell's folder, with cell.json and config.yaml."""
+def write_cell(config: CompareConfig, cell: Cell, inputs: Json) -> Path:
+    """A cell's folder, with cell.json and config.yaml. inputs: the cell's of `inputs_of`."""
     folder, settings = cell_folder(config, cell), cell_config(config, cell)
     settings.output_dir = str(folder / "run")
     description = {
@@ -113,6 +136,7 @@ def write_cell(config: CompareConfig, cell: Cell) -> Path:
         "sampler": config.curve_sampler,
         "thresholds": config.thresholds,
         "problems": list(range(config.problems)),
+        "inputs": inputs,
     }
     with writing(folder, "; mend this, or give another output_dir"):
         folder.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from lfpo.base import distributed
-from lfpo.base.environment import describe_environment, use_threads, versions
+from lfpo.base.environment import describe_environment, keep_freed_memory, use_threads, versions
 from lfpo.config.errors import UserError
 from lfpo.config.eval import EvalConfig
 from lfpo.config.files import user_path
@@ -119,6 +119,7 @@ def run_jobs(config: EvalConfig, jobs: Sequence[tuple[Job, Json | None]], consol
         model = load_model(config.model, dtype=getattr(torch, config.dtype), device=devices.device())
         tokenizer = load_tokenizer(config.model)
         distributed.begin_work()
+        keep_freed_memory(sum(p.numel() for p in model.parameters()))
         results = [
             sample_and_grade(job, config, model, tokenizer, console) if result is None else result
             for job, result in jobs

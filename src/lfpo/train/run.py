@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 
 from lfpo.base import distributed
-from lfpo.base.environment import use_threads
+from lfpo.base.environment import keep_freed_memory, use_threads
 from lfpo.base.progress import duration
 from lfpo.config.build import to_dict
 from lfpo.config.errors import CannotGoOn, UserError, last_line
@@ -111,6 +111,7 @@ class TrainingRun:
             self.folder.write_config(trainer.user_args, max(trainer.total_steps, self.done), self.done)
             self.recall(logged)
             distributed.begin_work()
+            keep_freed_memory(sum(p.numel() for p in trainer.model.parameters()))
             shown = to_dict(self.args)
             tracked = reporting(self.args.report_to, self.folder, shown, done=self.done, note=self.note)
             with self.display, tracked, self.context.stop:
