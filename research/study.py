@@ -4,8 +4,9 @@
     python -m research.study list research/best-lfpo.yaml
 
 A cell is one training run (or the untrained base) with one seed. Its key is a hash of its settings. Its result is one
-line of the study's .jsonl file, beside the fingerprint of the code that made it: what two tiny iterations of the same
-settings yield. Refactorings keep the fingerprint; a cell whose code computes other numbers runs again.
+line of the study's .jsonl file, beside a hash of the model that it started from, and the fingerprint of the code that
+made it: what two tiny iterations of the same settings yield. Refactorings keep the fingerprint; a cell whose code
+computes other numbers runs again.
 """
 
 import argparse
@@ -24,12 +25,15 @@ import yaml
 
 from lfpo.base.environment import before_torch
 from lfpo.config.build import build, load_yaml, merge, to_dict, yaml_text
+from lfpo.config.errors import UserError
 from lfpo.config.files import read_json, replace_file
 from lfpo.config.plugins import resolve
 from lfpo.config.train import LFPOConfig
 from lfpo.core.observer import Observer
 from lfpo.core.rng import key as hash_key
 from lfpo.core.scoring import columns_of
+from lfpo.eval.store import file_sha256
+from lfpo.models.loading import resolve as resolve_model
 from lfpo.prompts.tasks import Row, Task, get_task
 from lfpo.runs.context import StopRequests
 
@@ -91,6 +95,11 @@ def problems(task: Task, number: int, tuning: bool) -> list[int]:
 
 def solution_of(task: Task, index: int) -> str:
     return task.solution_key(task.row("test", index))
+
+
+def model_of(cell: dict[str, Any], study: dict[str, Any]) -> str:
+    """The model that a cell starts from."""
+    return training_config({**cell, "config": cell["config"] or UNTRAINED}, study, "-").model
 
 
 def is_for_tuning(task: str, solution: str) -> bool:
@@ -218,6 +227,14 @@ def run(study: dict[str, Any], path: Path, stages: list[str], workers: int, chec
     store = Store(path)
     done = store.read()
     cells = {cell_key(cell, study): cell for stage in stages for cell in cells_of(study, stage)}
+    base = functools.cache(lambda model: file_sha256(resolve_model(model))[:16])
+    for cell in (cell for stage in study["stages"] for cell in cells_of(study, stage)):
+        row, own = done.get(cell_key(cell, study), {}), base(model_of(cell, study))
+        if row.get("base", own) != own:
+            raise UserError(
+                f"{path}: {cell['task']} {cell['setting']} seed {cell['seed']} was run from another base, "
+                f"{row['base']}, and {model_of(cell, study)} is {own} here; move the rows of that base away"
+            )
     if check:
         done = {
             key: row
@@ -235,7 +252,8 @@ def run(study: dict[str, Any], path: Path, stages: list[str], workers: int, chec
         kept = {name: result[name] for name in names if name in result}
         kept["curve"] = [{k: p[k] for k in ("step", "flops", "accuracy", "nfe")} for p in result["curve"] if p["step"]]
         cell = {name: value for name, value in cells[key].items() if name != "setting"}  # label and config say it
-        store.add({"key": key, **cell, "fingerprint": (folder / "fingerprint").read_text(), **kept})
+        made_of = {"base": base(model_of(cells[key], study)), "fingerprint": (folder / "fingerprint").read_text()}
+        store.add({"key": key, **cell, **made_of, **kept})
         shutil.rmtree(folder)
         return f"{100 * frontier_area(result['frontier'], result['forwards']):.1f}, {result['flops'] / 1e12:.1f} TFLOP"
 
@@ -261,7 +279,10 @@ def main() -> int:
     path = args.study.with_suffix(".jsonl")
     stages = args.only.split(",") if args.only else list(study["stages"])
     if args.command == "run":
-        return run(study, path, stages, args.workers, args.check)
+        try:
+            return run(study, path, stages, args.workers, args.check)
+        except UserError as error:
+            raise SystemExit(f"error: {error}") from None
     done = Store(path).read()
     for stage in stages:
         cells = cells_of(study, stage)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from lfpo.config.errors import UserError
 from lfpo.prompts.tasks import Task, get_task
 from processes import ForkedModule
 from research import study
@@ -77,6 +78,15 @@ def test_cells_run_once_and_fill_the_tables(
     assert len(table) == 2 + 4 and "lfpo, states noised, learning_rate 0.0001" in "".join(table)
     effects = effects_table(study, rows, "one", "choice")
     assert [line.split("|")[1].strip() for line in effects[2:]] == ["states", "rate", "states x rate"]
+
+
+def test_rows_of_another_base_do_not_stand_beside_new_ones(tmp_path: Path):
+    asked, path = tiny({"lfpo": {"objective": {"name": "lfpo"}}}), tmp_path / "study.jsonl"
+    cell = cells_of(asked, "one")[-1]
+    Store(path).add({"key": cell_key(cell, asked), "tuning": True, "base": "0123"})
+    said = rf"choice {cell['setting']} seed {cell['seed']} was run from another base, 0123, and embedded is "
+    with pytest.raises(UserError, match=said):
+        run(asked, path, ["one"], workers=1, check=False)
 
 
 def test_a_problem_is_passed_by_any_of_its_samples(monkeypatch: pytest.MonkeyPatch):
