@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from lfpo.base.terminal import Terminal, fitted
 from lfpo.config.build import load_yaml, yaml_text
-from lfpo.config.errors import UserError
+from lfpo.config.errors import UserError, first_line
 from lfpo.config.export import ExportConfig, PushConfig, located, output_folder
 from lfpo.config.files import new_folder, read_json, reason, user_path, write_json
 from lfpo.config.json import Json
@@ -250,7 +250,7 @@ def hub_errors(repo: str) -> Iterator[None]:
         yield
     except (OSError, ValueError, HTTPError, RuntimeError) as error:
         said = [error] if error.__cause__ is None else [error, error.__cause__]
-        reason = ": ".join((str(e).strip() or type(e).__name__).splitlines()[0][:REASON] for e in said)
+        reason = ": ".join(first_line(e)[:REASON] for e in said)
         raise UserError(
             f"{repo}: the hub at {constants.ENDPOINT} refused or could not be reached ({reason}); log in with "
             f"`hf auth login` or set HF_TOKEN to a token that may write to {repo.split('/')[0]}"
