@@ -52,45 +52,50 @@ def held_out(trainer: Evaluated, step: int, context: Context) -> dict[str, float
     the run: the completions of the first KEPT problems, and of the others the verdict. A collective: each rank samples
     its share, and all return the same.
     """
-    source, progress = trainer.source, context.observer
-    rows, correct_all = source.eval_rows, source.correct_all or (lambda rows, texts: [None] * len(rows))
-    if not rows:
+    if not trainer.source.eval_rows:
         return {}
+    started, metrics, records = time.perf_counter(), dict[str, float](), list[Json]()
+    trainer.engine.update(f"theta after {step}", trainer.model)
+    for name, sampler in trainer.eval_samplers.items():
+        if trainer.environment is None:
+            results, rows = _judged(trainer, name, sampler, context)
+        else:
+            results, rows = _played(trainer, trainer.environment, name, sampler, context)
+        metrics |= {f"eval/{name}/{key}": value for key, value in results.items()}
+        records += [{"sampler": name, **row} for row in rows]
+    if trainer.args.log_completions:
+        collectives.raise_on_all(lambda: context.folder.write_rows(f"eval/step-{step}.jsonl", records))
+    return metrics | {"time/eval": time.perf_counter() - started}
+
+
+def _judged(
+    trainer: Evaluated, name: str, sampler: SamplerConfig, context: Context
+) -> tuple[dict[str, float], list[Json]]:
+    """Metrics and records of completions that a verifier or reward functions judge."""
+    source, tokenizer, progress = trainer.source, trainer.tokenizer, context.observer
+    rows, correct_all = source.eval_rows, source.correct_all or (lambda rows, texts: [None] * len(rows))
 
     def on_finished(answers: list[Answer]) -> None:
         progress.advance(len(answers), sum(answer.length for answer in answers))
         for _ in answers:
-            context.observer.event("on_prediction_step")
+            progress.event("on_prediction_step")
 
-    started, metrics, records = time.perf_counter(), dict[str, float](), list[Json]()
-    engine, model, tokenizer = trainer.engine, trainer.model, trainer.tokenizer
-    engine.update(f"theta after {step}", model)
-    for name, sampler in trainer.eval_samplers.items():
-        if trainer.environment is not None:
-            results, turns = _played(trainer, trainer.environment, name, sampler, context)
-            metrics |= {f"eval/{name}/{key}": value for key, value in results.items()}
-            records += [{"sampler": name, **turn} for turn in turns]
-            continue
-        progress.begin(f"evaluation, {name}", len(collectives.share(len(rows))), "problems")
-        result = evaluate(
-            engine, model, tokenizer, rows, correct_all, sampler, seed=trainer.args.seed, finished=on_finished
-        )
-        results = {"steps": result.mean_steps, "nfe": result.mean_nfe}
-        if source.correct_all is None:
-            results["reward"] = _mean_reward(trainer, result, context)
-        elif result.accuracy is not None and result.interval is not None:
-            results |= {"accuracy": result.accuracy, "low": result.interval[0], "high": result.interval[1]}
-        metrics |= {f"eval/{name}/{key}": value for key, value in results.items()}
-        for b, row in enumerate(rows if source.correct_all else rows[:KEPT]):
-            record: Json = {"sampler": name, "problem": b}
-            if b < KEPT:
-                text = result.completions[b]
-                record |= completion_record(result.trajectory, b, row["prompt"], text, tokenizer)
-            # Every verdict, so that two evaluations can be compared problem by problem.
-            records.append(record | ({"correct": result.correct[b]} if source.correct_all else {}))
-    if trainer.args.log_completions:
-        collectives.raise_on_all(lambda: context.folder.write_rows(f"eval/step-{step}.jsonl", records))
-    return metrics | {"time/eval": time.perf_counter() - started}
+    progress.begin(f"evaluation, {name}", len(collectives.share(len(rows))), "problems")
+    engine, model, seed = trainer.engine, trainer.model, trainer.args.seed
+    result = evaluate(engine, model, tokenizer, rows, correct_all, sampler, seed=seed, finished=on_finished)
+    results = {"steps": result.mean_steps, "nfe": result.mean_nfe}
+    if source.correct_all is None:
+        results["reward"] = _mean_reward(trainer, result, context)
+    elif result.accuracy is not None and result.interval is not None:
+        results |= {"accuracy": result.accuracy, "low": result.interval[0], "high": result.interval[1]}
+    records = []
+    for b, row in enumerate(rows if source.correct_all else rows[:KEPT]):
+        record: Json = {"problem": b}
+        if b < KEPT:
+            record |= completion_record(result.trajectory, b, row["prompt"], result.completions[b], tokenizer)
+        # Every verdict, so that two evaluations can be compared problem by problem.
+        records.append(record | ({"correct": result.correct[b]} if source.correct_all else {}))
+    return results, records
 
 
 def _played(
