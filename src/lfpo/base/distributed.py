@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 
 from lfpo.base.heartbeat import Heartbeat, meet
-from lfpo.config.errors import ProcessLost, UserError
+from lfpo.config.errors import ProcessLost, UserError, first_line
 from lfpo.config.json import Json
 from lfpo.core.collectives import announce, gather, on_collective, rank, world
 from lfpo.core.devices import collective_device, device
@@ -61,7 +61,7 @@ def start() -> None:
     except RuntimeError as error:
         raise ProcessLost(
             f"rank {os.environ['RANK']} could not join the other ranks at {os.environ['MASTER_ADDR']}:"
-            f"{os.environ['MASTER_PORT']} ({str(error).strip().splitlines()[0]})"
+            f"{os.environ['MASTER_PORT']} ({first_line(error)})"
         ) from error
 
 

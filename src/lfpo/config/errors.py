@@ -47,6 +47,11 @@ def last_line(error: BaseException) -> str:
     return f"{message} ({os.path.basename(place[0])}:{place[1]})" if place else message
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of its message that is not empty, or its type."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def nearest(name: str, valid: Iterable[str], otherwise: str | None = None) -> str:
     """`"; did you mean 'x'?"` for the closest valid name. When nothing is close `otherwise`, or by default the list of
     the valid ones (empty when there is none)."""

@@ -126,12 +126,9 @@ def _object(model: object) -> str:
 def has_full_attention(name: str | Path) -> bool:
     """Whether a model's config.json says that it does not attend block by block. False where it does, and where that is
     not known: for another model type, and for a hub id."""
-    folder = (
-        Path(__file__).parents[1] / "models" / str(name).replace("-", "_")
-        if str(name) in SHIPPED_MODELS
-        else Path(name)
-    )
-    if not (user_path(folder) / "config.json").is_file():
+    shipped = Path(__file__).parents[1] / "models" / str(name).replace("-", "_")
+    file = (shipped if str(name) in SHIPPED_MODELS else user_path(name)) / "config.json"
+    if not file.is_file():
         return False
-    config = read_json(user_path(folder) / "config.json")
+    config = read_json(file)
     return config.get("model_type") in FULL_ATTENTION and config.get("block_length") is None

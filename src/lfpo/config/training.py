@@ -5,15 +5,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol
 
 from lfpo.config.build import check_types, checked_new
-from lfpo.config.checks import (
-    Count,
-    CountOrZero,
-    NotNegative,
-    Positive,
-    Seconds,
-    ShareBelowOne,
-    check_ranges,
-)
+from lfpo.config.checks import Count, CountOrZero, NotNegative, Positive, Seconds, ShareBelowOne, check_ranges
 from lfpo.config.length import Length, run_length
 from lfpo.config.models import LoraSettings, ModelName
 from lfpo.config.other_names import SHARED

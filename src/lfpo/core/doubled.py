@@ -61,9 +61,7 @@ def noised_hidden(
     return noised, clean
 
 
-def hidden_at_targets(
-    model: MaskedDiffusionLM, views: Views, conditioning_BND: torch.Tensor | None = None
-) -> torch.Tensor:
+def hidden_at_targets(model: MaskedDiffusionLM, views: Views, conditioning_BND: torch.Tensor | None) -> torch.Tensor:
     """Hidden states [T, D] of the targets of views in the doubled layout. conditioning_BND: see `noised_hidden`."""
     noised_SND, clean_SLD = noised_hidden(
         model,

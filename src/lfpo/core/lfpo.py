@@ -63,11 +63,8 @@ class LFPO(settings.LFPO, Objective):
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
         """Eq. 8 to 10 in their sampled-token reading, summed over T targets: see `rectified_sum`. w is 1, or the weight
         that `target_weight` names."""
-        r_T, theta, theta_old = (
-            predictions.at_targets(signal_B),
-            predictions.policies[CURRENT],
-            predictions.policies[OLD],
-        )
+        theta, theta_old = predictions.policies[CURRENT], predictions.policies[OLD]
+        r_T = predictions.at_targets(signal_B)
         w_T = None if self.target_weight == "equal" else predictions.logp(OLD).exp()
         # w scales the loss only. The normaliser is the sum of views.weight, which is 1 at each of LFPO's targets.
         loss = rectified_sum(

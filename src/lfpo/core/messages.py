@@ -15,7 +15,7 @@ from lfpo.config.json import Json
 TODAY = datetime(2024, 7, 26)
 
 
-def rendered(tokenizer: Any, prompt: list[Json], where: str = "") -> str:
+def rendered(tokenizer: Any, prompt: list[Json], where: str) -> str:
     """The text of a prompt of messages, in which the assistant's turn is open.
 
     Raises UserError, starting with `where` or else quoting the prompt, for messages without a chat template, and for

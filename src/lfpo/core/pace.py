@@ -44,7 +44,7 @@ class Pace:
         sizes: Sequence[Sequence[int]],
         *,
         exact: bool,
-        stores: bool = False,
+        stores: bool,
     ):
         self.exact, self.forwards = exact, [0] * len(seeds)
         plans = plan(sampler, counts, seeds, sizes)

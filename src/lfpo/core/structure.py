@@ -153,7 +153,7 @@ class Structure:
         row = torch.arange(rows, device=real_BL.device)[:, None, None]
         return self.sees(real_BL, doubled)(row, row, token[:, None], token).expand(rows, length, length)
 
-    def flex(self, real_BL: torch.Tensor, doubled: Doubled | None = None) -> BlockMask:
+    def flex(self, real_BL: torch.Tensor, doubled: Doubled | None) -> BlockMask:
         """The same for FlexAttention, which skips the tiles of 128 x 128 tokens in which nothing is attended to."""
         rows, length = real_BL.shape[0], real_BL.shape[1] + (0 if doubled is None else doubled.noised)
         return create_block_mask(self.sees(real_BL, doubled), rows, None, length, length, device=real_BL.device)

@@ -106,8 +106,7 @@ def find(path: Path | None, settings: Settings) -> Json | None:
     if result is not None:
         stored = [(path, "an evaluation", {k: result.get(k) for k in settings})]
     else:
-        n = {"n": settings.get("n")}  # older partial files do not name it; the digest of the data tells
-        stored = [(file, "a stopped evaluation", n | read_partial(file)[0]) for file in partial_files(path)]
+        stored = [(file, "a stopped evaluation", read_partial(file)[0]) for file in partial_files(path)]
     for file, what, other_settings in stored:
         if other := differences(other_settings, settings):
             raise UserError(

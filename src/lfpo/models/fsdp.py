@@ -31,7 +31,7 @@ from lfpo.models.placement import merged_adapter, narrow_matrices
 from lfpo.models.tensor_files import own_rows, split_like
 
 
-def shard(policy: MaskedDiffusionLM, mesh: DeviceMesh, *, cast: bool = False) -> None:
+def shard(policy: MaskedDiffusionLM, mesh: DeviceMesh, *, cast: bool) -> None:
     """Split a policy's weights over the ranks of a mesh (distributed.mesh), in place, on the meta device too. Replaces
     parameters by DTensors, so adapters and optimiser are made afterwards. Sets `policy.unsplit` for `gathered`.
 

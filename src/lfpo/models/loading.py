@@ -13,7 +13,7 @@ from huggingface_hub import snapshot_download
 from torch.distributed.device_mesh import DeviceMesh
 
 from lfpo.base import distributed
-from lfpo.config.errors import UserError
+from lfpo.config.errors import UserError, first_line
 from lfpo.config.files import read_json, user_path, write_json
 from lfpo.config.json import Json
 from lfpo.config.models import SHIPPED_MODELS, check_model_folder, check_model_name
@@ -80,10 +80,9 @@ def resolve(name: str | Path) -> Path:
     try:
         return Path(snapshot_download(text, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja", "*.py"]))
     except (OSError, ValueError) as error:  # the hub's errors (offline, gated, not found) are OSErrors
-        reason = str(error).splitlines()[0]
         raise UserError(
-            f"model {text!r}: no such folder, and the download from the hub failed ({reason}); download the model on "
-            "another machine and give its folder"
+            f"model {text!r}: no such folder, and the download from the hub failed ({first_line(error)}); download the "
+            "model on another machine and give its folder"
         ) from error
 
 

@@ -29,7 +29,7 @@ class MaskToken:
     own: bool = False
 
 
-def set_mask_token(tokenizer: Any, rows: int, wanted: str | None = None) -> tuple[Any, MaskToken]:
+def set_mask_token(tokenizer: Any, rows: int, wanted: str | None) -> tuple[Any, MaskToken]:
     """A tokenizer with a mask token, and that token. rows: of the embeddings, of which the tokenizer may use fewer.
 
     wanted: the text of the mask token, of the vocabulary or new; None chooses: the tokenizer's own mask token, a row

@@ -66,10 +66,9 @@ def load_policies(
     if args.gradient_checkpointing:
         checkpoint_layers(model)
     policies = {CURRENT: model} | others
-    offloads = getattr(args, "offload_reference", False)
-    changes = args.fsdp or model.autocast or args.lora is not None or offloads
+    changes = args.fsdp or model.autocast or args.lora is not None or args.offload_reference
     for name, policy in policies.items():  # theta, which is evaluated, stays on the device
-        move = offloads and name != CURRENT
+        move = args.offload_reference and name != CURRENT
         policy.ready = partial(ready_to_sample, args=args, move=move) if changes else None
     return policies, tokenizer
 

@@ -82,7 +82,7 @@ class RLDF(settings.RLDF, Objective):
         return (predictions.weight_T * loss_T).sum(), measures | measure_targets(predictions, advantage_T)
 
 
-def weighted_indices(score_N: torch.Tensor, k: int, rng: torch.Generator, temperature: float = 1.0) -> torch.Tensor:
+def weighted_indices(score_N: torch.Tensor, k: int, rng: torch.Generator, temperature: float) -> torch.Tensor:
     """k distinct indices of 0 .. N-1 (all if N < k) without replacement, with probability softmax(score / temperature);
     temperature 0 takes the largest. int64, in the order of the draws. The largest of scores with Gumbel noise are such
     draws (Gumbel top-k)."""

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lfpo.config.errors import UserError
+from lfpo.config.errors import UserError, first_line
 from lfpo.config.files import user_path
 from lfpo.config.json import Json
 from lfpo.config.models import LoraSettings
@@ -66,10 +66,9 @@ def model_config(name: str) -> Json:
     try:
         return described(Path(hf_hub_download(name, "config.json")).parent)[1]
     except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
         raise UserError(
-            f"model {name!r}: its config.json could not be downloaded from the hub ({reason}); give a folder that "
-            f"holds one, or a layout: {known}"
+            f"model {name!r}: its config.json could not be downloaded from the hub ({first_line(error)}); give a "
+            f"folder that holds one, or a layout: {known}"
         ) from error
 
 

@@ -23,14 +23,7 @@ from lfpo.objectives.needs import kept_steps
 from lfpo.plan.model import by_value
 from lfpo.rollout.canvas import CanvasTrajectory
 
-TOY: Json = {
-    "d_model": 4,
-    "n_layers": 1,
-    "n_heads": 1,
-    "mlp_hidden_size": 4,
-    "vocab_size": 16,
-    "init_std": 0.5,
-}
+TOY: Json = {"d_model": 4, "n_layers": 1, "n_heads": 1, "mlp_hidden_size": 4, "vocab_size": 16, "init_std": 0.5}
 TOY |= {"mask_token_id": 15, "eos_token_id": 14, "pad_token_id": 14}
 TOY_ROLLOUTS = 8  # random masks have other sizes in each; the work is their mean
 

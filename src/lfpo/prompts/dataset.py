@@ -2,11 +2,12 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from lfpo.config.errors import UserError, last_line
 from lfpo.config.plugins import resolve
 from lfpo.config.torch_state import torch_state_kept
+from lfpo.config.train import LFPOConfig
 from lfpo.prompts.files import load_rows
 from lfpo.prompts.jsonl import check_row
 from lfpo.prompts.tasks import Row
@@ -22,39 +23,26 @@ WAYS_OUT = {
 }
 
 
-class Settings(Protocol):
-    """The keys of a configuration that say where rows come from and what is made of them (see LFPOConfig)."""
-
-    data_file: str | None
-    eval_file: str | None
-    dataset_name: str | None
-    dataset_config: str | None
-    dataset_train_split: str
-    dataset_test_split: str | None
-    columns: dict[str, str]
-    map_row: str | None
-
-
-def read_rows(settings: Settings, split: str, python_rows: object = None, most: int | None = None) -> list[Record]:
+def read_rows(args: LFPOConfig, split: str, python_rows: object = None, most: int | None = None) -> list[Record]:
     """The rows of the split "train" or "eval"; empty where none is named. python_rows: rows from Python,
     instead of a file. most: how many are read of those without a length.
 
     Raises UserError, which names the row, for data that cannot be read or has no prompt, and where `map_row` fails.
     """
-    file = settings.data_file if split == "train" else settings.eval_file
-    part = settings.dataset_train_split if split == "train" else settings.dataset_test_split
+    file = args.data_file if split == "train" else args.eval_file
+    part = args.dataset_train_split if split == "train" else args.dataset_test_split
     if python_rows is not None:
         records = _from_python(python_rows, f"{split}_dataset", most)
     elif file is not None:
         records = [Record(row, where) for row, where in load_rows(file)]
-    elif settings.dataset_name is not None and part is not None:
-        source = HubSplit(settings.dataset_name, part, (settings.dataset_config,))
+    elif args.dataset_name is not None and part is not None:
+        source = HubSplit(args.dataset_name, part, (args.dataset_config,))
         records = load_hub(source, "or give data_file with its rows")
     else:
         records = []
-    prepare = resolve(settings.map_row, {}, kind="map_row") if settings.map_row else None
+    prepare = resolve(args.map_row, {}, kind="map_row") if args.map_row else None
     with torch_state_kept():
-        return [Record(_prepared(record, settings.columns, prepare), record.where) for record in records]
+        return [Record(_prepared(record, args.columns, prepare), record.where) for record in records]
 
 
 def is_stream(rows: object) -> bool:

@@ -11,7 +11,7 @@ import torch
 
 from lfpo.base.environment import installed
 from lfpo.config.engine import EngineSettings
-from lfpo.config.errors import ProcessLost, UserError
+from lfpo.config.errors import ProcessLost, UserError, first_line
 
 START = 1800.0  # seconds for all workers to load what they need
 LOOK = 5.0  # seconds between two looks at the head of the cluster, while tasks are waited for
@@ -135,8 +135,3 @@ def cause(error: Any) -> BaseException:
             "engine.prompts_per_unit"
         )
     return error
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of its message that is not empty, or its type."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

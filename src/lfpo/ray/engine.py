@@ -21,7 +21,7 @@ import torch
 
 from lfpo.base import distributed
 from lfpo.base.environment import installed
-from lfpo.config.errors import UserError
+from lfpo.config.errors import UserError, first_line
 from lfpo.config.json import Json
 from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives, devices, rank_tensors
@@ -32,7 +32,7 @@ from lfpo.core.trajectory import GIVES, Trajectory, join
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.placement import narrow_matrices
 from lfpo.models.policies import load_policies, ready_to_sample
-from lfpo.ray.cluster import LOOK, START, cause, check_head, connect, first_line, import_ray, wait_for_start
+from lfpo.ray.cluster import LOOK, START, cause, check_head, connect, import_ray, wait_for_start
 from lfpo.rollout.local_engine import run_unit, units_of
 
 # Name -> (bytes, dtype). numpy arrays of bytes go through Ray's object store without copies.

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from lfpo.config.engine import EngineSettings
-from lfpo.config.errors import UserError
+from lfpo.config.errors import UserError, first_line
 from lfpo.core import collectives
 from lfpo.core.attempts import RewardFailed, RewardTimeout
 from lfpo.core.scoring import accepted
-from lfpo.ray.cluster import LOOK, check_head, connect, first_line, import_ray, wait_for_start
+from lfpo.ray.cluster import LOOK, check_head, connect, import_ray, wait_for_start
 from lfpo.ray.reward_tasks import Interrupted, call, load
 from lfpo.rewards import RewardFunction, reward_name
 

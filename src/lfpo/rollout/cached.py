@@ -22,7 +22,7 @@ from lfpo.models.kv_cache import KeyValueCache, Pair, columns_for, window_hidden
 CACHED = 4
 
 
-def rows_in_flight(length: int, sampler: SamplerConfig, rollout_tokens: int, stores: bool = False) -> int:
+def rows_in_flight(length: int, sampler: SamplerConfig, rollout_tokens: int, stores: bool) -> int:
     """Rows of `length` tokens that run at once. stores: whether finished blocks are stored (see StoredBlocks)."""
     if sampler.cache == "none" and not stores:
         return max(1, rollout_tokens // length)

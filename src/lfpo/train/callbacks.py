@@ -54,12 +54,8 @@ class Callbacks:
         self.step = 0  # iterations that were done at the last event
         self.in_use = False  # whether any rank has callbacks: some give them to the first rank only
         self.control: Any = SimpleNamespace(**dict.fromkeys(FLAGS, False))  # without callbacks; else a TrainerControl
-        collectives.together(self._add_all)
+        collectives.together(lambda: list(map(self.add, trainer.callbacks)))
         self.meet()
-
-    def _add_all(self) -> None:
-        for callback in self.trainer.callbacks:
-            self.add(callback)
 
     def meet(self) -> None:
         """Learn whether any rank has callbacks, before what they are called for begins. A collective."""
@@ -247,9 +243,9 @@ class Callbacks:
         checkpoint."""
         if not self.in_use:
             return
-        self.state.log_history = []
+        self.state.log_history, saved = [], saved_state or {}
         for row in history:
-            held_out = _held_out(row)
+            held_out = {name: value for name, value in row.items() if name.startswith("eval/") or name == "time/eval"}
             trained = {name: value for name, value in row.items() if name not in held_out}
             for part in (trained if len(trained) > 1 else {}, held_out):
                 if part:
@@ -257,8 +253,8 @@ class Callbacks:
                     named = _with_transformers_names(self.trainer, part)
                     self.state.log_history.append({**named, "epoch": self.state.epoch, "step": row["step"]})
         for name in ("best_metric", "best_global_step"):
-            setattr(self.state, name, (saved_state or {}).get(name))
-        states = [*(saved_state or {}).get("states", [])]
+            setattr(self.state, name, saved.get(name))
+        states = [*saved.get("states", [])]
         for callback in self.callbacks:
             own = next((pair for pair in states if pair[0] == type(callback).__name__), None)
             if own is not None and _state(callback) is not None:
@@ -305,10 +301,6 @@ def _check_early_stopping(callback: object, args: Arguments) -> None:
         )
     if args.eval_strategy == "no":
         raise UserError("callbacks: EarlyStoppingCallback needs evaluations: set eval_steps, and give held-out rows")
-
-
-def _held_out(metrics: Json) -> Json:
-    return {name: value for name, value in metrics.items() if name.startswith("eval/") or name == "time/eval"}
 
 
 def _with_transformers_names(trainer: Trainer, metrics: Mapping[str, Any]) -> Json:

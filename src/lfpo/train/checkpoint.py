@@ -46,7 +46,7 @@ class Part(Protocol):
 
 
 class Saved(Protocol):
-    """What a checkpoint holds of a trainer (see lfpo.train.run.Trainer)."""
+    """What a checkpoint holds of a trainer (see lfpo.train.trainer.Trainer)."""
 
     model: MaskedDiffusionLM
     reference: MaskedDiffusionLM | None

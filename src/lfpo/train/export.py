@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from lfpo.base.terminal import Terminal, fitted
 from lfpo.config.build import load_yaml, yaml_text
-from lfpo.config.errors import UserError
+from lfpo.config.errors import UserError, first_line
 from lfpo.config.export import ExportConfig, PushConfig, located, output_folder
 from lfpo.config.files import new_folder, read_json, reason, user_path, write_json
 from lfpo.config.json import Json
@@ -88,10 +88,9 @@ def find_source(settings: ExportConfig | PushConfig) -> Source:
     if checkpoint and (damage := verify(checkpoint)):
         raise UserError(f"checkpoint {checkpoint} is damaged ({damage}); give another one, or the run's folder")
     if not (folder / "config.yaml").exists():
-        if settings.dtype is not None:
-            raise UserError(f"{settings.run}: holds no run; --dtype needs the folder of a run with lora")
-        if settings.adapter:
-            raise UserError(f"{settings.run}: holds no run; --adapter needs the folder of a run with lora")
+        for key in ("dtype", "adapter"):
+            if getattr(settings, key):
+                raise UserError(f"{settings.run}: holds no run; --{key} needs the folder of a run with lora")
         return Source(resolve(settings.run))
     run, config = Run(folder), load_yaml(folder / "config.yaml")
     if settings.dtype is not None and (settings.adapter or config.get("lora") is None):
@@ -99,14 +98,10 @@ def find_source(settings: ExportConfig | PushConfig) -> Source:
             f"{settings.run}: --dtype is that of the sum of base and LoRA adapter, and here nothing is added; leave it "
             "out (an adapter is float32, other weights keep their dtype)"
         )
-    if (
-        checkpoint is None
-        and not settings.adapter
-        and settings.dtype is None
-        and (folder / "model" / "config.json").exists()
-    ):
+    final, as_it_is = folder / "model", not settings.adapter and settings.dtype is None
+    if checkpoint is None and as_it_is and (final / "config.json").exists():
         saved = numbered(folder / "checkpoints")
-        return Source(folder / "model", run, config, step_of(saved[-1]) if saved else None)
+        return Source(final, run, config, step_of(saved[-1]) if saved else None)
     checkpoint = checkpoint or latest_checkpoint(folder, print)
     if checkpoint is None:
         raise UserError(f"{folder}: the run has neither a trained model nor a checkpoint yet")
@@ -250,7 +245,7 @@ def hub_errors(repo: str) -> Iterator[None]:
         yield
     except (OSError, ValueError, HTTPError, RuntimeError) as error:
         said = [error] if error.__cause__ is None else [error, error.__cause__]
-        reason = ": ".join((str(e).strip() or type(e).__name__).splitlines()[0][:REASON] for e in said)
+        reason = ": ".join(first_line(e)[:REASON] for e in said)
         raise UserError(
             f"{repo}: the hub at {constants.ENDPOINT} refused or could not be reached ({reason}); log in with "
             f"`hf auth login` or set HF_TOKEN to a token that may write to {repo.split('/')[0]}"

@@ -131,7 +131,7 @@ class RolloutQueue:
                 sampler=build(SamplerConfig, entry["sampler"], str(folder / INDEX)),
                 mask_id=entry["mask_id"],
                 eos_id=entry["eos_id"],
-                structure=Structure(entry["block_length"], causal=entry.get("causal", False)),
+                structure=Structure(entry["block_length"], causal=entry["causal"]),
             )
             prompts = collectives.share(len(joined) // self.generations)
             if not prompts:

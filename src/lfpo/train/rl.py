@@ -48,9 +48,9 @@ from lfpo.train.adamw import build_adamw
 from lfpo.train.callbacks import Callbacks
 from lfpo.train.copies import AverageFiles, Versions, in_place, swap
 from lfpo.train.export import make_repository, run_push
-from lfpo.train.held_out import HeldOut, held_out
+from lfpo.train.held_out import held_out
 from lfpo.train.inputs import environment_class
-from lfpo.train.preflight import Planned, preflight
+from lfpo.train.preflight import preflight
 from lfpo.train.queue import Queued, RolloutQueue
 from lfpo.train.records import rollout_records
 from lfpo.train.run import run_trainer
@@ -121,18 +121,7 @@ class LFPOTrainer(Algorithm, Trainer):
         self.model, self.reference = self.policies[CURRENT], self.policies[OLD]  # theta, theta_old
         self.optimizer = build_adamw(self.model, args)
         self.average = Average(self.model.own_parameters(), args.average_decay) if args.average_decay else None
-        planned = Planned(
-            args,
-            self.model,
-            self.reference,
-            self.tokenizer,
-            self.source,
-            self.environment,
-            self.sampler,
-            self.eval_samplers,
-            self.run.dir,
-        )
-        self.source, self.about = preflight(planned)
+        self.source, self.about = preflight(self)
         source, rows = self.source, len(self.source.rows)
         training = fingerprint(lambda i: plain_values(source.train_row(i)), rows or args.prompts_per_iteration)
         held_out_rows = fingerprint(lambda i: plain_values(source.eval_rows[i]), len(source.eval_rows))
@@ -260,19 +249,8 @@ class LFPOTrainer(Algorithm, Trainer):
 
     def evaluate(self, step: int, context: Context) -> dict[str, float]:
         self.engine.forwarded = context.observer.forward
-        evaluation = HeldOut(
-            self.source,
-            self.model,
-            self.tokenizer,
-            self.engine,
-            self.environment,
-            self.eval_samplers,
-            self.args.seed,
-            self.args.log_completions,
-            self.failed_in_evaluation,
-        )
         with in_place(self.average) if self.average is not None else contextlib.nullcontext():
-            return held_out(evaluation, step, context)
+            return held_out(self, step, context)
 
     def skip_epoch(self, step: int) -> None:
         """See Trainer. The next iteration takes the first rows of the next epoch."""

@@ -30,14 +30,7 @@ from lfpo.runs.display import Display, Output
 from lfpo.runs.health import Health
 from lfpo.runs.trackers import reporting
 from lfpo.train.callbacks import Callbacks
-from lfpo.train.checkpoint import (
-    BEFORE,
-    export_model,
-    latest_checkpoint,
-    load_optimizer,
-    load_weights,
-    save_checkpoint,
-)
+from lfpo.train.checkpoint import BEFORE, export_model, latest_checkpoint, load_optimizer, load_weights, save_checkpoint
 from lfpo.train.trainer import Trainer
 
 NEW = "a new trainer with the same arguments starts from the beginning"
