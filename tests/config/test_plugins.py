@@ -8,6 +8,7 @@ import pytest
 
 from lfpo.config.errors import UserError
 from lfpo.config.plugins import resolve
+from lfpo.rollout.local_engine import LocalEngine, find_rule, run_unit
 
 
 def test_a_module_edited_after_it_was_read_is_refused_until_it_is_loaded_again(tmp_path: Path, monkeypatch):
@@ -26,3 +27,17 @@ def test_a_module_edited_after_it_was_read_is_refused_until_it_is_loaded_again(t
     assert resolve("edited_rows.second", {}, kind="map_row")({}) == 3
     file.unlink()
     assert resolve("edited_rows.first", {}, kind="map_row")({}) == 22
+
+
+def test_a_reveal_rule_is_looked_up_again_for_a_new_engine(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "edited_rule", raising=False)
+    (tmp_path / "edited_rule.py").write_text("from lfpo.rollout.reveal import Rule\nmine = Rule(lambda step: 1)\n")
+    assert find_rule("edited_rule.mine").schedule is not None
+    (tmp_path / "edited_rule.py").write_text(
+        "from lfpo.rollout.reveal import Rule\nmine = Rule(lambda step: 1, schedule=None)\n"
+    )
+    importlib.reload(sys.modules["edited_rule"])
+    LocalEngine(run_unit, rollout_tokens=64)
+    assert find_rule("edited_rule.mine").schedule is None

@@ -13,6 +13,9 @@ from lfpo.config.errors import UserError, last_line, nearest
 from lfpo.config.torch_state import torch_state_kept
 
 DOTTED = r"[.:]"  # what a dotted path has and a name has not
+# Kinds that are looked up when a run starts, and never within it. A notebook may have edited their files since the run
+# before, and Python would go on with the old code.
+AT_START = ("reward function", "environment", "map_row")
 _read: dict[str, tuple[object, bytes]] = {}  # module -> its spec, which a reload replaces, and its file's content
 
 
@@ -20,7 +23,7 @@ def resolve(name: str, known: Mapping[str, str], *, kind: str) -> Any:
     """The object of a name in `known`, or of a dotted path. kind: the noun in messages.
 
     Raises UserError for an unknown name, a module or attribute that does not exist, and a module of the user's that
-    cannot be imported, or whose file was edited after this process had read it (in a notebook).
+    cannot be imported. For a kind of AT_START also where its file was edited after this process had read it.
     """
     module_name, attribute = dotted(name, known, kind=kind)
     try:
@@ -37,7 +40,7 @@ def resolve(name: str, known: Mapping[str, str], *, kind: str) -> Any:
         put = f"; put {missing.replace('.', '/')}.py into this folder, or its folder into PYTHONPATH"
         what_to_do = nearest(name, known, put)
         raise UserError(f"{kind} {name!r}: there is no module {missing!r}{what_to_do}") from error
-    if name not in known and not _as_read(module):
+    if kind in AT_START and not _as_read(module):
         raise UserError(
             f"{kind} {name!r}: {module.__file__} was edited after this process had read it; call "
             f"importlib.reload({module_name}), or restart the process"
