@@ -133,3 +133,23 @@ def test_trackio_forgets_what_this_run_alone_had_logged_behind_the_checkpoint(tr
         ("b-b", 1, 1.0),
         ("b-b", 2, 2.0),
     ]
+
+
+def test_a_tracker_that_fails_twice_is_told_once_and_closed(tmp_path, monkeypatch):
+    class Tracker:
+        def log(self, values, step):
+            raise OSError("no network")
+
+        def finish(self):
+            closed.append(True)
+            raise OSError("still none")
+
+    closed, notes = list[bool](), list[str]()
+    monkeypatch.setattr("lfpo.runs.trackers._start", lambda *_: Tracker())
+    run = Run(tmp_path)
+    with reporting(["wandb"], run, {}, done=0, note=notes.append):
+        for step in (1, 2):
+            run.log({"step": step})
+    assert closed == [True]
+    (note,) = notes
+    assert note.startswith("report_to: wandb failed, so it gets nothing more: OSError: no network")

@@ -50,8 +50,9 @@ def reporting(
         try:
             work()
         except Exception as error:  # another library's, most often the network's
-            trackers.pop(name, None)
-            note(f"report_to: {name} failed, so it gets nothing more: {last_line(error)}; {run.metrics_file} goes on")
+            if trackers.pop(name, None) is not None:  # else it cannot be closed, after it had failed
+                why = last_line(error)
+                note(f"report_to: {name} failed, so it gets nothing more: {why}; {run.metrics_file} goes on")
 
     def send(file: str, rows: list[Json]) -> None:
         for name, tracker in list(trackers.items()):
