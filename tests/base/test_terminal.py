@@ -49,3 +49,21 @@ def test_rows_that_are_stacked_leave_out_empty_cells_and_a_column_may_fold():
     assert printed(16, table())[-2:] == ["no interval", "  GiB 1"]
     assert [line[1:] for line in printed(15, folding())] == [*["b", "01234567890123", "45678901234567", "89"]]
     assert printed(14, folding()) == ["x", "  b", "  012345678901", "  234567890123", "  456789"]
+
+
+def test_output_is_written_whatever_a_script_has_put_into_its_place(monkeypatch: pytest.MonkeyPatch):
+    class Written(list[str]):  # as some servers do; without isatty
+        write = list.append
+
+        def flush(self) -> None:
+            pass
+
+    monkeypatch.setattr("sys.stdout", Written())
+    console = Terminal(columns=100)
+    console.print("x" * 100)
+    assert "".join(console.file).strip() == "x" * 100
+    latin = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    monkeypatch.setattr("sys.stdout", latin)
+    Terminal(columns=100).print("run \u00e9\u6f22")
+    latin.flush()
+    assert latin.buffer.getvalue() == b"run \xe9\\u6f22\n"

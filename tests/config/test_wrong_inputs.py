@@ -33,6 +33,13 @@ COMMANDS = {
     "train broken.yaml": "broken.yaml:2: not readable as YAML (expected",
     "train twice.yaml": "key 'max_steps' is given twice",
     "train list.yaml": "expected `key: value` lines, found list",
+    # Paths that the system says nothing about: also a folder that is closed to the user.
+    f"train {'n' * 256}": ": cannot be reached (File name too long)",
+    "train round": "round: cannot be reached (Too many levels of symbolic links)",
+    f"{TRAIN.replace('--task choice', '--task gsm8k@round')}": "round: cannot be reached",
+    f"{TRAIN} --model round": "round: cannot be reached",
+    f"{ROWS} --reward_funcs rw.ok --data_file round/x.jsonl": "round/x.jsonl: cannot be reached",
+    "eval --task sudoku --output round/x.json": "round/x.json: cannot be reached",
     "train loop.yaml": "includes itself",
     "train demo oops": "argument 'oops': expected --key value",
     "train sudoku --learning_rat 1": "did you mean 'learning_rate'",
@@ -237,6 +244,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
+    (folder / "round").symlink_to("round")
     (folder / "long.jsonl.gz").write_bytes(gzip.compress(long.encode()))
     return folder
 

@@ -124,6 +124,8 @@ def test_stop_texts_and_settings_of_a_task():
     assert cut == whole.split("####")[0]
     with pytest.raises(UserError, match="num_beams"):
         lm.generate_until([Request(prompt, {"num_beams": 4})])
+    with pytest.raises(UserError, match="lm-eval: task 't': document 5: prompt '': it has no tokens"):
+        lm.generate_until([Request(prompt, {"until": []}), Request("", {"until": []}, doc_id=5)])
     with pytest.raises(UserError, match="did you mean 'steps'"):
         LfpoLM(step=4)
     with pytest.raises(UserError, match="rollout_tokens"):

@@ -77,3 +77,15 @@ def test_a_lone_surrogate_is_an_error_with_its_line(tmp_path: Path, prompt: obje
     file.write_text(json.dumps({"prompt": "fine \U0001f0a1"}) + "\n" + json.dumps({"prompt": prompt}) + "\n")
     with pytest.raises(UserError, match=r"rows.jsonl:2: column 'prompt' holds a lone surrogate \('\\u"):
         load_rows(file, required=("prompt",))
+
+
+def test_a_column_that_an_arrow_file_has_twice_is_an_error(tmp_path: Path):
+    pyarrow = pytest.importorskip("pyarrow")
+    table = pyarrow.table([["a"], [1], [2]], names=["prompt", "answer", "answer"])
+    with (
+        pyarrow.OSFile(str(tmp_path / "rows.arrow"), "wb") as file,
+        pyarrow.ipc.new_stream(file, table.schema) as writer,
+    ):
+        writer.write_table(table)
+    with pytest.raises(UserError, match=r"rows\.arrow: two columns are named 'answer'"):
+        load_rows(tmp_path / "rows.arrow")

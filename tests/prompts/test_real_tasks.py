@@ -384,3 +384,14 @@ def test_a_folder_with_only_training_rows_trains_without_evaluation(
     sizes = {"max_steps": 1, "num_generations": 2, "eval_size": 0}
     (metrics,) = trained_on_rows(llada, f"gsm8k@{tmp_path / 'data'}", tmp_path / "run", **sizes)
     assert "rewards/number_accuracy/mean" in metrics
+
+
+def test_a_file_that_is_edited_and_named_again_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "other").mkdir()
+    numbers, tasks = [1, 4, 2], []
+    for number, folder in zip(numbers, [tmp_path, tmp_path, tmp_path / "other"], strict=True):
+        monkeypatch.chdir(folder)
+        write_rows(folder / "test.jsonl", PIQA[:number])
+        tasks.append(data_task("piqa@test=test.jsonl"))
+        tasks[-1].test_rows()
+    assert [len(task.test_rows()) for task in tasks] == numbers  # a run keeps the rows that it began with

@@ -13,13 +13,26 @@ FOLDED = 14  # least width of a column that may break words
 
 class Terminal(Console):
     """Reads no markup in text, so that a name may hold square brackets. Raises BrokenPipeError where nobody reads;
-    rich's own class ends the process, with exit code 1."""
+    rich's own class ends the process, with exit code 1. A character that the output's encoding lacks is written as its
+    number. columns: of output that is no terminal; rich would wrap lines at 80 in a pipe or file."""
 
-    def __init__(self, **options: Any):
+    def __init__(self, columns: int | None = None, **options: Any):
         super().__init__(markup=False, emoji=False, **options)
+        if columns is not None and not _is_terminal(self.file):
+            self.width = columns
+        if getattr(self.file, "errors", None) == "strict" and hasattr(self.file, "reconfigure"):
+            self.file.reconfigure(errors="backslashreplace")
 
     def on_broken_pipe(self) -> None:
         raise
+
+
+def _is_terminal(file: Any) -> bool:
+    """Whether output goes to a terminal, and not to a pipe, a file, or what a script has put into its place."""
+    try:
+        return bool(file.isatty())
+    except (AttributeError, ValueError):  # ValueError: it is closed
+        return False
 
 
 def fitted(table: Table, console: Console) -> RenderableType:

@@ -19,6 +19,7 @@ import yaml
 
 from lfpo.config.checks import type_hints
 from lfpo.config.errors import UserError, nearest
+from lfpo.config.files import user_path
 from lfpo.config.json import Json
 
 T = TypeVar("T")
@@ -95,7 +96,7 @@ def _as_written(values: Json, written: Json, texts: Collection[str], prefix: str
 def _find(path: Path, beside: Path) -> Path:
     """The file at `path` relative to the folder `beside`, or else the shipped recipe of that name."""
     name = path.as_posix().removesuffix(".yaml")
-    for candidate in (beside / path, RECIPES / f"{name}.yaml"):
+    for candidate in map(user_path, (beside / path, RECIPES / f"{name}.yaml")):
         if candidate.is_file():
             return candidate.resolve()
     short = {full.rpartition("/")[2]: full for full in recipe_names()}

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 from lfpo.config.build import RECIPES, build, load_yaml, merge
 from lfpo.config.checks import Count, CountOrZero, check_ranges
 from lfpo.config.errors import UserError, nearest
+from lfpo.config.files import user_path
 from lfpo.config.json import Json
 from lfpo.config.models import ModelName
 from lfpo.config.sampler import SamplerConfig
@@ -103,7 +104,7 @@ class EvalConfig:
                 f"n_samples {self.n_samples} at temperature 0 gives the same completion {self.n_samples} times; set "
                 "sampler.temperature above 0"
             )
-        path = Path(self.output or "")
+        path = user_path(self.output or "")
         if path.suffix in (".jsonl", ".csv", ".txt", ".yaml") or (path.is_file() and path.suffix != ".json"):
             raise ValueError(f"output {self.output!r}: give a folder, or a file whose name ends in .json")
         if self.output is not None and self.output.endswith(".json") and len(self.task_names) > 1:
@@ -148,7 +149,7 @@ def configure(overrides: Json) -> EvalConfig:
         overrides = {**overrides, "task": ",".join(map(str, overrides["task"]))}
     if (name := overrides.get("protocol")) is not None:
         known = {path.stem: path for path in (RECIPES / "protocols").glob("*.yaml")}
-        path = known.get(str(name), Path(str(name)))
+        path = known.get(str(name)) or user_path(str(name))
         if not path.is_file():
             raise UserError(f"protocol {str(name)!r}: no such file{nearest(str(name), known)}")
         values = load_yaml(path)

@@ -17,13 +17,20 @@ from lfpo.config.json import Json
 
 
 def user_path(name: str | Path) -> Path:
-    """A path as a user wrote it, with ~ replaced by the home folder. Raises UserError for ~NAME of an unknown user."""
+    """A path as a user wrote it, with ~ replaced by the home folder. Raises UserError for ~NAME of an unknown user, and
+    for a path that nothing can be asked about: it has too long a name, or is in a folder that is closed to the user."""
     try:
-        return Path(name).expanduser()
+        path = Path(name).expanduser()
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # it may be new; ValueError: a zero byte
+        return path
     except RuntimeError:
         user = Path(name).parts[0]
         advice = f"write ~/ for your home folder, or ./{user} for a folder of this name"
         raise UserError(f"{name}: there is no user {user[1:]!r}; {advice}") from None
+    except OSError as error:
+        raise UserError(f"{str(name)[:200]}: cannot be reached ({error.strerror or error})") from error
+    return path
 
 
 def check_folder_name(path: Path) -> None:

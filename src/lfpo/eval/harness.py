@@ -114,8 +114,8 @@ class LfpoLM(LM):
             document = (request.task_name, request.doc_id, context)
             number = key(self.config.seed, "eval", 0 if request.doc_id is None else request.doc_id, seen[document])
             seen[document] += 1
-            sampler, stops = self._sampler(options, f"lm-eval: task {request.task_name!r}")
-            generations.append((context, sampler, stops, number))
+            where = f"lm-eval: task {request.task_name!r}"
+            generations.append((context, *self._sampler(options, where), number, f"{where}: document {request.doc_id}"))
         return self._cached("generate_until", requests, self._shared("generate", generations, self._generate))
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
@@ -175,12 +175,13 @@ class LfpoLM(LM):
                 state.advance(len(part))
         return [result for part in collectives.gather(done) for result in part]
 
-    def _generate(self, generations: Sequence[tuple[str, SamplerConfig, tuple[str, ...], int]]) -> list[str]:
+    def _generate(self, generations: Sequence[tuple[str, SamplerConfig, tuple[str, ...], int, str]]) -> list[str]:
         texts = [""] * len(generations)
         for sampler in dict.fromkeys(item[1] for item in generations):
             index = [i for i, item in enumerate(generations) if item[1] == sampler]
             rows = [{"prompt": generations[i][0]} for i in index]
-            prompts = encode_rows(rows, self.tokenizer, self.model, sampler.gen_length or 0)
+            places = [generations[i][4] for i in index]
+            prompts = encode_rows(rows, self.tokenizer, self.model, sampler.gen_length or 0, places)
             request = Request(prompts, [generations[i][3] for i in index], sampler)
             trajectory = finite(self.engine.sample(request), self.model)
             completions = decode_completions(self.tokenizer, trajectory.tokens, self.model.eos_id)

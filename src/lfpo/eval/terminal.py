@@ -1,6 +1,5 @@
 """What an evaluation prints: its progress, and its results as a table, or as lines in a narrow terminal."""
 
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ Result = Mapping[str, Any]
 
 def open_console(quiet: bool) -> Console:
     """Standard output, 120 columns wide if it is a pipe or file."""
-    return Terminal(quiet=quiet, width=None if sys.stdout and sys.stdout.isatty() else 120)
+    return Terminal(quiet=quiet, columns=120)
 
 
 @contextmanager

@@ -238,6 +238,9 @@ def _table_rows(data: bytes, file: Path) -> Rows:
         else:
             opener = pyarrow.ipc.open_file if data.startswith(_ARROW[0]) else pyarrow.ipc.open_stream
             table = opener(buffer).read_all()
+        names = table.column_names
+        if twice := [name for name in names if names.count(name) > 1]:  # of which pyarrow would give the last
+            raise UserError(f"{file}: two columns are named {twice[0]!r}")
         rows = table.to_pylist()
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:  # a date beyond Python's
         raise UserError(f"{file}: not readable as {kind} ({' '.join(str(error).split())})") from error

@@ -18,6 +18,8 @@ from lfpo.rewards.measured import measured, measures
 
 T = TypeVar("T")
 
+MOST_BITS = 14_000  # of an integer that Python writes in decimals: it has at most 4300 digits
+
 
 @dataclass(frozen=True)
 class PromptSource:
@@ -91,8 +93,11 @@ def fingerprint(example: Callable[[int], object], rows: int) -> str:
 
 
 def plain_values(row: Row) -> Row:
-    """The prompt of a row, and its text and numbers: what is the same in every process."""
-    return {name: v for name, v in row.items() if name == "prompt" or isinstance(v, str | int | float | None)}
+    """The prompt of a row, and its text and numbers: what is the same in every process. An integer that Python does
+    not write in decimals is hexadecimal text."""
+    values = {name: v for name, v in row.items() if name == "prompt" or isinstance(v, str | int | float | None)}
+    long = {name: hex(v) for name, v in values.items() if isinstance(v, int) and v.bit_length() > MOST_BITS}
+    return values | long
 
 
 def in_epochs(examples: Sequence[T], seed: int) -> Callable[[int], T]:

@@ -32,6 +32,7 @@ class LocalEngine:
     def __init__(
         self, run: Callable[..., Trajectory], *, rollout_tokens: int, compiled: bool = False, rows_per_unit: int = 0
     ):
+        find_rule.cache_clear()  # a notebook may have loaded a rule's module again
         self.rows_per_unit, self.run = rows_per_unit, run
         self.rollout_tokens, self.compiled = rollout_tokens, compiled
         self.policy: MaskedDiffusionLM | None = None

@@ -78,8 +78,7 @@ class Display:
         progress: Observer | None = None,
         evaluates_after: Callable[[int], bool] = lambda step: False,
     ):
-        # rich would wrap lines at 80 columns in a pipe or file.
-        self.console = console or Output(width=None if sys.stdout and sys.stdout.isatty() else 200)
+        self.console = console or Output(columns=200)
         self.total, self.phase, self.evaluates_after = total, progress or Observer(), evaluates_after
         self.began = self.updated = time.monotonic()
         self.step, self.printed = 0, -math.inf

@@ -3,8 +3,9 @@
 import importlib
 import importlib.util
 import os
+import sqlite3
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,8 @@ def reporting(
     names: of the trackers. The project is WANDB_PROJECT or TRACKIO_PROJECT ("lfpo" if unset), and the run has its
     folder's name. TensorBoard writes to `tensorboard/` in that folder. Trackers read their other environment variables
     (WANDB_MODE, ...).
-    config: shown beside the curves. done: number of finished steps; TensorBoard and W&B drop what a crashed run logged
-        after them, and trackio keeps it beside what comes again.
+    config: shown beside the curves. done: number of finished steps; TensorBoard and trackio on this machine drop what a
+        crashed run logged after them. W&B keeps it, and takes nothing that comes again.
     note: shows a line to the user: a tracker that fails later is left out from then on.
     Raises UserError where a tracker is not installed, or cannot start.
     """
@@ -49,8 +50,9 @@ def reporting(
         try:
             work()
         except Exception as error:  # another library's, most often the network's
-            trackers.pop(name, None)
-            note(f"report_to: {name} failed, so it gets nothing more: {last_line(error)}; {run.metrics_file} goes on")
+            if trackers.pop(name, None) is not None:  # else it cannot be closed, after it had failed
+                why = last_line(error)
+                note(f"report_to: {name} failed, so it gets nothing more: {why}; {run.metrics_file} goes on")
 
     def send(file: str, rows: list[Json]) -> None:
         for name, tracker in list(trackers.items()):
@@ -111,10 +113,20 @@ def _start(name: str, run: Run, config: Mapping[str, object], done: int) -> Any:
     elif name == "wandb":
         tracker = tracking.WandBTracker(project, name=title, id=number, resume="allow", dir=run.dir)
     else:
-        tracker = tracking.TrackioTracker(project, name=f"{title}-{number}", resume="allow", embed=False)
+        _forget_in_trackio(project, title := f"{title}-{number}", done)
+        tracker = tracking.TrackioTracker(project, name=title, resume="allow", embed=False)
     tracker.start()
     if name == "tensorboard":
         tracker.writer.add_text("config", "\n".join(f"    {key}: {value}" for key, value in config.items()), done)
     else:
         tracker.store_init_configuration(dict(config))
     return tracker
+
+
+def _forget_in_trackio(project: str, name: str, done: int) -> None:
+    """Remove what a run of this name logged after `done` steps from trackio's database on this machine, for which
+    trackio itself has no function. Where that fails, it stays beside what comes again."""
+    file = importlib.import_module("trackio.sqlite_storage").SQLiteStorage.get_project_db_path(project)
+    if file.exists():
+        with suppress(sqlite3.Error), closing(sqlite3.connect(file)) as database, database:
+            database.execute("DELETE FROM metrics WHERE run_name = ? AND step > ?", (name, done))

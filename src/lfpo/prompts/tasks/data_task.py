@@ -14,7 +14,7 @@ from lfpo.config.files import user_path
 from lfpo.core.attempts import RewardFailed
 from lfpo.core.rng import python_rng
 from lfpo.core.scoring import Row, accepted
-from lfpo.prompts.tasks.records import HubSplit, Record, find_split, has_split, load_hub, read_records
+from lfpo.prompts.tasks.records import HubSplit, Record, files_in, find_split, has_split, load_hub, read_records
 from lfpo.prompts.tasks.verdicts import users_code, verdicts
 from lfpo.rewards import RewardFunction
 from lfpo.rewards.formats import tag_format
@@ -33,7 +33,8 @@ class DataTask:
     solution_key(row) -> str: training rows with the key of a test row are left out.
     solution(row) -> str: a correct completion in the format that the prompt asks for.
     hub: (split, place on the hub) pairs. stems: (split, possible file names without suffix) pairs.
-    local: (split, path) pairs for splits that are read from files instead.
+    local: (split, path) pairs for splits that are read from files instead. stamps: of these files when the task was
+        named: rows are cached, and a notebook may edit a file and name it again.
     gen_length: completion length in tokens. right_share: as in Task; demonstrations are always correct.
     """
 
@@ -47,6 +48,7 @@ class DataTask:
     gen_length: int = 256
     stems: tuple[tuple[str, tuple[str, ...]], ...] = (("train", ("train",)), ("test", ("test",)))
     local: tuple[tuple[str, str], ...] = ()
+    stamps: tuple[tuple[str, int, int], ...] = ()
     right_share: float = 1.0
 
     def row(self, split: str, index: int, seed: int = 0) -> Row:
@@ -124,16 +126,24 @@ class DataTask:
                 if split not in SPLITS or not file:
                     raise UserError(f"task {self.name!r}: expected train=PATH,test=PATH after '@', found {part!r}")
                 local.append((split, file))
-            return dataclasses.replace(self, local=tuple(local))
+            return self._over(local)
         path = user_path(where)
         if path.is_dir():
             stems = dict(self.stems)
             present = [split for split in SPLITS if has_split(path, stems[split])]
-            return dataclasses.replace(self, local=tuple((split, str(path)) for split in present or SPLITS))
+            return self._over([(split, str(path)) for split in present or SPLITS])
         if not path.is_file():
             raise UserError(f"task {self.name!r}: {path}: no such file or folder")
         is_train = path.stem.startswith(dict(self.stems)["train"])
-        return dataclasses.replace(self, local=(("train" if is_train else "test", str(path)),))
+        return self._over([("train" if is_train else "test", str(path))])
+
+    def _over(self, local: Sequence[tuple[str, str]]) -> DataTask:
+        """The same task over these local files, as they are now."""
+        paths = [user_path(path) for _, path in local]
+        files = sorted({file for path in paths for file in (files_in(path) if path.is_dir() else [path])})
+        stats = [(str(file.absolute()), file.stat()) for file in files if file.is_file()]
+        stamps = tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats)
+        return dataclasses.replace(self, local=tuple(local), stamps=stamps)
 
 
 @functools.lru_cache(maxsize=16)

@@ -85,9 +85,17 @@ def has_split(folder: Path, stems: Sequence[str]) -> bool:
     return any(_candidates(folder, stem)[0] for stem in stems)
 
 
+def files_in(folder: Path) -> list[Path]:
+    """What is in a folder, sorted. Raises UserError where the user may not look into it."""
+    try:
+        return sorted(folder.iterdir())
+    except OSError as error:
+        raise UserError(f"{folder}: the folder cannot be read ({error.strerror or error})") from error
+
+
 def _candidates(folder: Path, stem: str) -> tuple[list[Path], bool]:
     """The files that a stem names in a folder, and whether they are shards of one."""
-    files = {path: _stem(path) for path in sorted(folder.iterdir()) if suffix_of(path)}
+    files = {path: _stem(path) for path in files_in(folder) if suffix_of(path)}
     exact = [path for path, name in files.items() if name == stem]
     shards = [path for path, name in files.items() if re.fullmatch(rf"{re.escape(stem)}-\d+-of-\d+", name)]
     chosen = exact or shards or [path for path, name in files.items() if name.startswith(f"{stem}_")]
