@@ -3,9 +3,8 @@
 import importlib
 import importlib.util
 import os
-import sqlite3
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,8 +38,8 @@ def reporting(
     names: of the trackers. The project is WANDB_PROJECT or TRACKIO_PROJECT ("lfpo" if unset), and the run has its
     folder's name. TensorBoard writes to `tensorboard/` in that folder. Trackers read their other environment variables
     (WANDB_MODE, ...).
-    config: shown beside the curves. done: number of finished steps; TensorBoard and trackio on this machine drop what a
-        crashed run logged after them. W&B keeps it, and takes nothing that comes again.
+    config: shown beside the curves. done: number of finished steps. Of what a crashed run logged after them TensorBoard
+        keeps nothing; W&B keeps it and takes nothing that comes again; trackio keeps both.
     note: shows a line to the user: a tracker that fails later is left out from then on.
     Raises UserError where a tracker is not installed, or cannot start.
     """
@@ -113,20 +112,10 @@ def _start(name: str, run: Run, config: Mapping[str, object], done: int) -> Any:
     elif name == "wandb":
         tracker = tracking.WandBTracker(project, name=title, id=number, resume="allow", dir=run.dir)
     else:
-        _forget_in_trackio(project, title := f"{title}-{number}", done)
-        tracker = tracking.TrackioTracker(project, name=title, resume="allow", embed=False)
+        tracker = tracking.TrackioTracker(project, name=f"{title}-{number}", resume="allow", embed=False)
     tracker.start()
     if name == "tensorboard":
         tracker.writer.add_text("config", "\n".join(f"    {key}: {value}" for key, value in config.items()), done)
     else:
         tracker.store_init_configuration(dict(config))
     return tracker
-
-
-def _forget_in_trackio(project: str, name: str, done: int) -> None:
-    """Remove what a run of this name logged after `done` steps from trackio's database on this machine, for which
-    trackio itself has no function. Where that fails, it stays beside what comes again."""
-    file = importlib.import_module("trackio.sqlite_storage").SQLiteStorage.get_project_db_path(project)
-    if file.exists():
-        with suppress(sqlite3.Error), closing(sqlite3.connect(file)) as database, database:
-            database.execute("DELETE FROM metrics WHERE run_name = ? AND step > ?", (name, done))
