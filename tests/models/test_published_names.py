@@ -1,16 +1,18 @@
-"""What config.json of a published checkpoint does not say: the token that ends its completions, and its blocks."""
+"""What config.json of a published checkpoint does not say, or its tokenizer says in vain: the token that ends its
+completions, how long its blocks are, and blanks that decoding would lose."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 from golden_families import golden
 from lfpo.cli.command_line import main
 from lfpo.models import load_model, load_tokenizer, save_model
-from lfpo.models.loading import trained_block_length
-from tiny import DREAM_SPECIAL, FLAGS, write_dream
+from lfpo.models.loading import save_tokenizer, trained_block_length
+from tiny import DREAM_SPECIAL, FLAGS, write_dream, write_llada
 
 PADDING = "<|dlm_pad|>"
 
@@ -65,3 +67,17 @@ def test_the_name_of_sdar_says_how_long_a_block_is(
     assert model.block_length == trained_block_length(folder) == length
     save_model(model, tmp_path / "made")
     assert trained_block_length(tmp_path / "made") == length
+
+
+@pytest.mark.parametrize("write", [write_llada, write_dream])
+def test_blanks_before_punctuation_are_kept(write: Any, tmp_path: Path):
+    """ModernBERT's and Llama 3's tokenizers ask for a rule that takes them out. Older versions of transformers follow
+    it, as this one does with the second field."""
+    file = write(tmp_path / "m") / "tokenizer_config.json"
+    asked = ("clean_up_tokenization_spaces", "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output")
+    settings = json.loads(file.read_text(encoding="utf-8")) | dict.fromkeys(asked, True)
+    file.write_text(json.dumps(settings), encoding="utf-8")
+    tokenizer, text = load_tokenizer(tmp_path / "m"), "[1 , 2] != 'x' . it 's"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    save_tokenizer(tokenizer, tmp_path / "saved")
+    assert AutoTokenizer.from_pretrained(tmp_path / "saved").decode(tokenizer.encode(text)) == text

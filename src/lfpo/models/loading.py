@@ -293,7 +293,9 @@ def read_tokenizer(folder: Path, family: Family) -> Any:
     if class_name is None or not (own or (folder / "vocab.json").exists()):
         raise UserError(f"{folder}: no tokenizer.json; copy the tokenizer files beside config.json")
     try:
-        return getattr(transformers, class_name).from_pretrained(folder)
+        # Some tokenizers ask for BERT's rule, which takes the blank before punctuation out of a decoded text; only some
+        # versions of transformers follow it. A completion's text is that of its tokens.
+        return getattr(transformers, class_name).from_pretrained(folder, clean_up_tokenization_spaces=False)
     except Exception as error:  # the tokenizers library raises bare Exception for a malformed file
         raise UserError(f"{folder}: the tokenizer files are corrupt ({error})") from error
 
