@@ -24,12 +24,12 @@ SHARED += ["max_position_embeddings", "rope_theta", "rms_norm_eps"]
 
 
 def with_rope_theta(config: Json) -> Json:
-    """config.json with rope_theta from `rope_parameters`, where transformers 5 writes it. Raises UserError for scaled
-    rotary embeddings there."""
+    """config.json with what `rope_parameters` has, where transformers 5 writes it, beside the other fields. Raises
+    UserError for scaled rotary embeddings there."""
     rope = config.get("rope_parameters") or {}
     if (kind := rope.get("rope_type") or rope.get("type") or "default") != "default":
         raise UserError(f"config.json: rope_parameters of type {kind!r} are not supported")
-    return {**({"rope_theta": rope["rope_theta"]} if "rope_theta" in rope else {}), **config}
+    return {**{name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}, **config}
 
 
 def shared_fields(config: Json, *extra: str) -> Json:
