@@ -86,6 +86,17 @@ def test_forward_and_gradients_use_the_dequantised_matrices(pair: tuple[MaskedDi
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
+def test_biases_are_saved_in_the_dtype_of_the_model(tmp_path: Path):
+    """bitsandbytes casts a layer's bias, in place, to the dtype of what the layer reads."""
+    model = init_model(SHAPES["dream"], seed=0, dtype=torch.bfloat16)
+    quantize(model.backbone, CPU, torch.bfloat16)
+    layer = model.backbone.model.layers[1].self_attn.v_proj
+    layer(torch.zeros(1, 128))
+    assert layer.bias.dtype == torch.float32
+    save_model(model, tmp_path / "saved")
+    assert {weight.dtype for weight in tiny.read_weights(tmp_path / "saved").values()} == {torch.bfloat16}
+
+
 @pytest.fixture
 def wide(llada: Path, tmp_path: Path) -> Path:
     """A checkpoint whose rows are multiples of a block."""

@@ -389,6 +389,13 @@ def test_a_rotary_base_where_transformers_5_writes_it_is_read(tmp_path: Path) ->
     assert load_model(source).backbone.config.rope_parameters["rope_theta"] == expected != 10000.0
 
 
+def test_a_rotated_share_where_transformers_5_writes_it_is_read(tmp_path: Path) -> None:
+    rope = {"rope_type": "default", "rope_theta": 600000, "partial_rotary_factor": 0.5}
+    changes = {"rope_theta": None, "partial_rotary_factor": None, "rope_parameters": rope}
+    source, ids = golden("llada2_1", tmp_path / "m", **changes), random_ids(1, 9) % 128
+    assert torch.equal(load_model(source)(ids), load_model(golden("llada2_1", tmp_path / "old"))(ids))
+
+
 def test_quantised_matrices_and_a_list_of_end_tokens(tmp_path: Path) -> None:
     source = golden("llada", tmp_path / "m")
     config = json.loads((source / "config.json").read_text())

@@ -57,7 +57,7 @@ def _family(name: str, model_type: str, class_name: str, **own: Any) -> Family:
 _A2D: Json = {
     "block_key": "block_size",
     # Published checkpoints of both kinds have equal config.json files; dllm trained these in blocks of 32.
-    "named_block": ("-diffusion-bd3lm", {"block_size": 32}),
+    "named_block": ("-diffusion-bd3lm", 32),
 }
 _QWEN: Json = {**_A2D, "tokenizer_class": "Qwen2TokenizerFast", "turn_end": "<|im_end|>"}
 # dllm's loader calls the template so: the models were trained on answers after an empty thought.

@@ -99,6 +99,7 @@ def export_transformers(source: Path, folder: Path, *, consume: bool = False) ->
     tokenizer = load_tokenizer(source)
     if "eos_token" not in str(tokenizer.chat_template):  # or prompts would change
         tokenizer.eos_token = tokenizer.convert_ids_to_tokens(ids["eos_id"])
+    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(ids["pad_id"])  # the model's, for config.json names none
     save_tokenizer(tokenizer, folder)
 
 

@@ -24,12 +24,12 @@ SHARED += ["max_position_embeddings", "rope_theta", "rms_norm_eps"]
 
 
 def with_rope_theta(config: Json) -> Json:
-    """config.json with rope_theta from `rope_parameters`, where transformers 5 writes it. Raises UserError for scaled
-    rotary embeddings there."""
+    """config.json with what `rope_parameters` has, where transformers 5 writes it, beside the other fields. Raises
+    UserError for scaled rotary embeddings there."""
     rope = config.get("rope_parameters") or {}
     if (kind := rope.get("rope_type") or rope.get("type") or "default") != "default":
         raise UserError(f"config.json: rope_parameters of type {kind!r} are not supported")
-    return {**({"rope_theta": rope["rope_theta"]} if "rope_theta" in rope else {}), **config}
+    return {**{name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}, **config}
 
 
 def shared_fields(config: Json, *extra: str) -> Json:
@@ -209,7 +209,8 @@ def dream_config(config: Json) -> Qwen2Config:
 
 
 # Dream and DiffuCoder: the logits are shifted. The published tokenizer class is remote code over Qwen2's vocabulary
-# files, which transformers' own Qwen2 tokenizer reads.
+# files, which transformers' own Qwen2 tokenizer reads. DiffuCoder fills what is left behind an answer with a token of
+# its own, not with the <|endoftext|> of config.json.
 DREAM = Family(
     name="dream",
     model_types=("Dream", "dream", "DiffuCoder"),
@@ -217,6 +218,7 @@ DREAM = Family(
     hf_config=dream_config,
     shift=True,
     tokenizer_class="Qwen2TokenizerFast",
+    padding="<|dlm_pad|>",
 )
 
 
@@ -243,9 +245,9 @@ def sdar_moe_config(config: Json) -> Qwen3MoeConfig:
     )
 
 
-# SDAR and TraDo attend block by block, in blocks of 4 in every published checkpoint; those with experts do not say so.
-# The published RMSNorm multiplies by its weight before it rounds, Qwen3's afterwards: the same in float32, not in
-# bfloat16.
+# SDAR and TraDo attend block by block, in blocks of 4 unless the name has another number (SDAR-8B-Chat-b32);
+# config.json of those with experts does not say so. The published RMSNorm multiplies by its weight before it rounds,
+# Qwen3's afterwards: the same in float32, not in bfloat16.
 SDAR = Family(
     name="sdar",
     model_types=("sdar",),
@@ -256,6 +258,7 @@ SDAR = Family(
     turn_end="<|im_end|>",
     block_key="block_size",
     block_default=4,
+    named_block=(r"SDAR-.*-b(\d+)\b", None),
 )
 SDAR_MOE = replace(
     SDAR,

@@ -41,8 +41,8 @@ class Family:
     turn_end: the token that ends a chat turn, taken as EOS where generation_config.json lists it.
     block_key: the field of config.json with the block length of a model that attends block by block (None: no model of
         this family does). block_default: its value where the field is missing; None stands for full attention.
-    named_block: (part of a checkpoint's name, fields of config.json) for a published checkpoint whose config.json lacks
-        the block length.
+    named_block: (pattern, block length) of published checkpoints whose config.json lacks the block length and whose
+        name matches the pattern (None: the name has the number, as the pattern's group).
     causal_context: whether blocks are denoised over a causal context (see lfpo.core.attention). Logits of clean
         tokens are shifted there, those of noised ones are not.
     uniform: whether noise is uniform over the vocabulary, as in DiffusionGemma. Then there is no mask token, canvases
@@ -52,6 +52,8 @@ class Family:
     head_bias: a checkpoint's bias of the head, where it has one: the first column of the head behind the states'. The
         head is tied to the embeddings.
     ends_with_pad: whether completions end with the padding token, whatever config.json says of EOS.
+    padding: a token that completions end and are padded with in those checkpoints whose tokenizer has it, whatever
+        config.json says.
     frozen_routers: whether routers are never trained.
     carried: prefixes of a checkpoint's tensors that are not held and are copied to what is saved of the loaded model.
     copies: (prefix, prefix) of tensors that some checkpoints hold a second time, and of those they are tied to. A copy
@@ -74,12 +76,13 @@ class Family:
     turn_end: str | None = None
     block_key: str | None = None
     block_default: int | None = None
-    named_block: tuple[str, Json] | None = None
+    named_block: tuple[str, int | None] | None = None
     causal_context: bool = False
     uniform: bool = False
     build: Callable[[Any], nn.Module] | None = None
     head_bias: str | None = None
     ends_with_pad: bool = False
+    padding: str | None = None
     frozen_routers: bool = False
     carried: tuple[str, ...] = ()
     copies: tuple[tuple[str, str], ...] = ()

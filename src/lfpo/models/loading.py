@@ -4,6 +4,7 @@ Nothing is unpickled, and no code from a checkpoint is run.
 """
 
 import functools
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -91,8 +92,10 @@ def described(source: Path) -> tuple[Family, Json]:
     as `family_of` and `Family.block_length`."""
     config = read_json(source / "config.json")
     family = family_of(config, source / "config.json")
-    if family.named_block is not None and family.named_block[0] in _own_name(source):
-        config = family.named_block[1] | config
+    if family.named_block is not None and config.get(str(family.block_key)) is None:
+        pattern, length = family.named_block
+        if named := re.search(pattern, _own_name(source)):
+            config[str(family.block_key)] = length or int(named[1])
     family.block_length(config, source / "config.json")
     return family, config
 
@@ -219,12 +222,15 @@ def token_ids(config: Json, vocab_size: int, source: Path | None, tokenizer: Any
     ids["eos"] = ends[0] if ends else None
     if ids["pad"] == -1:  # some publish it for a model without a padding token
         ids["pad"] = None
-    if None in ids.values() and tokenizer is None and source is not None:
+    if (None in ids.values() or family.padding is not None) and tokenizer is None and source is not None:
         tokenizer = load_tokenizer(source)
     for name, value in ids.items():
         if value is None:
             ids[name] = getattr(tokenizer, f"{name}_token_id", None)
-    if family.ends_with_pad:
+    vocabulary = {} if family.padding is None or tokenizer is None else tokenizer.get_vocab()
+    if family.padding in vocabulary:
+        ids["pad"] = vocabulary[family.padding]
+    if family.ends_with_pad or family.padding in vocabulary:
         ids["eos"] = ids["pad"]
     turn_end = None if source is None else family.turn_end
     if source is not None and turn_end is not None:
@@ -286,7 +292,9 @@ def read_tokenizer(folder: Path, family: Family) -> Any:
     if class_name is None or not (own or (folder / "vocab.json").exists()):
         raise UserError(f"{folder}: no tokenizer.json; copy the tokenizer files beside config.json")
     try:
-        return getattr(transformers, class_name).from_pretrained(folder)
+        # Some tokenizers ask for BERT's rule, which takes the blank before punctuation out of a decoded text; only some
+        # versions of transformers follow it. A completion's text is that of its tokens.
+        return getattr(transformers, class_name).from_pretrained(folder, clean_up_tokenization_spaces=False)
     except Exception as error:  # the tokenizers library raises bare Exception for a malformed file
         raise UserError(f"{folder}: the tokenizer files are corrupt ({error})") from error
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import nn
 
 from lfpo.config.errors import UserError
 from lfpo.config.files import read_json
@@ -34,11 +35,12 @@ ROWS = 4096  # of a table that are read at a time
 
 def saved_weights(model: MaskedDiffusionLM) -> dict[str, torch.Tensor]:
     """The backbone's parameters, and the buffers that checkpoints hold, without adapters. Split parameters are
-    DTensors; 4-bit ones are meta tensors of their original shape, in the model's dtype."""
+    DTensors. Those that are held in another dtype than the model's, in 4 bits or as a bias that bitsandbytes has cast
+    to the dtype of its input, are meta tensors of their original shape, in the model's dtype."""
     saved = [*model.backbone.named_parameters(remove_duplicate=False), *saved_buffers(model.backbone)]
     return {
         re.sub(r"(\.base_layer)+\.", ".", name): p
-        if original_shape(p) == p.shape
+        if p.dtype == model.dtype or not isinstance(p, nn.Parameter)
         else torch.empty(original_shape(p), dtype=model.dtype, device="meta")
         for name, p in saved
         if "lora_" not in name
