@@ -55,8 +55,8 @@ def before_torch() -> None:
 def keep_freed_memory(parameters: int) -> None:
     """Let glibc keep freed blocks from here on, if `before_torch` made it return them and the loaded model is small.
 
-    Steps and forwards allocate the same sizes again and again. On a CPU new pages take a model of 135 M parameters up
-    to a quarter of a fine-tuning step. A large model gains little, and kept blocks would raise its peak above its plan.
+    Steps and forwards allocate the same sizes again and again. On a CPU new pages take 10 to 20 % of a fine-tuning step
+    of 135 M parameters. A large model gains little, and kept blocks would raise its peak above its plan.
     """
     if _returns_memory and parameters < SMALL_MODEL:
         libc = ctypes.CDLL(None)
