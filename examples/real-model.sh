@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A real language model on a CPU: SmolLM2-135M-Instruct becomes a masked diffusion model, learns word problems in plain
 # English, is trained with LFPO, measured and exported. `make real` installs what this needs and runs it.
-#   examples/real-model.sh           under two hours on two cores with bfloat16 instructions
+#   examples/real-model.sh           under two hours on two cores with bfloat16 instructions, about four without
 #   examples/real-model.sh --short   ten minutes: the same parts with fewer steps, too few to learn from
 # Start it again after an interruption: every part goes on where it stopped.
 set -euo pipefail
