@@ -64,6 +64,9 @@ def test_published_names_tell_which_checkpoints_attend_in_blocks(
     assert trained_block_length(plain) is None
     assert trained_block_length(blocks) == 32
     assert trained_block_length(a2d(tmp_path / "own-diffusion-bd3lm", name, block_size=8)) == 8
+    file = a2d(tmp_path / "full-diffusion-bd3lm", name) / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "block_size": None}))  # as lfpo convert writes it
+    assert trained_block_length(file.parent) is None
     # The folder's own name, wherever it is and however it is written; in the hub's cache the repository's.
     assert trained_block_length(a2d(tmp_path / "a-diffusion-bd3lm-study" / "mdlm", name)) is None
     cached = tmp_path / "models--org--m-diffusion-bd3lm-v0.1" / "snapshots" / "0123abc"

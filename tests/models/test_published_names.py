@@ -42,6 +42,11 @@ def test_diffucoder_ends_with_its_own_padding(kept: str, tmp_path: Path):
     assert tokenizer.convert_ids_to_tokens(model.mask_id) == "<|mask|>"
 
 
+def test_dream_needs_no_tokenizer_files_where_config_json_names_all_ids(tmp_path: Path):
+    save_model(load_model(write_diffucoder(tmp_path / "m")), tmp_path / "weights")
+    assert load_model(tmp_path / "weights").eos_id == 258 + len(DREAM_SPECIAL)
+
+
 def test_dream_ends_with_what_config_json_names(tmp_path: Path):
     model = load_model(write_dream(tmp_path / "m", pad_token_id=260))
     assert (model.eos_id, model.pad_id) == (258, 260)
@@ -55,18 +60,19 @@ def test_dream_ends_with_what_config_json_names(tmp_path: Path):
         ("sdar", "SDAR-1.7B-Chat-b8", None, 8),
         ("sdar", "MBD-SDAR-4B-Chat-b16-math", None, 16),
         ("sdar", "SDAR-8B-Chat-b64", 16, 16),
+        ("sdar", "SDAR-8B-Chat-b32_sft", None, 32),
         ("sdar", "study-b32", None, 4),
     ],
 )
 def test_the_name_of_sdar_says_how_long_a_block_is(
     kind: str, name: str, block_size: int | None, length: int, tmp_path: Path
 ):
-    """Where config.json does not; in what is saved of it config.json does."""
-    folder = golden(kind, tmp_path / name, block_size=block_size)
+    """Where config.json does not; in what is saved of it config.json does, in a folder of any name."""
+    folder, made = golden(kind, tmp_path / name, block_size=block_size), tmp_path / "SDAR-made-b2"
     model = load_model(folder)
     assert model.block_length == trained_block_length(folder) == length
-    save_model(model, tmp_path / "made")
-    assert trained_block_length(tmp_path / "made") == length
+    save_model(model, made)
+    assert trained_block_length(made) == length
 
 
 @pytest.mark.parametrize("write", [write_llada, write_dream])

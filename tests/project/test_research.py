@@ -84,7 +84,14 @@ def test_rows_of_another_base_do_not_stand_beside_new_ones(tmp_path: Path):
     asked, path = tiny({"lfpo": {"objective": {"name": "lfpo"}}}), tmp_path / "study.jsonl"
     cell = cells_of(asked, "one")[-1]
     Store(path).add({"key": cell_key(cell, asked), "tuning": True, "base": "0123"})
-    said = rf"choice {cell['setting']} seed {cell['seed']} was run from another base, 0123, and embedded is "
+    said = rf"choice {cell['setting']} seed {cell['seed']} was run from another base \(0123\), and embedded is "
+    with pytest.raises(UserError, match=said):
+        run(asked, path, ["one"], workers=1, check=False)
+    # A stage that is not asked for may start from a model that is not there.
+    other = {**asked["tasks"]["choice"], "model": str(tmp_path / "nowhere")}
+    asked["tasks"]["other"] = other
+    asked["stages"]["two"] = {**asked["stages"]["one"], "tasks": ["other"]}
+    Store(path).add({"key": cell_key(cells_of(asked, "two")[0], asked), "tuning": True, "base": "4567"})
     with pytest.raises(UserError, match=said):
         run(asked, path, ["one"], workers=1, check=False)
 

@@ -14,13 +14,14 @@ FOLDED = 14  # least width of a column that may break words
 class Terminal(Console):
     """Reads no markup in text, so that a name may hold square brackets. Raises BrokenPipeError where nobody reads;
     rich's own class ends the process, with exit code 1. A character that the output's encoding lacks is written as its
-    number. columns: of output that is no terminal; rich would wrap lines at 80 in a pipe or file."""
+    number. columns: width where the output is no terminal; rich would wrap lines at 80 in a pipe or file."""
 
     def __init__(self, columns: int | None = None, **options: Any):
         super().__init__(markup=False, emoji=False, **options)
         if columns is not None and not _is_terminal(self.file):
             self.width = columns
-        if getattr(self.file, "errors", None) == "strict" and hasattr(self.file, "reconfigure"):
+        strict = not getattr(self.file, "closed", False) and getattr(self.file, "errors", None) == "strict"
+        if strict and hasattr(self.file, "reconfigure"):
             self.file.reconfigure(errors="backslashreplace")
 
     def on_broken_pipe(self) -> None:

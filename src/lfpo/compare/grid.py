@@ -97,11 +97,13 @@ def inputs_of(config: CompareConfig) -> dict[Cell, Json]:
     of_data = functools.cache(lambda task: data_sha256(get_task(task).test_rows(config.problems)))
     for cell in cells(config):
         settings, folder = cell_config(config, cell), cell_folder(config, cell)
+        begun = read_json(folder / "cell.json").get("inputs", {}) if (folder / "cell.json").exists() else {}
+        if config.dry_run and not begun:  # nothing to compare with, and large models take a while to read
+            continue
         name = settings.task or ""
         inputs = {f"model {settings.model}": of_model(settings.model), f"data of task {name}": of_data(name)}
         if (source := source_file(name)) is not None:
             inputs[f"file {source}"] = content_sha256(source)
-        begun = read_json(folder / "cell.json").get("inputs", {}) if (folder / "cell.json").exists() else {}
         if changed := [what for what, value in inputs.items() if begun.get(what, value) != value]:
             raise UserError(
                 f"{folder}: this run was begun before {' and '.join(changed)} changed; give another output_dir, or "

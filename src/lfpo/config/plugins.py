@@ -5,25 +5,19 @@ import importlib
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from lfpo.config.errors import UserError, last_line, nearest
 from lfpo.config.torch_state import torch_state_kept
 
 DOTTED = r"[.:]"  # what a dotted path has and a name has not
-# Kinds that are looked up when a run starts, and never within it. A notebook may have edited their files since the run
-# before, and Python would go on with the old code.
-AT_START = ("reward function", "environment", "map_row")
-_read: dict[str, tuple[object, bytes]] = {}  # module -> its spec, which a reload replaces, and its file's content
 
 
 def resolve(name: str, known: Mapping[str, str], *, kind: str) -> Any:
     """The object of a name in `known`, or of a dotted path. kind: the noun in messages.
 
     Raises UserError for an unknown name, a module or attribute that does not exist, and a module of the user's that
-    cannot be imported. For a kind of AT_START also where its file was edited after this process had read it.
+    cannot be imported.
     """
     module_name, attribute = dotted(name, known, kind=kind)
     try:
@@ -40,11 +34,6 @@ def resolve(name: str, known: Mapping[str, str], *, kind: str) -> Any:
         put = f"; put {missing.replace('.', '/')}.py into this folder, or its folder into PYTHONPATH"
         what_to_do = nearest(name, known, put)
         raise UserError(f"{kind} {name!r}: there is no module {missing!r}{what_to_do}") from error
-    if kind in AT_START and not _as_read(module):
-        raise UserError(
-            f"{kind} {name!r}: {module.__file__} was edited after this process had read it; call "
-            f"importlib.reload({module_name}), or restart the process"
-        )
     if not hasattr(module, attribute):
         raise UserError(f"{kind} {name!r}: module {module_name!r} has no {attribute!r}")
     return getattr(module, attribute)
@@ -65,15 +54,3 @@ def dotted(name: str, known: Mapping[str, str], *, kind: str) -> tuple[str, str]
         if (here := os.getcwd()) not in sys.path:
             sys.path.insert(0, here)
     return module, attribute
-
-
-def _as_read(module: ModuleType) -> bool:
-    """Whether a module's file is as it was when a path to the module was first followed, or it was loaded again."""
-    try:
-        now = Path(module.__file__ or "").read_bytes()
-    except (AttributeError, OSError):  # made in a notebook; the file was removed
-        return True
-    spec, before = _read.get(module.__name__, (None, b""))
-    if spec is None or spec is not module.__spec__:
-        _read[module.__name__], before = (module.__spec__, now), now
-    return before == now

@@ -115,7 +115,8 @@ class LfpoLM(LM):
             number = key(self.config.seed, "eval", 0 if request.doc_id is None else request.doc_id, seen[document])
             seen[document] += 1
             where = f"lm-eval: task {request.task_name!r}"
-            generations.append((context, *self._sampler(options, where), number, f"{where}: document {request.doc_id}"))
+            place = where if request.doc_id is None else f"{where}: document {request.doc_id}"
+            generations.append((context, *self._sampler(options, where), number, place))
         return self._cached("generate_until", requests, self._shared("generate", generations, self._generate))
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:

@@ -24,8 +24,8 @@ SHARED += ["max_position_embeddings", "rope_theta", "rms_norm_eps"]
 
 
 def with_rope_theta(config: Json) -> Json:
-    """config.json with what `rope_parameters` has, where transformers 5 writes it, beside the other fields. Raises
-    UserError for scaled rotary embeddings there."""
+    """config.json, with rope_theta and partial_rotary_factor taken from `rope_parameters`, where transformers 5 writes
+    them. Raises UserError for scaled rotary embeddings there."""
     rope = config.get("rope_parameters") or {}
     if (kind := rope.get("rope_type") or rope.get("type") or "default") != "default":
         raise UserError(f"config.json: rope_parameters of type {kind!r} are not supported")
@@ -258,7 +258,7 @@ SDAR = Family(
     turn_end="<|im_end|>",
     block_key="block_size",
     block_default=4,
-    named_block=(r"SDAR-.*-b(\d+)\b", None),
+    named_block=(r"SDAR-.*-b(\d+)(?!\d)", None),
 )
 SDAR_MOE = replace(
     SDAR,

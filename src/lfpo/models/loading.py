@@ -88,14 +88,15 @@ def resolve(name: str | Path) -> Path:
 
 
 def described(source: Path) -> tuple[Family, Json]:
-    """The family and config.json of a checkpoint's folder, with the block length that its name tells. Raises UserError
-    as `family_of` and `Family.block_length`."""
+    """The family and config.json of a checkpoint's folder, with the block length where its name tells it. Raises
+    UserError as `family_of` and `Family.block_length`."""
     config = read_json(source / "config.json")
     family = family_of(config, source / "config.json")
-    if family.named_block is not None and config.get(str(family.block_key)) is None:
+    if family.named_block is not None and family.block_key not in config:  # null says that there are no blocks
         pattern, length = family.named_block
-        if named := re.search(pattern, _own_name(source)):
-            config[str(family.block_key)] = length or int(named[1])
+        named = re.search(pattern, _own_name(source))
+        if length := family.block_default if named is None else length or int(named[1]):
+            config[str(family.block_key)] = length  # what is saved says it too, whatever its folder's name
     family.block_length(config, source / "config.json")
     return family, config
 
@@ -222,8 +223,9 @@ def token_ids(config: Json, vocab_size: int, source: Path | None, tokenizer: Any
     ids["eos"] = ends[0] if ends else None
     if ids["pad"] == -1:  # some publish it for a model without a padding token
         ids["pad"] = None
-    if (None in ids.values() or family.padding is not None) and tokenizer is None and source is not None:
-        tokenizer = load_tokenizer(source)
+    if tokenizer is None and source is not None:
+        own_padding = family.padding is not None and _tokenizer_class(source, family) is not None
+        tokenizer = load_tokenizer(source) if own_padding or None in ids.values() else None
     for name, value in ids.items():
         if value is None:
             ids[name] = getattr(tokenizer, f"{name}_token_id", None)
@@ -282,14 +284,20 @@ def load_tokenizer(name: str | Path) -> Any:
     return tokenizer
 
 
+def _tokenizer_class(folder: Path, family: Family) -> str | None:
+    """transformers' class for the tokenizer files of a folder; None where it has none."""
+    if (folder / "tokenizer.json").exists():
+        return "PreTrainedTokenizerFast"
+    return family.tokenizer_class if (folder / "vocab.json").exists() else None
+
+
 def read_tokenizer(folder: Path, family: Family) -> Any:
     """The tokenizer of a folder as it is; remote code is not run. Raises UserError where there is none, or a corrupt
     one."""
     import transformers
 
-    own = (folder / "tokenizer.json").exists()
-    class_name = "PreTrainedTokenizerFast" if own else family.tokenizer_class
-    if class_name is None or not (own or (folder / "vocab.json").exists()):
+    class_name = _tokenizer_class(folder, family)
+    if class_name is None:
         raise UserError(f"{folder}: no tokenizer.json; copy the tokenizer files beside config.json")
     try:
         # Some tokenizers ask for BERT's rule, which takes the blank before punctuation out of a decoded text; only some

@@ -49,7 +49,7 @@ def reporting(
         try:
             work()
         except Exception as error:  # another library's, most often the network's
-            if trackers.pop(name, None) is not None:  # else it cannot be closed, after it had failed
+            if trackers.pop(name, None) is not None:  # None: it had failed before, and now cannot be closed
                 why = last_line(error)
                 note(f"report_to: {name} failed, so it gets nothing more: {why}; {run.metrics_file} goes on")
 

@@ -21,6 +21,7 @@ from lfpo.config.files import read_json, user_path
 from lfpo.config.json import Json
 from lfpo.core import collectives
 from lfpo.core.observer import Observer
+from lfpo.models.four_bit import original_shape
 from lfpo.report import write_report
 from lfpo.runs.card import model_card
 from lfpo.runs.changes import comparable
@@ -104,7 +105,7 @@ class TrainingRun:
             self.folder.write_config(trainer.user_args, max(trainer.total_steps, self.done), self.done)
             self.recall(logged)
             distributed.begin_work()
-            keep_freed_memory(sum(p.numel() for p in trainer.model.parameters()))
+            keep_freed_memory(sum(original_shape(p).numel() for p in trainer.model.parameters()))
             shown = to_dict(self.args)
             tracked = reporting(self.args.report_to, self.folder, shown, done=self.done, note=self.note)
             with self.display, tracked, self.context.stop:

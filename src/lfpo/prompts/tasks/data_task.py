@@ -14,7 +14,7 @@ from lfpo.config.files import user_path
 from lfpo.core.attempts import RewardFailed
 from lfpo.core.rng import python_rng
 from lfpo.core.scoring import Row, accepted
-from lfpo.prompts.tasks.records import HubSplit, Record, files_in, find_split, has_split, load_hub, read_records
+from lfpo.prompts.tasks.records import HubSplit, Record, find_split, load_hub, read_records, split_files
 from lfpo.prompts.tasks.verdicts import users_code, verdicts
 from lfpo.rewards import RewardFunction
 from lfpo.rewards.formats import tag_format
@@ -130,7 +130,7 @@ class DataTask:
         path = user_path(where)
         if path.is_dir():
             stems = dict(self.stems)
-            present = [split for split in SPLITS if has_split(path, stems[split])]
+            present = [split for split in SPLITS if split_files(path, stems[split])]
             return self._over([(split, str(path)) for split in present or SPLITS])
         if not path.is_file():
             raise UserError(f"task {self.name!r}: {path}: no such file or folder")
@@ -139,9 +139,9 @@ class DataTask:
 
     def _over(self, local: Sequence[tuple[str, str]]) -> DataTask:
         """The same task over these local files, as they are now."""
-        paths = [user_path(path) for _, path in local]
-        files = sorted({file for path in paths for file in (files_in(path) if path.is_dir() else [path])})
-        stats = [(str(file.absolute()), file.stat()) for file in files if file.is_file()]
+        paths, stems = [user_path(path) for _, path in local], [stem for _, names in self.stems for stem in names]
+        files = sorted({f for path in paths for f in (split_files(path, stems) if path.is_dir() else [path])})
+        stats = [(str(file.absolute()), file.stat()) for file in map(user_path, files) if file.is_file()]
         stamps = tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats)
         return dataclasses.replace(self, local=tuple(local), stamps=stamps)
 

@@ -80,12 +80,12 @@ def find_split(folder: Path, stems: Sequence[str]) -> list[Path]:
     raise UserError(f"{folder}: no file of this split (looked for {wanted})")
 
 
-def has_split(folder: Path, stems: Sequence[str]) -> bool:
-    """Whether a folder has a file of a split, perhaps several that could be it."""
-    return any(_candidates(folder, stem)[0] for stem in stems)
+def split_files(folder: Path, stems: Sequence[str]) -> list[Path]:
+    """The files of a folder that could be a split's. stems: possible names of the split."""
+    return [file for stem in stems for file in _candidates(folder, stem)[0]]
 
 
-def files_in(folder: Path) -> list[Path]:
+def _files_in(folder: Path) -> list[Path]:
     """What is in a folder, sorted. Raises UserError where the user may not look into it."""
     try:
         return sorted(folder.iterdir())
@@ -95,7 +95,7 @@ def files_in(folder: Path) -> list[Path]:
 
 def _candidates(folder: Path, stem: str) -> tuple[list[Path], bool]:
     """The files that a stem names in a folder, and whether they are shards of one."""
-    files = {path: _stem(path) for path in files_in(folder) if suffix_of(path)}
+    files = {path: _stem(path) for path in _files_in(folder) if suffix_of(path)}
     exact = [path for path, name in files.items() if name == stem]
     shards = [path for path, name in files.items() if re.fullmatch(rf"{re.escape(stem)}-\d+-of-\d+", name)]
     chosen = exact or shards or [path for path, name in files.items() if name.startswith(f"{stem}_")]
