@@ -238,6 +238,22 @@ def test_a_cell_begun_with_other_weights_or_problems_is_refused(llada: Path, tmp
     assert inputs_of(config)
 
 
+def test_a_cell_begun_with_another_verifier_is_refused_in_a_dry_run_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    verifier = tmp_path / "verifier.py"
+    verifier.write_text("strict = True\n")
+    monkeypatch.setattr("lfpo.compare.grid.source_file", lambda name: verifier)
+    config, dry, base = small(tmp_path / "c"), small(tmp_path / "c", dry_run=True), Cell("base")
+    assert inputs_of(dry) == {}  # nothing is begun, so nothing is read
+    write_cell(config, base, inputs_of(config)[base])
+    assert set(inputs_of(dry)) == {base}
+    verifier.write_text("strict = False\n")
+    for asked in (config, dry):
+        with pytest.raises(UserError, match=rf"base-\w+: this run was begun before file {verifier} changed"):
+            inputs_of(asked)
+
+
 def test_the_table_and_the_curves_by_hand(tmp_path: Path):
     # One threshold at one forward, so that a cell's area is its accuracy.
     base = compared("base", 0, [0.3], [])

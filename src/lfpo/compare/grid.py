@@ -91,8 +91,9 @@ def check(config: CompareConfig) -> None:
 
 
 def inputs_of(config: CompareConfig) -> dict[Cell, Json]:
-    """SHA-256 of each cell's model, held-out problems and own verifier, which their names do not tell. Raises UserError
-    for a cell that was begun with others: its result must not stand beside the new ones, nor its checkpoint go on."""
+    """SHA-256 of each cell's model, held-out problems and own verifier, which their names do not tell; in a dry run of
+    those cells that were begun. Raises UserError for a cell that was begun with others: its result must not stand
+    beside the new ones, nor its checkpoint go on."""
     found, of_model = {}, functools.cache(lambda model: file_sha256(resolve(model)))  # most cells have the same
     of_data = functools.cache(lambda task: data_sha256(get_task(task).test_rows(config.problems)))
     for cell in cells(config):
