@@ -87,8 +87,9 @@ def changed(folder: Path, **fields: Any) -> Path:
 
 
 @functools.cache
-def both(folder: Path) -> tuple[MaskedDiffusionLM, Any]:
+def both(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[MaskedDiffusionLM, Any]:
     """Our model of a checkpoint, and transformers'."""
     from transformers import DiffusionGemmaForBlockDiffusion
 
-    return load_model(folder).eval(), DiffusionGemmaForBlockDiffusion.from_pretrained(folder).eval()
+    theirs = DiffusionGemmaForBlockDiffusion.from_pretrained(folder, dtype=dtype, experts_implementation="eager")
+    return load_model(folder, dtype=dtype).eval(), theirs.eval()
