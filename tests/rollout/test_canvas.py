@@ -45,9 +45,9 @@ def settings(**changes: Any) -> SamplerConfig:
     return SamplerConfig(**{**given, "entropy_bound": 1.0, **changes})
 
 
-models = functools.cache(both)  # lfpo's and transformers'; tests change them by monkeypatch alone
-# The logits of these models lie so close that float32 rounding, which differs between processors, changes draws.
-exact = functools.cache(functools.partial(both, dtype=torch.float64))
+# lfpo's and transformers'; tests change them by monkeypatch alone. In float64, since their logits lie so close that
+# float32 rounding, which differs between processors, changes draws.
+models = functools.cache(functools.partial(both, dtype=torch.float64))
 
 
 @functools.cache
@@ -121,7 +121,7 @@ def test_canvases_are_those_of_generate(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, which: str, changes: dict[str, Any]
 ):
     """Step for step, over three canvases, the prompt longer than the sliding window."""
-    ours, theirs = exact(request.getfixturevalue(which))
+    ours, theirs = models(request.getfixturevalue(which))
     prompt, sampler = prompts(13, 13, 13), settings(**changes)
     expected, seen = generated(theirs, prompt, sampler, monkeypatch)
     t = rollout(ours, prompt, sampler, SEEDS)
@@ -142,7 +142,7 @@ def assert_equal(t: CanvasTrajectory, expected: torch.Tensor, seen: dict[tuple[i
 
 def test_rows_end_with_their_first_eos_as_in_generate(calm: Path, monkeypatch: pytest.MonkeyPatch):
     """One row in its first canvas, another in its second; the third goes on alone."""
-    ours, theirs = exact(calm)
+    ours, theirs = models(calm)
     prompt, sampler = prompts(13, 13, 13), settings(**COLD, t_max=0.2)
     before = rested(calm).tokens
     in_first, in_second = set(before[0, :CANVAS].tolist()), set(before[1, CANVAS : 2 * CANVAS].tolist())
