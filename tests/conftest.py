@@ -30,7 +30,10 @@ def pytest_collection_finish() -> None:
     """Keep the modules imported by now out of later garbage collections, which would look through them each time."""
     import torch
 
+    from lfpo.base import environment
+
     torch.set_num_threads(1)
+    environment.SMALL_MODEL = 0  # tests that train share this process with tests that measure its memory
     gc.collect()
     gc.freeze()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from lfpo.config.errors import UserError
 
-ASYNCHRONOUS = "is asynchronous; give a plain function, or call it by asyncio.run (in a notebook, in another thread)"
+ASYNCHRONOUS = "is asynchronous; give a plain function, or run it by asyncio.run (in a notebook, in another thread)"
 
 
 class NotANumber(ValueError):
