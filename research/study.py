@@ -230,8 +230,10 @@ def run(study: dict[str, Any], path: Path, stages: list[str], workers: int, chec
     base = functools.cache(lambda model: file_sha256(resolve_model(model))[:16])
     models = {model_of(cell, study) for cell in cells.values()}
     for cell in (cell for stage in study["stages"] for cell in cells_of(study, stage)):
-        row, model = done.get(cell_key(cell, study), {}), model_of(cell, study)
-        if "base" in row and model in models and row["base"] != base(model):
+        row = done.get(cell_key(cell, study), {})
+        if "base" not in row:  # written before rows named it
+            continue
+        if (model := model_of(cell, study)) in models and row["base"] != base(model):
             raise UserError(
                 f"{path}: {cell['task']} {cell['setting']} seed {cell['seed']} was run from another base "
                 f"({row['base']}), and {model} is {base(model)} here; move the rows of that base away"
