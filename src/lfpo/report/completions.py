@@ -12,7 +12,6 @@ from lfpo.base.spacing import evenly_spaced
 from lfpo.config.json import Json
 from lfpo.report.records import Kept, Record
 from lfpo.rewards.answers import prompt_text
-from lfpo.runs.changes import measured_since, settings_at
 
 T = TypeVar("T")
 
@@ -27,15 +26,13 @@ MAX_COLOURED = 20_000  # characters of a completion whose code is coloured: Pygm
 INK = {"Keyword": "k", "String": "s", "Comment": "c", "Number": "n", "Name.Function": "f", "Name.Builtin": "f"}
 
 
-def evaluation_samples(kept: Kept, config: Json, changes: Sequence[Json], last: int) -> tuple[Json, str]:
+def evaluation_samples(kept: Kept, config: Json, last: int) -> tuple[Json, str]:
     """Kept completions of the first evaluation and of the last one up to iteration `last`, and a note.
 
-    changes: of the run (see lfpo.runs.changes). Evaluations that measured something else than the last one do not
-    count. problems: sampler -> one list [first, last] a problem. maps: the reveal maps of each sampler. The note says
+    problems: sampler -> one list [first, last] a problem. maps: the reveal maps of each sampler. The note says
     what was left out, "" for nothing.
     """
-    since = {name: measured_since(changes, name) for name in config["eval_samplers"]}
-    files = [file for file in kept.numbered("eval", last) if file[0] > min(since.values(), default=-1)]
+    files = kept.numbered("eval", last)
     # Of the first and the last file that can be read; the others are not read.
     ends = [next(((s, r) for s, path in order if (r := kept.read(path))), None) for order in (files, files[::-1])]
     if ends[0] is None or ends[1] is None:
@@ -45,7 +42,7 @@ def evaluation_samples(kept: Kept, config: Json, changes: Sequence[Json], last: 
     for step, records in dict([ends[0], ends[1]]).items():
         for record in records:
             # Of other problems it holds verdicts only.
-            if "completion" in record and step > since.get(record["sampler"], -1):
+            if "completion" in record:
                 entries = by_problem.setdefault(record["sampler"], {}).setdefault(record["problem"], [])
                 entries.append({"step": step, **playable(record, config)})
                 by_sampler.setdefault(record["sampler"], {}).setdefault(step, []).append(record)
@@ -68,7 +65,7 @@ def verdicts(kept: Kept, step: int) -> dict[str, dict[int, bool | None]]:
     return by_sampler
 
 
-def rollout_sample(kept: Kept, config: Json, changes: Sequence[Json], last: int) -> Json:
+def rollout_sample(kept: Kept, config: Json, last: int) -> Json:
     """Groups of rollouts, histograms and reveal maps, from iterations spread evenly up to iteration `last`."""
     files = kept.numbered("rollouts", last)
     chosen = evenly_spaced(files, FILES)
@@ -76,9 +73,8 @@ def rollout_sample(kept: Kept, config: Json, changes: Sequence[Json], last: int)
     groups: list[Json] = []
     histograms, maps = [], []
     for number, (step, records) in enumerate(parts):
-        settings = settings_at(changes, config, step)
-        all_groups = groups_of(records, settings["num_generations"])
-        is_target = settings["objective.name"] == "lfpo"
+        all_groups = groups_of(records, config["num_generations"])
+        is_target = config["objective"]["name"] == "lfpo"
         histograms.append({"step": step, "r_is_target": is_target, **reward_histograms(all_groups, is_target)})
         # The first and the last iteration get half of the rows; the others share the rest.
         share = ROWS // 2 // max(1, len(parts) - 2)

@@ -16,7 +16,6 @@ from lfpo.eval.estimates import over_problems
 from lfpo.report.charts import POLICY, SIGNAL, reward_parts
 from lfpo.report.completions import evaluation_samples, rollout_sample, rollouts_to_play, verdicts
 from lfpo.report.records import Kept
-from lfpo.runs.changes import comparable, told
 from lfpo.runs.directory import Run, data_of
 from lfpo.runs.display import evaluations
 
@@ -57,15 +56,15 @@ def run_data(run: Run) -> Json:
     config = _checked(to_dict(LFPOConfig(output_dir="")) | written, CONFIG, run.dir / "config.yaml")
     config["objective"] = {"name": "lfpo", **config["objective"]}
     info = _checked(RUN_DEFAULTS | info, RUN, run.dir / "run.json")
-    last, changes = metrics[-1]["step"], run.changes()
+    last = metrics[-1]["step"]
     total = info["iterations"] or max(config["max_steps"], last)
-    samples, samples_note = evaluation_samples(kept, config, changes, last)
-    rollouts = rollout_sample(kept, config, changes, last)
+    samples, samples_note = evaluation_samples(kept, config, last)
+    rollouts = rollout_sample(kept, config, last)
     held_out = bool(samples["problems"])
     if not held_out:
         samples = rollouts_to_play(rollouts["groups"])
         samples_note = "this run kept no evaluation, so these are training rollouts" if samples["problems"] else ""
-    values, spent, pairs = columns(metrics), times(metrics), evaluation_pairs(comparable(metrics, changes))
+    values, spent, pairs = columns(metrics), times(metrics), evaluation_pairs(metrics)
     return {
         "kind": "run",
         "name": run.dir.resolve().name,
@@ -93,7 +92,7 @@ def run_data(run: Run) -> Json:
         "held_out": held_out,
         "samples_note": samples_note,
         **rollouts,
-        "remarks": [*map(told, changes), *kept.left_out],
+        "remarks": kept.left_out,
     }
 
 

@@ -16,7 +16,6 @@ from lfpo.config.build import flattened, load_yaml, to_dict, yaml_text
 from lfpo.config.errors import UserError
 from lfpo.config.files import check_folder_name, json_lines, read_json, replace_file, user_path, writing
 from lfpo.config.json import Json
-from lfpo.runs.changes import changes_of, with_change
 
 try:
     import fcntl
@@ -127,21 +126,19 @@ class Run:
         return _read_lines(self.dir / "notes.jsonl", {"step": int, "rule": str, "text": str}, report)
 
     def write_config(self, config: object, iterations: int, done: int) -> None:
-        """Write the configuration that the run goes on with after `done` iterations, as it was given, what differs from
-        the one before, and the number of its iterations."""
+        """Write the configuration that the run goes on with after `done` iterations, as it was given, and the number of
+        its iterations. A note says which keys a resume has changed."""
         if not self.silent:
             info = {**read_json(self.dir / "run.json"), **_started(), "iterations": iterations}
-            before, ignored = load_yaml(self.dir / "config.yaml"), (*KEPT, "output_dir")
-            info["changes"] = with_change(changes_of(info), before, to_dict(config), done, ignored)
+            before, now = flattened(load_yaml(self.dir / "config.yaml")), flattened(to_dict(config))
+            changed = sorted(key for key in before.keys() & now.keys() - {"output_dir"} if before[key] != now[key])
+            if changed and done:
+                text = f"the run was resumed with another {', '.join(changed)}"
+                self.add_note(done, "resumed", f"{text}; compare results before and after with care")
             with writing(self.dir / "run.json", RESUME):
                 replace_file(self.dir / "run.json", json.dumps(info, indent=2) + "\n")
             with writing(self.dir / "config.yaml", RESUME):
                 replace_file(self.dir / "config.yaml", yaml_text(to_dict(config)))
-
-    def changes(self) -> list[Json]:
-        """What resumes have changed in the configuration (see lfpo.runs.changes)."""
-        file = self.dir / "run.json"
-        return changes_of(read_json(file)) if file.exists() else []
 
     def truncate_metrics(self, step: int, report: Callable[[str], None]) -> None:
         """Drop metrics and notes after `step`: they are about to be computed again. A file with damaged lines is kept

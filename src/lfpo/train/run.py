@@ -24,7 +24,6 @@ from lfpo.core.observer import Observer
 from lfpo.models.four_bit import original_shape
 from lfpo.report import write_report
 from lfpo.runs.card import model_card
-from lfpo.runs.changes import comparable
 from lfpo.runs.context import Context, Stopped, StopRequests
 from lfpo.runs.directory import Run, open_run, removed_if_unused, started_again
 from lfpo.runs.display import Display, Output
@@ -316,8 +315,8 @@ class TrainingRun:
         if not self.resume:
             return
         run, first = self.folder, collectives.rank() == 0
-        changes, notes = collectives.gather((run.changes(), run.read_notes()) if first else ([], []))[0]
-        self.health = Health(comparable(logged, changes), {note["rule"] for note in notes})
+        notes = collectives.gather(run.read_notes() if first else [])[0]
+        self.health = Health(logged, {note["rule"] for note in notes})
 
 
 def check_rows(ranks: Sequence[Mapping[str, str]]) -> None:
