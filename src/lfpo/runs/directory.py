@@ -251,22 +251,6 @@ def removed_if_unused(run: Run) -> Iterator[None]:
         raise
 
 
-def started_again(path: Path) -> bool:
-    """Whether this process's parent also started the run in `path`, by another process. torchrun is the parent, also
-    after a restart; so a restarted rank continues its own run, and never another one or a run of its own process."""
-    file = user_path(path) / "run.json"
-    info = read_json(file) if file.exists() else {}
-    return info.get("launcher") == _identity(os.getppid()) and info.get("process") != _identity(os.getpid())
-
-
 def _started() -> Json:
-    """What run.json says of the process that trains."""
-    ids = {"launcher": _identity(os.getppid()), "process": _identity(os.getpid())}
-    return {"environment": describe_environment(), "versions": versions(), **ids}
-
-
-def _identity(process: int) -> str:
-    """A process: its number and its start time, because numbers repeat in containers."""
-    stat = Path(f"/proc/{process}/stat")
-    born = stat.read_text().rpartition(")")[2].split()[19] if stat.exists() else ""
-    return f"{process} {born}".strip()
+    """What run.json says of the machine and software that train."""
+    return {"environment": describe_environment(), "versions": versions()}
