@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from lfpo.report import write_report
 from lfpo.report.charts import SIGNAL
 from lfpo.report.completions import (
     groups_of,
-    highlight,
     histogram,
     playable,
     reveal_map,
@@ -29,7 +27,7 @@ from lfpo.report.html import embedded
 from lfpo.report.records import Kept
 from lfpo.runs.directory import Run
 from tiny import byte_alphabet, byte_level
-from written_runs import CODE, HOSTILE, policy_metrics, record, write_rows, write_run
+from written_runs import HOSTILE, policy_metrics, record, write_rows, write_run
 
 
 def data_of(page: str) -> dict:
@@ -167,27 +165,6 @@ def test_sudoku_grids_are_found_where_they_are_written():
     }
     assert sudoku_grid("Puzzle: 1000340020034001", "I do not know") is None
     assert sudoku_grid("What is 2 + 2?", grid) is None
-
-
-def test_highlighting_covers_every_character():
-    runs = highlight(CODE + " done")
-    assert runs is not None
-    fence_to_fence = CODE.index("\n") + 1
-    assert runs[0] == ["", fence_to_fence]
-    at = fence_to_fence
-    painted: dict[str, list[str]] = {}
-    for kind, length in runs[1:]:
-        painted.setdefault(kind, []).append(CODE[at : at + length])
-        at += length
-    assert at == CODE.rindex("```")
-    assert painted["k"] == ["def", "return"]
-    assert painted["f"] == ["area"]
-    assert painted["c"] == ["# a circle"]
-    assert painted["n"] == ["3", "2"]
-    assert highlight("The answer is 4.") is None
-    begin = time.process_time()
-    assert highlight("import a." * 10**6) is None and highlight("```\n" + "{,}" * 6_000) is not None
-    assert time.process_time() - begin < 2
 
 
 def test_what_the_player_gets_is_as_long_as_its_tokens():

@@ -4,7 +4,6 @@ import json
 import re
 import shlex
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 

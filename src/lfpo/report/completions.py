@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from lfpo.base.spacing import evenly_spaced
 from lfpo.config.json import Json
@@ -21,9 +21,6 @@ PLAYED = 16  # prompts of rollouts in the player, where a run has no evaluation
 BUDGET = 3_000_000  # most characters of JSON for the table's rollouts, and as many for the evaluations' completions
 BINS = 20  # of a histogram
 CELLS = (64, 32)  # most positions and most steps of a reveal map
-MAX_COLOURED = 20_000  # characters of a completion whose code is coloured: Pygments takes 9 s for a million
-# Pygments token types and the classes of page.css that colour them.
-INK = {"Keyword": "k", "String": "s", "Comment": "c", "Number": "n", "Name.Function": "f", "Name.Builtin": "f"}
 
 
 def evaluation_samples(kept: Kept, config: Json, last: int) -> tuple[Json, str]:
@@ -137,7 +134,7 @@ def _within(items: list[T], budget: int) -> list[T]:
 
 
 def playable(record: Record, config: Json) -> Json:
-    """A completion in the player: its tokens, reveal steps, Sudoku grid or syntax colours.
+    """A completion in the player: its tokens, reveal steps and Sudoku grid.
 
     edits: for each edited position the tokens that it held, each as [step, text, confidence].
     """
@@ -161,8 +158,6 @@ def playable(record: Record, config: Json) -> Json:
         return shown
     if held:
         shown["edits"] = {i: [[step, piece, sure] for step, _, piece, sure in tokens] for i, tokens in held.items()}
-    if ink := highlight(text):
-        shown["ink"] = ink
     return shown
 
 
@@ -182,32 +177,6 @@ def sudoku_grid(prompt: str, completion: str) -> Json | None:
         if puzzles and grids:
             return {"puzzle": re.sub(r"[^1-9]", ".", puzzles[-1]), "at": grids[-1].start()}
     return None
-
-
-def highlight(completion: str) -> list[list[Any]] | None:
-    """Runs [class of page.css, number of characters] that cover a completion with Python code; None without code.
-
-    None also for a completion longer than MAX_COLOURED. Code is a fenced block, or a completion that starts with def,
-    class, import or from.
-    """
-    if len(completion) > MAX_COLOURED:
-        return None
-    fence = re.search(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", completion, re.DOTALL)
-    if fence is None and not re.match(r"\s*(?:def|class|import|from) \w", completion):
-        return None
-    from pygments.lexers.python import PythonLexer
-
-    start, code = (fence.start(1), fence.group(1)) if fence else (0, completion)
-    runs: list[list[Any]] = [["", start]] if start else []
-    # get_tokens would strip and normalise the code, and characters would move.
-    for _, kind, value in PythonLexer().get_tokens_unprocessed(code):
-        name = str(kind).removeprefix("Token.")
-        ink = next((short for prefix, short in INK.items() if f"{prefix}." in f"{name.replace('Literal.', '')}."), "")
-        if runs and runs[-1][0] == ink:
-            runs[-1][1] += len(value)
-        else:
-            runs.append([ink, len(value)])
-    return runs
 
 
 def reveal_maps(parts: list[tuple[int, list[Record]]]) -> list[Json]:

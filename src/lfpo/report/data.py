@@ -3,10 +3,9 @@
 import math
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from lfpo.config.build import load_yaml, read_value, to_dict, yaml_text
+from lfpo.config.build import load_yaml, to_dict, yaml_text
 from lfpo.config.errors import UserError
 from lfpo.config.files import read_json
 from lfpo.config.json import Json
@@ -22,25 +21,15 @@ from lfpo.runs.display import evaluations
 Metrics = Json  # a line of metrics.jsonl, or one evaluation in it
 
 COMPARED = ("title", "summary", "table", "curves", "environment", "config")
-# What a page needs of config.yaml and run.json, with its types.
-CONFIG: Json = {"model": str, "seed": int, "max_steps": int, "num_generations": int, "objective": dict, "sampler": dict}
-CONFIG |= {"eval_samplers": dict[str, dict], "task": str | None, "data_file": str | None, "dataset_name": str | None}
-RUN: Json = {"iterations": int | None, "environment": str, "versions": dict[str, str]}
-RUN_DEFAULTS: Json = {"iterations": None, "environment": "", "versions": {}}  # of a run of an older version
 TIMES = ("rollout", "reward", "update", "eval")  # the first three are training
 
 
 def page_data(run: Run) -> Json:
-    """The data of the page of a run, or of a comparison, which `lfpo compare` writes as results.json. Raises UserError
-    where files lack what these commands write."""
+    """The data of the page of a run, or of a comparison, which `lfpo compare` writes as results.json."""
     path = run.dir / "results.json"
     if not path.exists():
         return run_data(run)
     results = read_json(path)
-    if missing := [key for key in COMPARED if key not in results]:
-        raise UserError(f"{path}: lacks {', '.join(missing)}; run `lfpo compare` again, which trains nothing twice")
-    if not isinstance(table := results["table"], dict) or not {"columns", "rows", "caption"} <= table.keys():
-        raise UserError(f"{path}: 'table' lacks columns, rows or caption; run `lfpo compare` again")
     return {"kind": "comparison", "name": run.dir.resolve().name, **{key: results[key] for key in COMPARED}}
 
 
@@ -53,11 +42,10 @@ def run_data(run: Run) -> Json:
         raise UserError(f"{run.dir}: no {missing}; give a folder written by lfpo train")
     info = run_info(run)
     written = load_yaml(run.dir / "config.yaml")
-    config = _checked(to_dict(LFPOConfig(output_dir="")) | written, CONFIG, run.dir / "config.yaml")
+    config = to_dict(LFPOConfig(output_dir="")) | written  # an older version may have had fewer keys
     config["objective"] = {"name": "lfpo", **config["objective"]}
-    info = _checked(RUN_DEFAULTS | info, RUN, run.dir / "run.json")
     last = metrics[-1]["step"]
-    total = info["iterations"] or max(config["max_steps"], last)
+    total = info.get("iterations") or max(config["max_steps"], last)
     samples, samples_note = evaluation_samples(kept, config, last)
     rollouts = rollout_sample(kept, config, last)
     held_out = bool(samples["problems"])
@@ -75,8 +63,8 @@ def run_data(run: Run) -> Json:
         "finished": last >= total,
         "seconds": _latest(metrics, "time/total"),
         "seed": config["seed"],
-        "environment": info["environment"],
-        "versions": info["versions"],
+        "environment": info.get("environment", ""),
+        "versions": info.get("versions", {}),
         "notes": [note for note in run.read_notes(kept.tell) if note["step"] <= last],
         "metrics": values,
         "charts": {
@@ -152,13 +140,6 @@ def columns(metrics: list[Metrics]) -> dict[str, list[float | None]]:
 def _number(value: Any) -> Any:
     """A number of metrics.jsonl; None for what is none, or not finite."""
     return value if isinstance(value, int | float) and abs(value) <= sys.float_info.max else None
-
-
-def _checked(values: Json, kinds: Json, file: Path) -> Json:
-    """The values. Raises UserError, with file and key, where one that a page needs is of another kind."""
-    for key, kind in kinds.items():
-        read_value(values.get(key), kind, f"{file}: {key}")
-    return values
 
 
 def _short(value: float | None) -> float | None:
