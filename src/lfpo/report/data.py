@@ -36,7 +36,7 @@ def page_data(run: Run) -> Json:
 def run_data(run: Run) -> Json:
     """The data of a run's page. Raises UserError when the folder holds no run with at least one line of metrics."""
     kept = Kept(run.dir)
-    metrics = [{key: _number(value) for key, value in row.items()} for row in run.read_metrics(kept.tell)]
+    metrics = [{key: _number(value) for key, value in row.items()} for row in run.read_metrics()]
     if not metrics or not (run.dir / "config.yaml").exists():
         missing = "config.yaml" if metrics else "metrics.jsonl with at least one line"
         raise UserError(f"{run.dir}: no {missing}; give a folder written by lfpo train")
@@ -65,7 +65,7 @@ def run_data(run: Run) -> Json:
         "seed": config["seed"],
         "environment": info.get("environment", ""),
         "versions": info.get("versions", {}),
-        "notes": [note for note in run.read_notes(kept.tell) if note["step"] <= last],
+        "notes": [note for note in run.read_notes() if note["step"] <= last],
         "metrics": values,
         "charts": {
             "signal": [asdict(c) for c in (reward_parts(values), *SIGNAL)],
