@@ -32,7 +32,7 @@ from lfpo.config.build import to_dict, yaml_text
 from lfpo.config.compare import Cell, CompareConfig, cell_config, cell_folder, check_folder, pick_objectives
 from lfpo.config.errors import UserError
 from lfpo.config.files import read_json, replace_file
-from lfpo.eval.estimates import over_problems, over_seeds
+from lfpo.eval.estimates import over_problems, students_interval
 from processes import ForkedModule, start_lfpo
 from research.tables import iqm
 from written_runs import compared, write_result
@@ -362,9 +362,9 @@ def test_intervals_of_means_over_problems():
 def test_the_interval_of_a_few_seeds_is_students():
     difference = paired([[1.0, 2.0], [4.0]], [[0.0, 0.0], [1.0]])  # 1, 2, 3
     assert difference.mean == 2.0 and difference.high == pytest.approx(2.0 + 4.303 / 3**0.5, rel=1e-4)
-    eleven = over_seeds([float(i) for i in range(11)])  # variance 11, and a quantile of 2.228 for 10 degrees of freedom
+    eleven = students_interval([float(i) for i in range(11)])  # variance 11, and a quantile of 2.228 for 10 degrees of freedom
     assert eleven.mean - eleven.low == pytest.approx(2.228, rel=1e-4)
-    assert over_seeds([5.0]).low != over_seeds([5.0]).low  # one seed has no interval
+    assert students_interval([5.0]).low != students_interval([5.0]).low  # one seed has no interval
 
 
 def test_a_cell_keeps_what_the_last_iteration_measured():

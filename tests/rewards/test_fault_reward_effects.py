@@ -31,7 +31,7 @@ from lfpo.eval.evaluate import grade
 from lfpo.prompts.tasks import Row
 from lfpo.runs.context import StopRequests
 from lfpo.train import run
-from lfpo.train.inputs import reward_function
+from lfpo.prompts.problems import reward_function
 from lfpo.train.rl import LFPOTrainer
 from processes import run_lfpo
 from scores import score

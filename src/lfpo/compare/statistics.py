@@ -15,7 +15,7 @@ import numpy as np
 from lfpo.config.compare import BASE, CompareConfig
 from lfpo.config.json import Json
 from lfpo.core.rng import python_rng
-from lfpo.eval.estimates import RESAMPLES, Estimate, over_seeds
+from lfpo.eval.estimates import RESAMPLES, Estimate, students_interval
 
 Point = Json
 Result = Json  # of a cell
@@ -82,7 +82,7 @@ def bootstrap(statistic: Callable[..., float], *groups: Scores) -> Estimate:
 
 def paired(a: Scores, b: Scores) -> Estimate:
     """Mean difference A - B over runs of equal task and seed, with Student's t interval."""
-    return over_seeds([x - y for xs, ys in zip(a, b, strict=True) for x, y in zip(xs, ys, strict=True)])
+    return students_interval([x - y for xs, ys in zip(a, b, strict=True) for x, y in zip(xs, ys, strict=True)])
 
 
 def table(config: CompareConfig, base: Result | None, results: dict[str, list[Result]]) -> Json:
@@ -99,7 +99,7 @@ def table(config: CompareConfig, base: Result | None, results: dict[str, list[Re
             continue
         at_end = [cell["curve"][-1] for cell in finished]
         scores = [[_area(cell) for cell in finished], [point["accuracy"] for point in at_end]]
-        row = [label, *(_percent_of(over_seeds(score)) for score in scores)]
+        row = [label, *(_percent_of(students_interval(score)) for score in scores)]
         row += [f"{fmean([point['nfe'] for point in at_end]):.2f}"]
         row += ["", ""] if label == first else _against(finished, results[first])
         row += [f"{fmean([cell['flops'] for cell in finished]) / 1e12:.2f}", f"{len(finished)} of {len(config.seeds)}"]

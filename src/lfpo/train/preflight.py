@@ -160,7 +160,7 @@ def check_rewards(trainer: Planned, source: PromptSource) -> list[str]:
     """
     args, environment = trainer.args, trainer.environment
     splits = {"train": [source.train_row(i) for i in (0, 0, 1, 1)]}
-    if source.correct_all is None or environment is not None:  # else a verifier judges held-out rows
+    if source.verify is None or environment is not None:  # else a verifier judges held-out rows
         splits["eval"] = [row for row in source.eval_rows[:2] for _ in range(2)]
     ids, failed = trainer.tokenizer.encode(STAND_IN, add_special_tokens=False), list[str]()
     for split, rows in ((split, rows) for split, rows in splits.items() if rows):
@@ -173,6 +173,10 @@ def check_rewards(trainer: Planned, source: PromptSource) -> list[str]:
             continue
         scored = source.score(rows, [STAND_IN] * len(rows), [list(ids) for _ in rows])
         failed += [f"reward function {name!r} failed on {where}: {why}" for name, why in scored.failed.items()]
+    held_out = source.eval_rows[:1]
+    if source.verify is not None and args.correct and held_out:
+        why = source.verify(held_out, [STAND_IN], [list(ids)]).failed
+        failed += [f"verifier {name!r} failed on its first call: {said}" for name, said in why.items()]
     if failed and not args.keep_going:
         raise UserError(f"{'; '.join(failed)}; fix it, or set keep_going to train with None for its rewards")
     return failed

@@ -54,7 +54,7 @@ from lfpo.train.preflight import preflight
 from lfpo.train.queue import Queued, RolloutQueue
 from lfpo.train.records import rollout_records
 from lfpo.train.run import run_trainer
-from lfpo.train.setup import check_ranks, make_engine, make_source, with_name
+from lfpo.train.setup import check_ranks, make_engine, training_source, with_name
 from lfpo.train.trainer import Trainer
 
 
@@ -111,7 +111,7 @@ class LFPOTrainer(Algorithm, Trainer):
         self.objective = make_objective(args.objective)
         make = environment_class(args.environment)
         self.environment = Environment(make, args.max_turns, args.reward_timeout) if make else None
-        self.source = make_source(args, reward_funcs, train_dataset, eval_dataset)
+        self.source = training_source(args, reward_funcs, train_dataset, eval_dataset)
         self.user_args, self.length = args, args.length(len(self.source.rows))
         self.args = args = replace(args, max_steps=self.length.iterations)
         block_length = trained_block_length(model or args.model)
@@ -247,7 +247,10 @@ class LFPOTrainer(Algorithm, Trainer):
     def evaluates_after(self, step: int) -> bool:
         return self.args.evaluates_after(step)
 
-    def evaluate(self, step: int, context: Context) -> dict[str, float]:
+    def evaluate(self, step: int = 0, context: Context | None = None) -> dict[str, float]:
+        """The results of the model as it is now on the held-out rows, as metrics eval/SAMPLER/NAME (see
+        lfpo.train.held_out). Needs no run; with the context of one, completions are written there."""
+        context = context or Context()
         self.engine.forwarded = context.observer.forward
         with in_place(self.average) if self.average is not None else contextlib.nullcontext():
             return held_out(self, step, context)
