@@ -204,7 +204,7 @@ def build(cls: type[T], values: Json, where: str = "config", defaults: T | None 
     for written, value in values.items():
         name = aliases.get(written, written)
         listed = f"; `{where} --help` lists the keys" if where.startswith("lfpo ") and ":" not in where else None
-        if problem := refusal(written, value, getattr(cls, "REFUSED", {}), [*fields, *aliases], listed):
+        if problem := refusal(written, getattr(cls, "REFUSED", {}), [*fields, *aliases], listed):
             raise UserError(f"{where}: {problem}")
         if name in arguments:
             both = " and ".join(repr(key) for key in values if aliases.get(key, key) == name)
@@ -225,22 +225,14 @@ def build(cls: type[T], values: Json, where: str = "config", defaults: T | None 
         raise UserError(f"{where}: {error}") from error
 
 
-def refusal(
-    name: str, value: object, refused: Mapping[str, str], known: Collection[str], listed: str | None = None
-) -> str | None:
-    """Why a key, or this value of it, is not taken, and what to do; None where it is.
+def refusal(name: str, refused: Mapping[str, str], known: Collection[str], listed: str | None = None) -> str | None:
+    """Why a key is not taken, and what to do; None where it is.
 
-    refused: names, or "name: value", with the reason. known: the names that are taken. listed: what says so in place of
-    the list of all.
+    refused: names with the reason. known: the names that are taken. listed: what says so in place of the list of all.
     """
-    shown = next((text for text in (name, f"{name}: {value}") if text in refused and name not in known), None)
-    shown = shown or (f"{name}: {value}" if f"{name}: {value}" in refused else None)
-    if shown == name and isinstance(value, Mapping):  # a group of settings: of the first one that has a counterpart
-        inner = (f"{name}.{key}".split(".") for key in flattened(dict(value)))
-        shown = next((key for p in inner for n in range(len(p), 1, -1) if (key := ".".join(p[:n])) in refused), shown)
-    if shown is not None:
-        return f"{shown!r} {refused[shown]}"
-    return None if name in known else f"unknown key {name!r}{nearest(name, known, listed)}"
+    if name in known:
+        return None
+    return f"{name!r} {refused[name]}" if name in refused else f"unknown key {name!r}{nearest(name, known, listed)}"
 
 
 def checked_new(cls: type[T], *values: object, **keys: object) -> T:
@@ -248,7 +240,7 @@ def checked_new(cls: type[T], *values: object, **keys: object) -> T:
     names, aliases = [f.name for f in dataclasses.fields(cls) if f.init], getattr(cls, "ALIASES", {})  # type: ignore[arg-type]
     called = {other: f"is called {name!r}" for other, name in aliases.items()}
     for name in keys:
-        if name not in names and (problem := refusal(name, keys[name], getattr(cls, "REFUSED", {}) | called, names)):
+        if problem := refusal(name, getattr(cls, "REFUSED", {}) | called, names):
             raise UserError(f"{cls.__name__}: {problem}")
     return object.__new__(cls)
 
