@@ -1,6 +1,6 @@
 """Names that users bring from TRL and that lfpo does not take, each with what to write here instead.
 
-Only those that TRL's own examples and its users' scripts set; docs/coming-from.md has more. The command line, YAML files
+Only those that TRL's examples and its users' scripts set; docs/coming-from.md has more. The command line, YAML files
 and Python all read these tables (lfpo.config.build.refusal).
 """
 
