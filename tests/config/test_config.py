@@ -1,7 +1,6 @@
 import dataclasses
 import functools
 import re
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
@@ -33,7 +32,7 @@ from lfpo.config.compare import CompareConfig
 from lfpo.config.dpo import DPOConfig
 from lfpo.config.errors import UserError
 from lfpo.config.eval import EvalConfig
-from lfpo.config.files import read_json, reason, replace_file, writing
+from lfpo.config.files import read_json, replace_file
 from lfpo.config.plan import PlanConfig
 from lfpo.config.sample import SampleConfig, demo_config
 from lfpo.config.sft import SFTConfig
@@ -165,15 +164,6 @@ def test_a_write_that_fails_leaves_no_partial_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "folder"]
     replace_file(tmp_path / "file", "text")
     assert (tmp_path / "file").read_text() == "text"
-
-
-def test_a_folder_that_cannot_be_copied_is_one_sentence() -> None:
-    copied = shutil.Error([("a", "b", "[Errno 28] No space left on device: 'b'"), ("c", "d", "the same")])
-    with pytest.raises(UserError) as caught, writing(Path("out")):
-        raise copied
-    assert str(caught.value) == "out: could not be written ([Errno 28] No space left on device: 'b')"
-    moved = shutil.Error("Destination path 'x' already exists")
-    assert [reason(copied), reason(moved)] == ["[Errno 28] No space left on device: 'b'", moved]
 
 
 @pytest.mark.parametrize("command", ["train", "dpo", "compare", "plan"])
