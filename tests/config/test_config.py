@@ -1,12 +1,16 @@
 import dataclasses
+import enum
 import functools
 import re
+import types
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
+import numpy as np
 import pytest
+import torch
 import yaml
 
 from benchmarks.problem import BenchRolloutConfig
@@ -15,7 +19,7 @@ from benchmarks.update import BenchUpdateConfig
 from drill.command import DrillConfig
 from lfpo.cli.command_line import main
 from lfpo.cli.list_recipes import TITLES, kind_of, row
-from lfpo.config.arguments import parse_overrides, text_keys
+from lfpo.config.arguments import parse_overrides, read_arguments, text_keys
 from lfpo.config.build import (
     PARTS,
     RECIPES,
@@ -26,15 +30,19 @@ from lfpo.config.build import (
     merge,
     recipe_names,
     to_dict,
+    typed,
     yaml_text,
 )
 from lfpo.config.compare import CompareConfig
 from lfpo.config.dpo import DPOConfig
+from lfpo.config.engine import EngineSettings
 from lfpo.config.errors import UserError
 from lfpo.config.eval import EvalConfig
 from lfpo.config.files import read_json, replace_file
+from lfpo.config.models import LoraSettings
 from lfpo.config.plan import PlanConfig
 from lfpo.config.sample import SampleConfig, demo_config
+from lfpo.config.sampler import SamplerConfig
 from lfpo.config.sft import SFTConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.config.watch import WatchConfig
@@ -263,6 +271,60 @@ def test_numbers_of_text_keys_stay_as_they_are_written_and_octal_and_base_60_are
     values = load_yaml(file)
     assert values == {"a": "1:30", "b": -0.5, "c": float("inf"), "d": 1e-3, "e": 1500.0, "f": 7, "g": 0, "h": 1.0}
     assert load_yaml(file, texts={"zzz"}) == values
+
+
+def test_variables_in_yaml_are_expanded_and_one_that_is_not_set_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCRATCH", str(tmp_path))
+    (tmp_path / "part.yaml").write_text("model: $SCRATCH/model\n")
+    file = tmp_path / "run.yaml"
+    file.write_text("include: [$SCRATCH/part.yaml]\noutput_dir: ${SCRATCH}/run\nreward_funcs: [$SCRATCH.a, costs.$5]\n")
+    assert load_yaml(file, texts={"output_dir"}) == {
+        "model": f"{tmp_path}/model",
+        "output_dir": f"{tmp_path}/run",
+        "reward_funcs": [f"{tmp_path}.a", "costs.$5"],
+    }
+    file.write_text("sampler: {rule: $NOT_SET/x}\n")
+    with pytest.raises(UserError, match=r"run.yaml: sampler: rule: .* names the environment variable NOT_SET"):
+        load_yaml(file)
+
+
+class Schedule(enum.Enum):
+    COSINE = "cosine"
+
+
+class Name(enum.StrEnum):
+    WORDS = "words"
+
+
+def test_values_of_python_programs_are_taken() -> None:
+    config = LFPOConfig(
+        output_dir=Path("runs/x"),  # type: ignore[arg-type]
+        task=Name.WORDS,
+        lr_scheduler_type=Schedule.COSINE,  # type: ignore[arg-type]
+        dtype=torch.bfloat16,  # type: ignore[arg-type]
+        learning_rate=np.float32(0.5),  # type: ignore[arg-type]
+        bf16=np.bool_(True),  # type: ignore[arg-type]
+        reward_weights=torch.tensor([1.0, 2.0]),  # type: ignore[arg-type]
+        stop_on=("no_signal",),  # type: ignore[arg-type]
+        objective=types.MappingProxyType({"name": "lfpo", "timesteps": np.int64(2)}),  # type: ignore[arg-type]
+        lora=LoraSettings(r=np.int64(4), target_modules=("q_proj",)),  # type: ignore[arg-type]
+        sampler=SamplerConfig(temperature=torch.tensor(1)),  # type: ignore[arg-type]
+        engine=EngineSettings(max_staleness=np.int8(1)),
+    )
+    assert (config.output_dir, config.task, config.lr_scheduler_type) == ("runs/x", "words", "cosine")
+    assert (config.dtype, config.learning_rate, config.bf16) == ("bfloat16", 0.5, True)
+    assert (config.reward_weights, config.stop_on) == ([1.0, 2.0], ["no_signal"])
+    assert build(LFPOConfig, typed(yaml_text(to_dict(config)))) == config  # all of it is plain data
+    assert build(CompareConfig, NEEDED[CompareConfig] | {"seeds": range(3)}).seeds == [0, 1, 2]
+
+
+@pytest.mark.parametrize("given", [["--config", "sudoku"], ["--config=sudoku"]])
+def test_a_file_may_be_named_as_trl_names_it(given: list[str]) -> None:
+    for rest in ([*given, "--max_steps", "3"], ["--max_steps", "3", *given]):
+        values, overrides = read_arguments(rest, "train", "", LFPOConfig)
+        assert values == load_yaml("sudoku") and overrides == {"max_steps": 3}
 
 
 def test_a_name_that_is_no_text_is_one_sentence() -> None:

@@ -193,7 +193,10 @@ class LFPOConfig(PolicyConfig):
                 raise ValueError(f"'eval_samplers': the name {name!r} must be text without '/'")
         if self.hub_model_id is not None:
             check_repo("hub_model_id", self.hub_model_id)
-        by_layer, compiled = self.rollout_gather == "layer", "a compiled forward needs its weights to stay where they are"
+        by_layer, compiled = (
+            self.rollout_gather == "layer",
+            "a compiled forward needs its weights to stay where they are",
+        )
         own_rows, of_hub = self.columns or self.map_row, self.dataset_config or self.dataset_test_split
         # Keys that nothing reads without another one.
         for is_set, key, is_read, needs in (
