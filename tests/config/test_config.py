@@ -299,20 +299,22 @@ class Name(enum.StrEnum):
 
 
 def test_values_of_python_programs_are_taken() -> None:
-    config = LFPOConfig(
-        output_dir=Path("runs/x"),  # type: ignore[arg-type]
-        task=Name.WORDS,
-        lr_scheduler_type=Schedule.COSINE,  # type: ignore[arg-type]
-        dtype=torch.bfloat16,  # type: ignore[arg-type]
-        learning_rate=np.float32(0.5),  # type: ignore[arg-type]
-        bf16=np.bool_(True),  # type: ignore[arg-type]
-        reward_weights=torch.tensor([1.0, 2.0]),  # type: ignore[arg-type]
-        stop_on=("no_signal",),  # type: ignore[arg-type]
-        objective=types.MappingProxyType({"name": "lfpo", "timesteps": np.int64(2)}),  # type: ignore[arg-type]
-        lora=LoraSettings(r=np.int64(4), target_modules=("q_proj",)),  # type: ignore[arg-type]
-        sampler=SamplerConfig(temperature=torch.tensor(1)),  # type: ignore[arg-type]
-        engine=EngineSettings(max_staleness=np.int8(1)),
-    )
+    several: Any = torch.tensor([1.0, 2.0])
+    given: dict[str, Any] = {
+        "output_dir": Path("runs/x"),
+        "task": Name.WORDS,
+        "lr_scheduler_type": Schedule.COSINE,
+        "dtype": torch.bfloat16,
+        "learning_rate": np.float32(0.5),
+        "bf16": np.bool_(True),
+        "reward_weights": several,
+        "stop_on": ("no_signal",),
+        "objective": types.MappingProxyType({"name": "lfpo", "timesteps": np.int64(2)}),
+    }
+    nested: dict[str, Any] = {"r": np.int64(4), "target_modules": ("q_proj",), "max_staleness": np.int8(1)}
+    lora = LoraSettings(r=nested["r"], target_modules=nested["target_modules"])
+    sampler, engine = SamplerConfig(temperature=several[0]), EngineSettings(max_staleness=nested["max_staleness"])
+    config = LFPOConfig(**given, lora=lora, sampler=sampler, engine=engine)
     assert (config.output_dir, config.task, config.lr_scheduler_type) == ("runs/x", "words", "cosine")
     assert (config.dtype, config.learning_rate, config.bf16) == ("bfloat16", 0.5, True)
     assert (config.reward_weights, config.stop_on) == ([1.0, 2.0], ["no_signal"])
