@@ -38,7 +38,7 @@ class DataConfig:
     def check_data(self) -> None:
         """Raise ValueError for keys of rows that do not go together."""
         if self.data_file and (self.dataset_config or self.dataset_test_split):
-            raise ValueError("'dataset_config' and 'dataset_test_split' go with 'dataset_name'")
+            raise ValueError("'dataset_test_split' goes with 'dataset_name'")
 
 
 @dataclass
@@ -73,9 +73,9 @@ class ProblemConfig(DataConfig):
         if sum(source is not None for source in (self.task, self.data_file, self.dataset_name)) > 1:
             raise ValueError("give one of 'task', 'data_file' and 'dataset_name'")
         if self.task is not None and (self.columns or self.map_row):
-            raise ValueError("'columns' and 'map_row' are for the rows of a data set; a task makes its own")
+            raise ValueError("'columns' or 'map_row' goes with the rows of a data set; a task makes its own")
         if self.task is not None and self.correct:
             raise ValueError("'correct' is for the rows of a data set; a task brings its own verifier")
         if self.task and (self.dataset_config or self.dataset_test_split):
-            raise ValueError("'dataset_config' and 'dataset_test_split' go with 'dataset_name'")
+            raise ValueError("'dataset_test_split' goes with 'dataset_name'")
         super().check_data()

@@ -55,7 +55,7 @@ class Kept:
 
 def _finite_rewards(record: Record) -> Record:
     """The rewards of a record, None where one is not finite, which a page's JSON cannot hold."""
-    found = {name: _finite(record[name]) for name in ("reward", "r") if name in record}
+    found: Record = {name: _finite(record[name]) for name in ("reward", "r") if name in record}
     if "rewards" in record:
         found["rewards"] = {name: _finite(value) for name, value in record["rewards"].items()}
     return found
