@@ -362,7 +362,9 @@ def test_intervals_of_means_over_problems():
 def test_the_interval_of_a_few_seeds_is_students():
     difference = paired([[1.0, 2.0], [4.0]], [[0.0, 0.0], [1.0]])  # 1, 2, 3
     assert difference.mean == 2.0 and difference.high == pytest.approx(2.0 + 4.303 / 3**0.5, rel=1e-4)
-    eleven = students_interval([float(i) for i in range(11)])  # variance 11, and a quantile of 2.228 for 10 degrees of freedom
+    eleven = students_interval(
+        [float(i) for i in range(11)]
+    )  # variance 11, and a quantile of 2.228 for 10 degrees of freedom
     assert eleven.mean - eleven.low == pytest.approx(2.228, rel=1e-4)
     assert students_interval([5.0]).low != students_interval([5.0]).low  # one seed has no interval
 

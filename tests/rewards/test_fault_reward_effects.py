@@ -29,10 +29,10 @@ from lfpo.config.plugins import resolve
 from lfpo.core import learner
 from lfpo.core.attempts import handling, time_limit
 from lfpo.eval.evaluate import grade
+from lfpo.prompts.problems import reward_function
 from lfpo.prompts.tasks import Row
 from lfpo.runs.context import StopRequests
 from lfpo.train import run
-from lfpo.prompts.problems import reward_function
 from lfpo.train.rl import LFPOTrainer
 from processes import run_lfpo
 from scores import score

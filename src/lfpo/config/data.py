@@ -1,4 +1,4 @@
-"""The keys that say what a command trains or measures on: a task, or rows of a data set with reward functions, of which one may be the verifier. lfpo.prompts.sources.make_source resolves it."""
+"""The keys that say what a command trains or measures on: a task, or rows of a data set with reward functions."""
 
 from dataclasses import dataclass, field
 

@@ -203,7 +203,9 @@ def sample_and_grade(
         console.print(f"{source.name}: grading {len(answers)} completions", highlight=False)
     judged = grade(source.judge, rows, [a.completion for a in answers], ids)
     for function, why in judged.failed.items():
-        raise UserError(f"{source.name}: {function!r} failed: {why}; the completions are kept, so mend it and run again")
+        raise UserError(
+            f"{source.name}: {function!r} failed: {why}; the completions are kept, so mend it and run again"
+        )
     found = scores([a.problem for a in answers], judged.values)
     result = {
         "task": source.name,

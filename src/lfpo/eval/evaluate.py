@@ -19,6 +19,7 @@ from lfpo.models import MaskedDiffusionLM
 from lfpo.prompts.sources import Judge, Judged
 from lfpo.prompts.tasks import Row
 
+
 @dataclass(frozen=True)
 class Answer:
     """One completion. problem, sample: indices. steps: scheduled steps. nfe: forwards. length: tokens up to and

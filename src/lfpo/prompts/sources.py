@@ -139,7 +139,9 @@ def make_source(
         functions = functions or ([] if correct is None else [correct])
         given = {"train": train_dataset, "eval": eval_dataset}
         wanted = [split for split in splits if split == "train" or n_eval != 0]
-        records = {split: read_rows(args, split, given[split], most if split == "train" else n_eval) for split in wanted}
+        records = {
+            split: read_rows(args, split, given[split], most if split == "train" else n_eval) for split in wanted
+        }
         if records.get("train") == []:
             raise UserError("train_dataset: no rows")
         rows = [record.values for record in records.get("train", [])]
@@ -213,9 +215,7 @@ def _file_of(function: object) -> Path | None:
     return None if module.startswith("lfpo.") or file is None else Path(file)
 
 
-def task_source(
-    task: Task | DataTask, *, seed: int, n_eval: int | None = None, training: bool = True
-) -> PromptSource:
+def task_source(task: Task | DataTask, *, seed: int, n_eval: int | None = None, training: bool = True) -> PromptSource:
     """The prompts of a task: training rows drawn with `seed`, and its first test rows for evaluation.
 
     n_eval: number of test rows (None: the task's default). A data set with fewer gives all of them. training: whether

@@ -20,7 +20,7 @@ from lfpo.runs.display import evaluations
 
 Metrics = Json  # a line of metrics.jsonl, or one evaluation in it
 
-COMPARED = ("title", "summary", "table", "curves", "environment", "config")
+COMPARED = ("title", "summary", "measure", "table", "curves", "environment", "config")
 TIMES = ("rollout", "reward", "update", "eval")  # the first three are training
 
 
@@ -30,7 +30,11 @@ def page_data(run: Run) -> Json:
     if not path.exists():
         return run_data(run)
     results = read_json(path)
-    return {"kind": "comparison", "name": run.dir.resolve().name, **{key: results[key] for key in COMPARED}}
+    return {
+        "kind": "comparison",
+        "name": run.dir.resolve().name,
+        **{key: results.get(key, "accuracy") for key in COMPARED},
+    }
 
 
 def run_data(run: Run) -> Json:
