@@ -57,20 +57,12 @@ def test_passes_before_a_hang_count_and_the_verdict_comes_soon_after_the_time_li
         ("1 / 0", "the program does not load: ZeroDivisionError"),
         ("", "test 0: NameError"),
         ("import os\ndef f(): os._exit(0)", "test 0: the program's process ended before it answered"),
-        ("def f(): return object()", "test 0: only the program could say what its object equals"),
+        ("def f(): return object()", "test 0: the program returned what is not plain data: a object is not"),
     ],
 )
 def test_the_reason_says_what_went_wrong(sandbox, program, reason):
     verdict = sandbox.judge(Job(program, tests=["assert f() == 1"]))
     assert verdict.reason.startswith(reason) and verdict.tests == (False,)
-
-
-def test_objects_of_the_program_can_be_passed_back_and_show_no_attributes(sandbox):
-    program = "class P:\n    def __init__(s, a): s.a, s.issubset = a, lambda x: True\n"
-    program += "def total(ps): return sum(p.a for p in ps)\ndef pair(a): return P(a)\n"
-    tests = ["assert total([pair(1), pair(2)]) == 3", "assert pair(1).issubset({1})"]
-    job = Job(program, tests=tests, functions=["total", "pair"])
-    assert sandbox.judge(job).tests == (True, False)
 
 
 TOGETHER = """

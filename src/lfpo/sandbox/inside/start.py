@@ -85,7 +85,7 @@ def main(argument: str) -> None:
     """argument: the settings of launch.start, encoded as hexadecimal. They hold limits and paths, nothing secret."""
     settings: Settings = marshal.loads(bytes.fromhex(argument))
     if settings["role"] == "program":  # a role imports what it needs while this process may still read its own files
-        from .link import serve
+        from .program import serve
     else:
         from .judge import serve
     if LINUX:
