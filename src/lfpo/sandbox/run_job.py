@@ -30,7 +30,7 @@ _WAITS = (0.1, 0.3, 1.0, 3.0)  # seconds
 _MAX_REPORT = 16 * 2**20
 _INTERVAL = 0.1
 """Seconds between two looks at memory, and at the disk on the rung `limits`."""
-_NAMESPACES = "the rung bubblewrap or namespaces, because correct programs start processes or change metadata of files"
+_BUBBLEWRAP = "the rung bubblewrap, because correct programs start processes or change metadata of files"
 _UNITTEST = "together=True, because the tests are classes of unittest"
 
 
@@ -177,7 +177,7 @@ class Sandbox:
     def judge(self, job: Job) -> Verdict:
         """The verdict of one job, at the latest soon after the wall-time limit. Where the machine has no process or
         file descriptor left, the job is tried again. Raises RewardFailed if there still is none."""
-        if needs := job.needs or _NAMESPACES * (job.processes and self.rung == launch.LIMITS):
+        if needs := job.needs or _BUBBLEWRAP * (job.processes and self.rung == launch.LIMITS):
             return failed(job, f"not judged: needs {needs}", needs)
         if len(job.program) > self.limits.program_chars:
             return failed(job, f"the program is longer than {self.limits.program_chars} characters")
