@@ -6,10 +6,9 @@ import re
 import shutil
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import psutil  # type: ignore[import-untyped]
 import pytest
@@ -278,9 +277,12 @@ def test_the_table_and_the_curves_by_hand(tmp_path: Path):
 @pytest.mark.long
 def test_the_results_say_how_many_problems_were_measured_and_a_label_may_hold_a_bar(tmp_path: Path):
     config = small(tmp_path, objectives={"a|b": {"name": "lfpo"}, "c": {"name": "dtm", "tilt": 2.0}}, problems=50)
-    rows = [{"prompt": "x"}] * 3
-    with mock.patch("lfpo.compare.cell.get_task", return_value=SimpleNamespace(test_rows=lambda n: rows[:n])):
-        measured = len(held_out(cell_config(config, Cell("c", 100)), {"problems": list(range(50))}))
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "x"}\n' * 3)
+    settings = cell_config(config, Cell("c", 100))
+    settings = replace(settings, task=None, reward_funcs=["reward_samples.even_tokens"])
+    rows = str(tmp_path / "rows.jsonl")
+    settings = replace(settings, data_file=rows, eval_file=rows)
+    measured = len(held_out(settings, range(50)).eval_rows)
     assert measured == 3
     for label in config.objectives:
         write_result(config, Cell(label, 100), compared(label, 100, [0.5], [0.4, 0.5]) | {"problems": measured})
@@ -362,9 +364,7 @@ def test_intervals_of_means_over_problems():
 def test_the_interval_of_a_few_seeds_is_students():
     difference = paired([[1.0, 2.0], [4.0]], [[0.0, 0.0], [1.0]])  # 1, 2, 3
     assert difference.mean == 2.0 and difference.high == pytest.approx(2.0 + 4.303 / 3**0.5, rel=1e-4)
-    eleven = students_interval(
-        [float(i) for i in range(11)]
-    )  # variance 11, and a quantile of 2.228 for 10 degrees of freedom
+    eleven = students_interval([float(i) for i in range(11)])  # variance 11, t quantile 2.228
     assert eleven.mean - eleven.low == pytest.approx(2.228, rel=1e-4)
     assert students_interval([5.0]).low != students_interval([5.0]).low  # one seed has no interval
 

@@ -178,7 +178,7 @@ def test_training_goes_through_its_phases(tmp_path: Path, monkeypatch: pytest.Mo
     evaluations = [("evaluation, greedy", 4, 4), ("evaluation, threshold", 4, 4)]
     names = [name for name, _, _ in ended]
     assert ended[:2] == evaluations and ended[2:4] == [("sampling", 4, 4), ("verdicts", 4, 4)]
-    assert names[4:8] == [f"update {i} of 4" for i in range(1, 5)]
+    assert names[4:8] == [f"optimiser step {i} of 4" for i in range(1, 5)]
     assert ended[8:10] == evaluations and names[10] == "checkpoint"
     assert all(done == total for _, done, total in ended) and ended[4][2] > 0
 

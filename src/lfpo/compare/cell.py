@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from lfpo.base.environment import use_threads
@@ -43,7 +44,7 @@ def main(folder: Path) -> None:
         # In the precision of the trained models beside it.
         policies, tokenizer = load_policies(config, None, None, needs_base=False, needs_old=False)
         model, metrics = policies[CURRENT], []
-    source = held_out(config, len(cell["problems"]))
+    source = held_out(config, cell["problems"])
     result = {
         **cell,
         "problems": len(source.eval_rows),
@@ -51,7 +52,7 @@ def main(folder: Path) -> None:
         "version": VERSION,
         "forwards": completion_length(config, cell["sampler"]),
         "curve": curve(metrics, cell["sampler"], source.measure),
-        "frontier": frontier(model, tokenizer, config, cell, source),
+        "frontier": frontier(model, tokenizer, config, cell),
         "flops": max((m.get("flops", 0.0) for m in metrics), default=0.0),
         **last_of(metrics, {"same_ending": "completions/frac_same_ending", "entropy": "entropy/rollout"}),
         "seconds": round(time.process_time() - started, 1),
@@ -59,9 +60,10 @@ def main(folder: Path) -> None:
     replace_file(folder / "result.json", json.dumps(result) + "\n")
 
 
-def held_out(config: LFPOConfig, problems: int) -> PromptSource:
-    """What a cell is measured on; a data set may have fewer held-out rows."""
-    return make_source(config, seed=config.seed, n_eval=problems, splits=["eval"])
+def held_out(config: LFPOConfig, problems: Sequence[int]) -> PromptSource:
+    """What a cell is measured on: these held-out rows, of which a data set may have fewer."""
+    source = make_source(config, seed=config.seed, n_eval=1 + max(problems), splits=["eval"])
+    return replace(source, eval_rows=[source.eval_rows[i] for i in problems if i < len(source.eval_rows)])
 
 
 def completion_length(config: LFPOConfig, curve: str) -> int:
@@ -83,12 +85,11 @@ def frontier_samplers(
     return [sampler.fitted(where, length, block_length) for sampler in chosen or [like]]
 
 
-def frontier(
-    model: MaskedDiffusionLM, tokenizer: object, config: LFPOConfig, cell: Json, source: PromptSource
-) -> list[dict[str, float]]:
+def frontier(model: MaskedDiffusionLM, tokenizer: object, config: LFPOConfig, cell: Json) -> list[dict[str, float]]:
     """Accuracy or mean reward, and forwards a completion, on held-out problems, decoded by each of
     `frontier_samplers`. Raises UserError when a verdict is missing."""
-    engine, points, console = as_it_is(model, config.rollout_tokens), [], open_console(quiet=False)
+    source, engine = held_out(config, cell["problems"]), as_it_is(model, config.rollout_tokens)
+    points, console = [], open_console(quiet=False)
     samplers = frontier_samplers(config, cell["sampler"], cell["thresholds"], model.block_length)
     for at, sampler in zip([{"threshold": t} for t in cell["thresholds"]] or [{}], samplers, strict=True):
         label = f"threshold {at['threshold']:g}" if at else cell["sampler"]

@@ -98,7 +98,7 @@ def inputs_of(config: CompareConfig) -> dict[Cell, Json]:
         begun = read_json(folder / "cell.json").get("inputs", {}) if (folder / "cell.json").exists() else {}
         if config.dry_run and not begun:  # nothing to compare with, and large models take a while to read
             continue
-        source = held_out(settings, config.problems)
+        source = held_out(settings, range(config.problems))
         inputs = {f"model {settings.model}": of_model(settings.model)}
         inputs[f"data of task {source.name}"] = data_sha256(source.eval_rows)
         inputs |= {f"file {file}": content_sha256(file) for file in source.files}

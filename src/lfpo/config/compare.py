@@ -26,9 +26,9 @@ NO_EFFECT = {"output_dir", "threads", "update_tokens", "rollout_tokens", "gradie
 NO_EFFECT |= {"save_steps", "save_total_limit", "log_completions", "report_to", "rank_timeout", "progress_timeout"}
 LABEL_BYTES = 200  # of 255 that a file system allows; seed and hash come on top
 # They decide an untrained model's result.
-OF_ROWS = ("eval_file", "dataset_name", "dataset_config", "dataset_test_split", "columns", "map_row")
-OF_ROWS += ("reward_funcs", "reward_weights", "correct")
 OF_BASE = ("model", "task", "eval_samplers", "eval_size", "head_precision", "dtype", "bf16", "load_in_4bit")
+OF_ROWS: tuple[str, ...] = ("eval_file", "dataset_name", "dataset_config", "dataset_test_split", "columns", "map_row")
+OF_ROWS += ("reward_funcs", "reward_weights", "correct")
 
 
 @dataclass

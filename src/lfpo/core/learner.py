@@ -138,7 +138,7 @@ def optimizer_step(
     # The loss at the targets and its gradient, in passes of update_tokens tokens.
     theta = policies[CURRENT]
     theta.train()
-    observer.begin(f"update {step.number + 1} of {step.of}")
+    observer.begin(f"optimiser step {step.number + 1} of {step.of}")
     loss, measured = accumulate_gradients(
         objective,
         policies,
@@ -190,7 +190,7 @@ def accumulate_gradients(
     loss_sum, measures = 0.0, dict[str, torch.Tensor]()
     if filler is not None:
         pieces = with_fillers(pieces, filler)
-    observer.begin(observer.phase, len(pieces), "passes")
+    observer.begin(observer.phase, len(pieces), "micro-batches")
     for piece in pieces:
         weight = float(piece is not filler)
         with one_pass(policies.values()) as balance:  # measures of routers, where there are any

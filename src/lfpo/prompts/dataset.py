@@ -4,10 +4,10 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from lfpo.config.data import DataConfig
 from lfpo.config.errors import UserError, last_line
 from lfpo.config.plugins import resolve
 from lfpo.config.torch_state import torch_state_kept
-from lfpo.config.train import LFPOConfig
 from lfpo.prompts.files import load_rows
 from lfpo.prompts.jsonl import check_row
 from lfpo.prompts.tasks import Row
@@ -23,7 +23,7 @@ WAYS_OUT = {
 }
 
 
-def read_rows(args: LFPOConfig, split: str, python_rows: object = None, most: int | None = None) -> list[Record]:
+def read_rows(args: DataConfig, split: str, python_rows: object = None, most: int | None = None) -> list[Record]:
     """The rows of the split "train" or "eval"; empty where none is named. python_rows: rows from Python,
     instead of a file. most: how many are read of those without a length.
 

@@ -137,13 +137,13 @@ def make_source(
     else:
         correct = None if args.correct is None else _limited(args, args.correct)
         functions = functions or ([] if correct is None else [correct])
-        given = {"train": train_dataset, "eval": eval_dataset}
-        wanted = [split for split in splits if split == "train" or n_eval != 0]
-        records = {
-            split: read_rows(args, split, given[split], most if split == "train" else n_eval) for split in wanted
-        }
-        if records.get("train") == []:
-            raise UserError("train_dataset: no rows")
+        records = {}
+        if "train" in splits:
+            records["train"] = read_rows(args, "train", train_dataset, most)
+            if not records["train"]:
+                raise UserError("train_dataset: no rows")
+        if "eval" in splits and n_eval != 0:
+            records["eval"] = read_rows(args, "eval", eval_dataset, n_eval)
         rows = [record.values for record in records.get("train", [])]
         held_out = records.get("eval", [])[:n_eval]
         source = PromptSource(

@@ -9,13 +9,23 @@ from lfpo.base.environment import versions
 from lfpo.config.build import yaml_text
 from lfpo.config.files import user_path
 from lfpo.config.json import Json
+from lfpo.prompts.sources import PromptSource
+from lfpo.prompts.tasks import get_task
 from lfpo.runs.directory import Run, data_of
+from lfpo.runs.display import evaluations, interval_text, measure_of, score_text
 
 DESCRIPTION = {
     "train": "A masked diffusion model trained by reinforcement learning with verifiable rewards ({objective}).",
     "dpo": "A masked diffusion model trained on preferences by VRPO (DPO on ELBOs).",
     "sft": "A masked diffusion model trained on demonstrations by the masked diffusion loss.",
 }
+
+# What the sections on use say until a run's own length and chat template take their place.
+LENGTH = "64"
+PLAIN = 'tokenizer("YOUR PROMPT", add_special_tokens=False, return_tensors="pt").input_ids'
+TEMPLATED = """tokenizer.apply_chat_template(
+    [{"role": "user", "content": "YOUR PROMPT"}], add_generation_prompt=True, return_dict=True, return_tensors="pt"
+).input_ids"""
 
 FAMILY_USE = """```
 lfpo sample --model PATH_TO_THIS_FOLDER --prompt '...' --sampler.gen_length 64
@@ -110,7 +120,9 @@ def published(config: Json) -> Json:
     """A run's configuration without folders of this machine: paths are cut to their last part, output_dir is left
     out."""
     base = config.get("model")
-    base = Path(base).name if base and user_path(base).exists() else base
+    if base and (folder := user_path(base)).exists():
+        # The model of a run is named after the run.
+        base = f"{folder.absolute().parent.name}/model" if folder.name == "model" else folder.name
 
     def shortened(value: object) -> object:
         """Absolute paths cut, also in lists and in the files of a task (NAME@train=PATH,test=PATH)."""
@@ -119,6 +131,14 @@ def published(config: Json) -> Json:
         return re.sub(r"(^|[@=])[/~][^,]*/", r"\1", value) if isinstance(value, str) else value
 
     return {key: shortened(value) for key, value in config.items() if key != "output_dir"} | {"model": base}
+
+
+def completion_length(config: Json) -> int:
+    """The completion length of a run in tokens."""
+    length = config.get("gen_length") or (config.get("sampler") or {}).get("gen_length")
+    if length is None and config.get("task"):
+        length = get_task(config["task"]).gen_length
+    return int(length or PromptSource.gen_length)
 
 
 def _header(library: str, *tags: str, base: str | None = None) -> str:
@@ -141,17 +161,22 @@ def model_card(
     *,
     step: int | None = None,
     library: str = "lfpo",
+    chat: bool = False,
 ) -> str:
     """README.md for the weights of a run: Markdown under the metadata that model hubs read.
 
     config: the run's resolved configuration. kind: "train", "sft" or "dpo". use: the section on how to use the files.
-    step: the iteration of the weights (None: the last). library: what the hub says loads them.
+    step: the iteration of the weights (None: the last). library: what the hub says loads them. chat: whether the
+    tokenizer has a chat template.
     """
+    use = use.replace(LENGTH, str(completion_length(config)))
+    if chat:
+        use = use.replace("--prompt '...'", "--prompt '...' --chat true").replace(PLAIN, TEMPLATED)
     metrics = [row for row in run.read_metrics() if step is None or row["step"] <= step]
-    config = published(config)
+    own, config = config.get("model"), published(config)
     base = config["model"]
     data = data_of(config) or ", ".join(config.get("tasks") or {}) or "rows given in Python"
-    return f"""{_header(library, kind, base=base if base and "/" in base else None)}
+    return f"""{_header(library, kind, base=base if base and "/" in base and not user_path(str(own)).exists() else None)}
 # {run.dir.resolve().name}
 
 {DESCRIPTION[kind].format(objective=config.get("objective", {}).get("name"))}
@@ -178,25 +203,27 @@ def table_cell(text: str) -> str:
 
 
 def _results(metrics: list[Json]) -> str:
-    """The first and the last evaluation that has accuracies, as a table; empty where there is none."""
-    evaluations = [m for m in metrics if any(re.fullmatch("eval/.*/accuracy", key) for key in m)]
-    if not evaluations:
+    """The first and the last evaluation, as a table; empty where there is none."""
+    every = [(line["step"], evaluations(line)) for line in metrics]
+    found = [(step, samplers) for step, samplers in every if any("nfe" in values for values in samplers.values())]
+    if not found:
         return ""
-    first, last = evaluations[0], evaluations[-1]
+    (start, first), (end, last) = found[0], found[-1]
 
-    def percent(row: Json, sampler: str) -> str:
-        if f"eval/{sampler}/accuracy" not in row:
+    def cell(values: Json | None) -> str:
+        if not values:
             return "-"  # a sampler that was added on resuming has no first evaluation
-        value, low, high = (100 * row[f"eval/{sampler}/{key}"] for key in ("accuracy", "low", "high"))
-        return f"{value:.1f} % ({low:.1f} to {high:.1f})"
+        interval = f" ({interval_text(values)})" if interval_text(values) else ""
+        return f"{score_text(values).replace('%', ' %')}{interval}"
 
     rows = [
-        f"| `{table_cell(name)}` | {percent(first, name)} | {percent(last, name)} | {last[f'eval/{name}/nfe']:.1f} |\n"
-        for name in re.findall("eval/(.*)/accuracy", "\n".join(last))
+        f"| `{table_cell(name)}` | {cell(first.get(name))} | {cell(values)} | {values['nfe']:.1f} |\n"
+        for name, values in last.items()
     ]
+    measures = " and ".join(sorted({measure_of(values) for values in last.values()})).replace("reward", "mean reward")
     return f"""## Held-out results
 
-Accuracy with its 95 % interval at step {first["step"]} and step {last["step"]}, by the samplers below.
+{measures.capitalize()} with its 95 % interval at step {start} and step {end}, by the samplers below.
 
 | sampler | before | after | forwards a completion |
 | --- | ---: | ---: | ---: |

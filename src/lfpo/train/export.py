@@ -31,7 +31,7 @@ from lfpo.models.export import (
     rounding_loss,
     with_saved_adapter,
 )
-from lfpo.models.loading import described, load_model, resolve
+from lfpo.models.loading import described, load_model, load_tokenizer, resolve
 from lfpo.models.tensor_files import FILE_BYTES, check_disk, weight_bytes
 from lfpo.models.weights import reading, weight_files
 from lfpo.report.data import run_data
@@ -134,7 +134,8 @@ def write_export(source: Source, settings: ExportConfig | PushConfig, folder: Pa
         card = converted_card(source.weights.name, use, library)
     else:
         kind = read_json(source.run.dir / "run.json")["kind"]
-        card = model_card(source.run, source.config, kind, use, step=source.step, library=library)
+        chat = bool(load_tokenizer(source.base_name).chat_template) if source.base_name else False
+        card = model_card(source.run, source.config, kind, use, step=source.step, library=library, chat=chat)
     (folder / CARD).write_text(card, encoding="utf-8")
 
 

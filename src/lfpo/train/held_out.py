@@ -47,8 +47,8 @@ def held_out(trainer: Evaluated, step: int, context: Context) -> dict[str, float
     """Results of the model on its held-out rows under each sampler, as metrics eval/SAMPLER/NAME.
 
     NAME is steps, nfe, and accuracy, or without a verifier the mean reward, with its 95 % interval (low, high). Kept in
-    the run: the completions of the first KEPT problems, and of the others the verdict or reward. A collective: each rank samples
-    its share, and all return the same.
+    the run: the completions of the first KEPT problems, and of the others the verdict or reward. A collective: each
+    rank samples its share, and all return the same.
     """
     if not trainer.source.eval_rows:
         return {}

@@ -175,8 +175,8 @@ def check_rewards(trainer: Planned, source: PromptSource) -> list[str]:
         failed += [f"reward function {name!r} failed on {where}: {why}" for name, why in scored.failed.items()]
     held_out = source.eval_rows[:1]
     if source.verify is not None and args.correct and held_out:
-        why = source.verify(held_out, [STAND_IN], [list(ids)]).failed
-        failed += [f"verifier {name!r} failed on its first call: {said}" for name, said in why.items()]
+        judged = source.verify(held_out, [STAND_IN], [list(ids)])
+        failed += [f"verifier {name!r} failed on its first call: {why}" for name, why in judged.failed.items()]
     if failed and not args.keep_going:
         raise UserError(f"{'; '.join(failed)}; fix it, or set keep_going to train with None for its rewards")
     return failed

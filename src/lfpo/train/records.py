@@ -30,10 +30,10 @@ def rollout_records(batch: Batch, signal_B: torch.Tensor, tokenizer: object) -> 
 
 
 def completion_record(t: Trajectory, b: int, row: Row, text: str, tokenizer: object) -> Json:
-    """Row b of a trajectory as JSON data: the prompt and the other columns of its `row`, the completion, and when and how surely each token was
-    revealed. `edits`, where the sampler edits: for each edited position the tokens that it held, the revealed one
-    first, each as [step, token id, text, confidence]. `canvases`, with the rule "canvas": the token ids up to the
-    completion's length before the n-th step of each canvas, -1 where a canvas had fewer.
+    """Row b of a trajectory as JSON data: the prompt and the other columns of its `row`, the completion, and when and
+    how surely each token was revealed. `edits`, where the sampler edits: for each edited position the tokens that it
+    held, the revealed one first, each as [step, token id, text, confidence]. `canvases`, with the rule "canvas": the
+    token ids up to the completion's length before the n-th step of each canvas, -1 where a canvas had fewer.
     """
     record = {
         "prompt": row["prompt"],

@@ -145,7 +145,7 @@ class TrainingRun:
                     self.end_with(error)
             self.context.observer.begin("")
             try:
-                card = model_card(self.folder, to_dict(self.args), trainer.kind, step=self.done)
+                card = self.card()
                 return export_model(self.folder.dir, trainer.export(), trainer.tokenizer, card=card)
             except BaseException as error:
                 self.end_with(error)
@@ -234,7 +234,7 @@ class TrainingRun:
                 "evaluating": self.evaluating,
                 "callbacks": self.callbacks.saved_state(),
             },
-            card=model_card(self.folder, to_dict(self.args), trainer.kind, step=self.done),
+            card=self.card(),
             keep=self.args.save_total_limit,
         )
         self.saved, self.saving = self.done, False
@@ -242,6 +242,10 @@ class TrainingRun:
             self.note(f"{before} was made before the run went on, so it is called {BEFORE} until the run ends")
         self.context.observer.begin("")
         self.callbacks.saved(self.done, self.folder.dir / "checkpoints")
+
+    def card(self) -> str:
+        chat = bool(getattr(self.trainer.tokenizer, "chat_template", None))
+        return model_card(self.folder, to_dict(self.args), self.trainer.kind, step=self.done, chat=chat)
 
     def keep(self) -> str:
         """Save what was learned since the last checkpoint; returns a sentence that says how to go on."""
