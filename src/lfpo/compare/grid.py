@@ -100,7 +100,7 @@ def inputs_of(config: CompareConfig) -> dict[Cell, Json]:
             continue
         source = held_out(settings, range(config.problems))
         inputs = {f"model {settings.model}": of_model(settings.model)}
-        inputs[f"data of task {source.name}"] = data_sha256(source.eval_rows)
+        inputs[f"data of task {settings.task or source.name}"] = data_sha256(source.eval_rows)
         inputs |= {f"file {file}": content_sha256(file) for file in source.files}
         if changed := [what for what, value in inputs.items() if begun.get(what, value) != value]:
             raise UserError(

@@ -104,7 +104,7 @@ def table(config: CompareConfig, base: Result | None, results: dict[str, list[Re
     at_start = [cell["curve"][0] for finished in results.values() for cell in finished]
     if base is not None:
         start = [shown(score_of(at_start[0]), measure), f"{at_start[0]['nfe']:.2f}"] if at_start else ["", ""]
-        rows.append([BASE, shown(_area(base), measure), *start, "", "", "0", "1 of 1"])
+        rows.append([BASE, shown(_area(base), measure), *start, "", "", "0.00", "1 of 1"])
     for label, finished in results.items():
         if not finished:
             rows.append([label, "missing", "", "", "", "", "", f"0 of {len(config.seeds)}"])

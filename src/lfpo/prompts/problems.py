@@ -35,7 +35,9 @@ def check_source(
     names = [name for name, value in {**sources, "train_dataset": dataset}.items() if value is not None]
     names = names or (["eval_file"] if args.eval_file is not None else [])
     if not names:
-        raise UserError("no prompts: give 'task', or 'data_file' or 'dataset_name' with 'reward_funcs' or 'correct'")
+        raise UserError(
+            "nothing to train or measure on: give 'task', or 'data_file' or 'dataset_name' with 'reward_funcs' or 'correct'"
+        )
     if len(names) > 1:
         raise UserError(f"more than one source of prompts: {', '.join(names)}; give one")
     if names != ["task"] and not functions and not args.correct and environment is None:

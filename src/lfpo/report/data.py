@@ -63,6 +63,9 @@ def run_data(run: Run) -> Json:
         "max_steps": total,
         "finished": last >= total,
         "seconds": _latest(metrics, "time/total"),
+        "rate": rate(metrics),
+        "left": time_left(metrics, config, total),
+        "learning_rate": config["learning_rate"],
         "seed": config["seed"],
         "environment": info.get("environment", ""),
         "versions": info.get("versions", {}),
@@ -83,6 +86,22 @@ def run_data(run: Run) -> Json:
         **rollouts,
         "remarks": kept.left_out,
     }
+
+
+def rate(metrics: list[Metrics]) -> float | None:
+    """Seconds of an iteration, without evaluations: the mean over the last ten."""
+    spent = [sum(m.get(f"time/{part}") or 0.0 for part in TIMES[:3]) for m in metrics if "time/rollout" in m][-10:]
+    return round(sum(spent) / len(spent), 2) if spent else None
+
+
+def time_left(metrics: list[Metrics], config: Json, total: int) -> float | None:
+    """Seconds until the last iteration, with the evaluations on the way; None before the first and after the last."""
+    done, seconds = metrics[-1]["step"], rate(metrics)
+    if seconds is None or done >= total:
+        return None
+    every = config["eval_steps"] or total
+    evaluations = total // every - done // every + bool(total % every) if config["eval_steps"] else 0
+    return round(seconds * (total - done) + evaluations * _latest(metrics, "time/eval"), 1)
 
 
 def run_info(run: Run) -> Json:

@@ -1,7 +1,6 @@
 """The model card beside saved weights: what they are, how they were made, held-out results, how to use them."""
 
 import re
-from pathlib import Path
 
 from huggingface_hub import ModelCardData
 

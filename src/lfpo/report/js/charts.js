@@ -186,6 +186,7 @@ function chart(title, hint) {
 
   return {
     root,
+    title(text) { root.querySelector("h3").textContent = text; },
     update(next) {
       spec = { ...next, series: next.series.filter((s) => s.x.length) };
       root.hidden = !spec.series.length;
