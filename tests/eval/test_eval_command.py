@@ -403,7 +403,7 @@ def closeness(prompts, completions, answer, **columns):
 
 
 def exact(prompts, completions, answer, **columns):
-    return [None if a == "0" else float(a) for a in answer]
+    return [None if a == 0 else float(a) for a in answer]
 """
 
 
@@ -423,7 +423,7 @@ def test_own_rows_with_a_verifier_have_an_accuracy(own: list[str], llada: Path, 
     assert (result["accuracy"], result["not_judged"], result["n"]) == (1.0, 2, 4)  # a reward of 2 is right, too
     kept = [json.loads(line) for line in (tmp_path / "out/test.completions.jsonl").read_text().splitlines()]
     assert [r["correct"] for r in kept] == [None, True, True, None]
-    assert kept[1]["columns"] == {"answer": "1"} and kept[1]["prompt"] == "q1"
+    assert kept[1]["columns"] == {"answer": 1} and kept[1]["prompt"] == "q1"
     assert "accuracy (95 %)" in capsys.readouterr().out
     # Another verifier, or another text of it, is another evaluation.
     other = ["--correct", "own_rewards.closeness", "--output", out]

@@ -36,7 +36,8 @@ def check_source(
     names = names or (["eval_file"] if args.eval_file is not None else [])
     if not names:
         raise UserError(
-            "nothing to train or measure on: give 'task', or 'data_file' or 'dataset_name' with 'reward_funcs' or 'correct'"
+            "nothing to train or measure on: give 'task', or 'data_file' or 'dataset_name' with 'reward_funcs' or "
+            "'correct'"
         )
     if len(names) > 1:
         raise UserError(f"more than one source of prompts: {', '.join(names)}; give one")

@@ -5,6 +5,7 @@ import itertools
 from rich.console import Console
 from rich.table import Column, Table
 
+from lfpo.base.progress import duration
 from lfpo.base.terminal import Terminal, fitted
 from lfpo.config.json import Json
 from lfpo.report.charts import POLICY, reward_parts, shown
@@ -13,10 +14,11 @@ from lfpo.runs.directory import Run
 from lfpo.runs.display import interval_text, measure_of, score_text, sparkline
 
 
-def print_report(run: Run, console: Console | None = None) -> None:
-    """Print the tables and the course of the metrics of a run or a comparison. Raises UserError as the page does."""
+def print_report(run: Run, console: Console | None = None, data: Json | None = None) -> None:
+    """Print the tables and the course of the metrics of a run or a comparison. data: of its page, if it is read
+    already. Raises UserError as the page does."""
     console = console or Terminal()
-    data = page_data(run)
+    data = data or page_data(run)
     if data["kind"] == "comparison":
         made = data["table"]
         headers = [Column(name, justify="right" if i else "left") for i, name in enumerate(made["columns"])]
@@ -29,10 +31,12 @@ def print_report(run: Run, console: Console | None = None) -> None:
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False)
 
-    say(data["title"])
+    say(f"{data['name']}: {data['title']}")
+    pace = "" if data["rate"] is None else f", {data['rate']:g} s an iteration"
+    pace += "" if data["left"] is None else f", {duration(data['left'])} left"
     say(
         f"{data['model']}, {data['step']} of {data['max_steps']} iterations, {data['seconds'] / 60:.1f} minutes of "
-        f"training, seed {data['seed']}. {data['environment']}"
+        f"training{pace}, seed {data['seed']}. {data['environment']}"
     )
     narrow = console.width < 70
     if data["evaluations"]:

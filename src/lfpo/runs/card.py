@@ -175,7 +175,8 @@ def model_card(
     own, config = config.get("model"), published(config)
     base = config["model"]
     data = data_of(config) or ", ".join(config.get("tasks") or {}) or "rows given in Python"
-    return f"""{_header(library, kind, base=base if base and "/" in base and not user_path(str(own)).exists() else None)}
+    hub_base = base if base and "/" in base and not user_path(str(own)).exists() else None
+    return f"""{_header(library, kind, base=hub_base)}
 # {run.dir.resolve().name}
 
 {DESCRIPTION[kind].format(objective=config.get("objective", {}).get("name"))}

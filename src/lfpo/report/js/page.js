@@ -1,6 +1,7 @@
 "use strict";
 // Builds a page, and in `lfpo watch` keeps it up to date.
 
+const DASHES = [null, "6 4", "2 3"]; // for more lines than colours
 const COLOURS = ["var(--c1)", "var(--c2)", "var(--c3)", "var(--c4)", "var(--c5)", "var(--c6)"];
 
 // One series of a run's metrics, without the iterations that lack the key.
@@ -217,7 +218,7 @@ async function follow(update, version) {
 }
 
 const data = JSON.parse(document.getElementById("data").textContent);
-const update = { run: runPage, comparison: comparisonPage }[data.kind](document.querySelector("main"));
+const update = { run: runPage, comparison: comparisonPage, overview: overviewPage }[data.kind](document.querySelector("main"));
 document.getElementById("theme").append(theme());
 update(data);
 if (data.live) follow(update, data.version);

@@ -28,6 +28,7 @@ function player() {
     el("div", { class: "bar" }, pick, back, labelled("Colour by", colouring), scale),
     el("div", { class: "bar controls" }, button, slider, labelled("Speed", speed), png),
     el("div", { class: "scene" }, scene, progress),
+    el("p", { class: "dim" }, "Grey: still a mask. Outlined: revealed by the step that is shown. ◼: end of sequence. ↵: line break."),
     el("p", { class: "dim keys" }, "Keys: space plays and pauses, ← → step, Home and End, N and P the next and previous problem."),
     status);
 
