@@ -7,7 +7,7 @@ from lfpo.config.errors import UserError
 from lfpo.config.json import Json
 from lfpo.core.rng import python_rng
 from lfpo.prompts.files import load_rows
-from lfpo.prompts.jsonl import check_row
+from lfpo.prompts.rows import check_row
 from lfpo.prompts.tasks import Task
 
 Messages = list[dict[str, str]]
