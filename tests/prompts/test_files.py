@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from lfpo import LFPOConfig
+from lfpo.config.dpo import DPOConfig
 from lfpo.config.errors import UserError
 from lfpo.config.sft import SFTConfig
 from lfpo.core.encoding import encode_prompt
 from lfpo.prompts.dataset import read_rows
+from lfpo.prompts.examples import preference, read_examples
 from lfpo.prompts.files import load_rows
-from lfpo.prompts.preferences import load_preferences
 from lfpo.train.sft import SFTTrainer
 
 ROWS = [{"prompt": "one, two\n", "answer": 3}, {"prompt": 'a "quoted" ü\u2028\n', "answer": 4}]
@@ -229,7 +230,8 @@ def test_every_command_reads_the_same_formats(tmp_path: Path) -> None:
     assert [record.where for record in read_rows(args, "eval")] == [f"{tmp_path}/held_out.json: row 1"]
     pairs = [{"prompt": "a", "chosen": "b", "rejected": "c"}]
     (tmp_path / "pairs.csv").write_bytes(separated(pairs, ","))
-    assert [(p.prompt, p.chosen, p.rejected) for p in load_preferences(tmp_path / "pairs.csv")] == [("a", "b", "c")]
+    found = read_examples(DPOConfig("run", data_file=str(tmp_path / "pairs.csv")), preference)
+    assert [(p.prompt, p.chosen, p.rejected) for p in found["train"]] == [("a", "b", "c")]
     (tmp_path / "sft.csv.bz2").write_bytes(bz2.compress(separated([{"prompt": "a\n", "completion": "b"}], ",")))
     trainer = SFTTrainer(SFTConfig("run", "embedded", data_file=str(tmp_path / "sft.csv.bz2"), gen_length=4, steps=1))
     assert trainer.draw(0)[0] == encode_prompt(trainer.tokenizer, "a\n")

@@ -197,7 +197,6 @@ EXAMPLES: dict[str, str] = (
         "max_length": "is gen_length here: tokens of a completion",
         "max_seq_length": "is gen_length here: tokens of a completion",
         "max_completion_length": "is gen_length here",
-        "dataset_name": "is data_file here: a file of rows",
         "ref_model_init_kwargs": "is not needed: the base policy is the model that training starts from",
     }
 )

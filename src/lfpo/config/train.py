@@ -12,7 +12,7 @@ from lfpo.config.objectives import ObjectiveSettings, all_settings
 from lfpo.config.other_names import TRAINING
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.tasks import TaskName
-from lfpo.config.training import PolicyConfig
+from lfpo.config.training import PolicyConfig, check_data
 
 # The rules of lfpo.runs.health.
 StopRule = Literal[
@@ -34,31 +34,6 @@ class LFPOConfig(PolicyConfig):
 
     task: TaskName | None = None
     """A task's name or dotted path. Give one of task, data_file and dataset_name."""
-
-    data_file: str | None = None
-    """Rows with a `prompt` column, scored by reward_funcs."""
-
-    eval_file: str | None = None
-    """Held-out rows for data_file runs; evaluation then reports the mean reward."""
-
-    dataset_name: str | None = None
-    """A data set of the hub, ORGANISATION/NAME, or a local folder that `datasets` reads; scored by reward_funcs."""
-
-    dataset_config: str | None = None
-    """The configuration of that data set, where it has several."""
-
-    dataset_train_split: str = "train"
-    """The split to train on; "train[:1000]" takes a part."""
-
-    dataset_test_split: str | None = None
-    """The split to evaluate on (None: no evaluation)."""
-
-    columns: dict[str, str] = field(default_factory=dict)
-    """{question: prompt}: columns of a data set's rows to rename."""
-
-    map_row: str | None = None
-    """Dotted path of a function that makes a row of a row, as a dict with `prompt` and the columns that reward_funcs
-    take."""
 
     filter_overlong_prompts: bool = False
     """Leave out training prompts that with gen_length exceed the model's context. Without it one such prompt is an
@@ -153,9 +128,6 @@ class LFPOConfig(PolicyConfig):
     eval_steps: CountOrZero = 10
     """Iterations between two evaluations (0: none is made, nor before the first and after the last)."""
 
-    eval_size: CountOrZero = 200
-    """Held-out prompts of an evaluation."""
-
     metric_for_best_model: str | None = None
     """For callbacks such as transformers' EarlyStoppingCallback: a metric of the evaluation, SAMPLER/NAME or, of the
     first eval sampler, NAME. The weights that are exported are the last ones all the same."""
@@ -180,7 +152,6 @@ class LFPOConfig(PolicyConfig):
     """Whether a new repository is private."""
 
     REFUSED: ClassVar[dict[str, str]] = TRAINING
-    ALIASES: ClassVar[dict[str, str]] = {"dataset": "data_file", "lr": "learning_rate"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -196,18 +167,11 @@ class LFPOConfig(PolicyConfig):
                 raise ValueError(f"reward_weights[{i}]: {weight} must be finite")
         if not self.sampler.is_random:
             raise ValueError("sampler temperature 0 makes all rollouts of a prompt the same; set it above 0")
-        if sum(source is not None for source in (self.task, self.data_file, self.dataset_name)) > 1:
-            raise ValueError("give one of 'task', 'data_file' and 'dataset_name'")
-        if self.task is not None and (self.columns or self.map_row):
-            raise ValueError("'columns' and 'map_row' are for the rows of a data set; a task makes its own")
-        if (self.task or self.data_file) and (self.dataset_config or self.dataset_test_split):
-            raise ValueError("'dataset_config' and 'dataset_test_split' go with 'dataset_name'")
+        check_data(self, "task", self.task is not None)
         if self.push_to_hub and self.hub_model_id is None:
             raise ValueError("'push_to_hub' needs 'hub_model_id': USER/NAME")
         if self.hub_model_id is not None:
             check_repo("hub_model_id", self.hub_model_id)
-        if self.eval_file is not None and self.data_file is None:
-            raise ValueError("'eval_file' goes with 'data_file'; a task brings its own test split")
         if self.merge_lora and self.lora is None:
             raise ValueError("'merge_lora' needs 'lora'")
         by_layer = self.rollout_gather == "layer"

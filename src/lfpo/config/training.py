@@ -21,6 +21,7 @@ class TrainingConfig:
 
     __new__ = checked_new
     REFUSED: ClassVar[dict[str, str]] = SHARED
+    ALIASES: ClassVar[dict[str, str]] = {"dataset": "data_file", "lr": "learning_rate"}
 
     output_dir: str
     """The run's folder."""
@@ -32,6 +33,34 @@ class TrainingConfig:
 
     lora: LoraSettings | None = None
     """Train an adapter instead of all weights. The exported model is merged."""
+
+    data_file: str | None = None
+    """The training rows: a file, a pattern such as data/*.jsonl, or a folder that `datasets` saved (see
+    lfpo.prompts.files)."""
+
+    eval_file: str | None = None
+    """Held-out rows, as of data_file."""
+
+    dataset_name: str | None = None
+    """A data set of the hub, ORGANISATION/NAME, or a local folder that `datasets` reads, in place of data_file."""
+
+    dataset_config: str | None = None
+    """The configuration of that data set, where it has several."""
+
+    dataset_train_split: str = "train"
+    """The split to train on; "train[:1000]" takes a part."""
+
+    dataset_test_split: str | None = None
+    """The split to evaluate on (None: no evaluation)."""
+
+    columns: dict[str, str] = field(default_factory=dict)
+    """{question: prompt}: columns of the rows to rename."""
+
+    map_row: str | None = None
+    """Dotted path of a function that makes a row of a row, as a dict with the columns that the command takes."""
+
+    eval_size: CountOrZero = 200
+    """Held-out rows of an evaluation."""
 
     bf16: bool = True
     """Run the bodies of all forwards under bfloat16 autocast: on a GPU, and on a CPU where a product that is
@@ -149,19 +178,34 @@ class PolicyConfig(TrainingConfig):
     """Keep the layers' matrices in bitsandbytes' NF4, an eighth of float32 (needs lora)."""
 
 
+def check_data(args: TrainingConfig, made: str, makes: bool) -> None:
+    """Raise ValueError for keys of data that do not go together. made: the key of tasks, which make rows. makes:
+    whether it is set."""
+    sources = [makes, args.data_file is not None, args.dataset_name is not None]
+    if sum(sources) > 1:
+        raise ValueError(f"give one of '{made}', 'data_file' and 'dataset_name'")
+    if makes and (args.columns or args.map_row):
+        raise ValueError("'columns' and 'map_row' are for the rows of a data set; a task makes its own")
+    if args.eval_file is not None and args.data_file is None:
+        raise ValueError("'eval_file' goes with 'data_file'; a task brings its own test split")
+    if args.dataset_name is None and (args.dataset_config or args.dataset_test_split):
+        raise ValueError("'dataset_config' and 'dataset_test_split' go with 'dataset_name'")
+
+
 class Examples(Protocol):
     """The keys of `lfpo sft` and `lfpo dpo` that say which examples there are, and how many a step takes."""
 
     tasks: dict[str, float]
     data_file: str | None
+    dataset_name: str | None
     num_train_epochs: float
     batch_size: int
 
 
 def check_examples(args: Examples) -> None:
-    """Raise ValueError unless either tasks or a file give the examples, and each task's share of them is above 0."""
-    if bool(args.tasks) == (args.data_file is not None):
-        raise ValueError("give either 'tasks' or 'data_file'")
+    """Raise ValueError unless tasks or a data set give the examples, and each task's share of them is above 0."""
+    if not args.tasks and args.data_file is None and args.dataset_name is None:
+        raise ValueError("give 'tasks', 'data_file' or 'dataset_name'")
     for task, share in args.tasks.items():
         if not 0 < share < math.inf:
             raise ValueError(

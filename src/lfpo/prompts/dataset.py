@@ -6,25 +6,34 @@ from collections.abc import Callable, Iterable, Mapping
 from lfpo.config.errors import UserError, last_line
 from lfpo.config.plugins import resolve
 from lfpo.config.torch_state import torch_state_kept
-from lfpo.config.train import LFPOConfig
-from lfpo.prompts.files import load_rows
+from lfpo.config.training import TrainingConfig
+from lfpo.prompts.files import TEXTS, load_rows
 from lfpo.prompts.rows import check_row
 from lfpo.prompts.tasks import Row
 from lfpo.prompts.tasks.records import HubSplit, Record, load_hub
 
 
-def read_rows(args: LFPOConfig, split: str, python_rows: object = None, most: int | None = None) -> list[Record]:
-    """The rows of the split "train" or "eval"; empty where none is named. python_rows: rows from Python,
-    instead of a file. most: how many are read of those without a length.
+def read_rows(
+    args: TrainingConfig,
+    split: str,
+    python_rows: object = None,
+    most: int | None = None,
+    *,
+    required: tuple[str, ...] = ("prompt",),
+) -> list[Record]:
+    """The rows of the split "train" or "eval" of the data that `args` names; empty where it names none.
 
-    Raises UserError, which names the row, for data that cannot be read or has no prompt, and where `map_row` fails.
+    python_rows: rows from Python, instead of a file. most: how many are read of those without a length. required:
+    columns that each row must have, see `check_row`.
+    Raises UserError, which names the row, for data that cannot be read, and where `map_row` fails.
     """
     file = args.data_file if split == "train" else args.eval_file
     part = args.dataset_train_split if split == "train" else args.dataset_test_split
     if python_rows is not None:
         records = _from_python(python_rows, f"{split}_dataset", most)
     elif file is not None:
-        records = [Record(row, where) for row, where in load_rows(file)]
+        texts = [old for old, new in args.columns.items() if new in TEXTS]
+        records = [Record(row, where) for row, where in load_rows(file, texts=texts)]
     elif args.dataset_name is not None and part is not None:
         source = HubSplit(args.dataset_name, part, (args.dataset_config,))
         records = load_hub(source, "or give data_file with its rows")
@@ -32,7 +41,10 @@ def read_rows(args: LFPOConfig, split: str, python_rows: object = None, most: in
         records = []
     prepare = resolve(args.map_row, {}, kind="map_row") if args.map_row else None
     with torch_state_kept():
-        return [Record(_prepared(record, args.columns, prepare), record.where) for record in records]
+        rows = [Record(_prepared(record, args.columns, prepare), record.where) for record in records]
+    for row in rows:
+        check_row(row.values, row.where, required)
+    return rows
 
 
 def is_stream(rows: object) -> bool:
@@ -76,5 +88,4 @@ def _prepared(record: Record, columns: Mapping[str, str], prepare: Callable[[Row
         row = dict(row)  # the function may return one dict for all rows
     if hasattr(prompt := row.get("prompt"), "tolist"):  # pandas holds lists as arrays
         row["prompt"] = prompt.tolist()
-    check_row(row, record.where)
     return row

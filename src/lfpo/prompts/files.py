@@ -15,7 +15,7 @@ import json
 import lzma
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +42,14 @@ CONVERSIONS: tuple[tuple[re.Pattern[str], Callable[[str], object]], ...] = (
 )
 
 
-def load_rows(path: str | Path, required: tuple[str, ...] = (), *, typed: bool = True) -> Rows:
+def load_rows(
+    path: str | Path, required: tuple[str, ...] = (), *, typed: bool = True, texts: Collection[str] = ()
+) -> Rows:
     """The rows of a file, of all files that a pattern (`data/*.jsonl`) names, in the order of their names, or of a
     folder that `datasets` saved.
 
     required: see `check_row`. typed: a CSV column of numbers, or of true and false, holds such values; else all cells
-    are text. An empty cell is None.
+    are text. texts: columns that are text beside TEXTS. An empty cell is None.
     Raises UserError, which names file and line or row, for what cannot be read, and the file where it has no rows.
     """
     rows: Rows = []
@@ -59,7 +61,7 @@ def load_rows(path: str | Path, required: tuple[str, ...] = (), *, typed: bool =
         rows += file_rows
         cells += [row for row, _ in file_rows] if typed and suffix_of(file) in (".csv", ".tsv") else []
     for name in dict.fromkeys(name for row in cells for name in row):
-        if name not in TEXTS:
+        if name not in (*TEXTS, *texts):
             _convert(name, cells)  # over all files: a column has one type
     for row, where in rows:
         check_row(row, where, required)

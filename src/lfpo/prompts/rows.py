@@ -18,12 +18,7 @@ def check_row(row: object, where: str, required: tuple[str, ...] = ("prompt",)) 
     for column in required:
         value = row.get(column)
         if value is None:
-            rename = ""
-            if required == ("prompt",) and "prompt" not in row and row:  # else no key renames columns
-                rename = (
-                    f"; rename one by columns, as in `columns: {{{next(iter(row))}: prompt}}`, or make it by map_row"
-                )
-            raise UserError(f"{where}: column {column!r} is {absence(column, row)}{rename}")
+            raise UserError(f"{where}: column {column!r} is {absence(column, row)}{_what_to_do(column, row)}")
         if column == "prompt" and isinstance(value, list):
             check_messages(value, where)
             _check_rendered(row, where)
@@ -31,6 +26,18 @@ def check_row(row: object, where: str, required: tuple[str, ...] = ("prompt",)) 
             raise UserError(f"{where}: column {column!r} must be text, found {type(value).__name__}")
         elif column == "prompt" and not value.strip():
             raise UserError(f"{where}: the prompt is empty")
+
+
+def _what_to_do(column: str, row: Mapping[str, Any]) -> str:
+    """How a row may get a column that it lacks."""
+    conversation = row.get("messages")
+    if column == "prompt" and isinstance(conversation, list) and conversation[-1].get("role") == "assistant":
+        return (  # as a prompt, its answer would be the beginning of every completion
+            "; 'messages' ends with the answer, on which `lfpo sft` trains; for rewards make the prompt by map_row, of "
+            "row['messages'][:-1]"
+        )
+    name = next((name for name in row if column not in row), None)
+    return f"; rename one by columns, as in `columns: {{{name}: {column}}}`, or make it by map_row" if name else ""
 
 
 def check_messages(messages: list[Any], where: str) -> None:
