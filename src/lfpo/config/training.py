@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol
 
-from lfpo.config.build import check_types, checked_new
-from lfpo.config.checks import Count, CountOrZero, NotNegative, Positive, Seconds, ShareBelowOne, check_ranges
+from lfpo.config.build import check_fields, checked_new
+from lfpo.config.checks import Count, CountOrZero, NotNegative, Positive, Seconds, ShareBelowOne
 from lfpo.config.length import Length, run_length
 from lfpo.config.models import LoraSettings, ModelName
 from lfpo.config.other_names import SHARED
@@ -138,8 +138,7 @@ class TrainingConfig:
     offload_reference = False
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_ranges(self)
+        check_fields(self)
         if self.dtype == "bfloat16" and self.lora is None:
             raise ValueError(
                 "'dtype' bfloat16 needs 'lora': trained weights must be float32, bfloat16 rounds small steps away"
@@ -184,12 +183,19 @@ def check_data(args: TrainingConfig, made: str, makes: bool) -> None:
     sources = [makes, args.data_file is not None, args.dataset_name is not None]
     if sum(sources) > 1:
         raise ValueError(f"give one of '{made}', 'data_file' and 'dataset_name'")
-    if makes and (args.columns or args.map_row):
-        raise ValueError("'columns' and 'map_row' are for the rows of a data set; a task makes its own")
-    if args.eval_file is not None and args.data_file is None:
-        raise ValueError("'eval_file' goes with 'data_file'; a task brings its own test split")
-    if args.dataset_name is None and (args.dataset_config or args.dataset_test_split):
-        raise ValueError("'dataset_config' and 'dataset_test_split' go with 'dataset_name'")
+    of_hub = args.dataset_config or args.dataset_test_split
+    for is_set, key, is_read, needs in (
+        (
+            args.columns or args.map_row,
+            "'columns' or 'map_row'",
+            not makes,
+            "the rows of a data set; a task makes its own",
+        ),
+        (of_hub, "'dataset_test_split'", args.dataset_name or not (makes or args.data_file), "'dataset_name'"),
+        (args.eval_file, "'eval_file'", args.data_file, "'data_file'; a task brings its own test split"),
+    ):
+        if is_set and not is_read:
+            raise ValueError(f"{key} goes with {needs}")
 
 
 class Examples(Protocol):
