@@ -183,7 +183,7 @@ def check_data(args: TrainingConfig, made: str, makes: bool) -> None:
     sources = [makes, args.data_file is not None, args.dataset_name is not None]
     if sum(sources) > 1:
         raise ValueError(f"give one of '{made}', 'data_file' and 'dataset_name'")
-    of_hub = args.dataset_config or args.dataset_test_split
+    own_rows, of_hub = args.columns or args.map_row, args.dataset_config or args.dataset_test_split
     for is_set, key, is_read, needs in (
         (
             args.columns or args.map_row,
