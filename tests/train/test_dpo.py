@@ -179,7 +179,7 @@ def test_a_wrong_row_is_one_sentence_with_its_line(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"tasks": {"words": 1.0}}, "either 'tasks' or 'data_file'"),
+        ({"tasks": {"words": 1.0}}, "give one of 'tasks', 'data_file' and 'dataset_name'"),
         ({"data_file": None, "tasks": {"words": 1.0}}, "'eval_file' goes with 'data_file'"),
         ({"beta": 0.0}, "beta 0.0 must be positive"),
         ({"dtype": "bfloat16"}, "'dtype' bfloat16 needs 'lora'"),

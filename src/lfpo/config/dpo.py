@@ -1,17 +1,18 @@
 """The configuration of `lfpo dpo`."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from lfpo.config.checks import Count, CountOrUnset, CountOrZero, Positive
+from lfpo.config.data import ExampleConfig
 from lfpo.config.length import UNSET
 from lfpo.config.models import ModelName
 from lfpo.config.other_names import EXAMPLES
-from lfpo.config.training import PolicyConfig, check_data, check_examples
+from lfpo.config.training import PolicyConfig
 
 
 @dataclass
-class DPOConfig(PolicyConfig):
+class DPOConfig(ExampleConfig, PolicyConfig):
     """Configuration of `lfpo dpo`: preference training by VRPO, which is DPO on ELBOs (see lfpo.objectives.vrpo).
 
     A row of data has `prompt`, `chosen` and `rejected`, TRL's preference format, as text or as messages.
@@ -23,12 +24,7 @@ class DPOConfig(PolicyConfig):
     """The checkpoint to start from, which is also the base policy that completions are compared with: a folder, a hub
     id, "embedded", "embedded-block" or "embedded-causal"."""
 
-    tasks: dict[str, float] = field(default_factory=dict)
-    """Procedural tasks and their share of the pairs, each a right and a flawed demonstration. Give one of tasks,
-    data_file and dataset_name."""
-
     gen_length: Count = 256
-    """Completion length of a data set's rows in tokens; tasks have their own."""
 
     beta: Positive = 0.2
     """The strength of the preference, of ELBOs over gen_length as in DARE: on ELBOs themselves, as LLaDA 1.5 writes it,
@@ -47,9 +43,6 @@ class DPOConfig(PolicyConfig):
     """Optimiser steps. As in transformers they count where they are given (not -1), and else num_train_epochs; with
     neither the run has 1000 steps."""
 
-    batch_size: Count = 64
-    """Pairs of each step."""
-
     learning_rate: Positive = 5e-7
     update_tokens: Count = 8192
     """Tokens in one pass; memory only, never the result, except that the masks of a pair stay together."""
@@ -66,5 +59,4 @@ class DPOConfig(PolicyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_examples(self)
-        check_data(self, "tasks", bool(self.tasks))
+        self.check_data()

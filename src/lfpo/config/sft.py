@@ -4,15 +4,16 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from lfpo.config.checks import Count, CountOrUnset, CountOrZero, NotNegative, Positive, Share, ShareBelowOne
+from lfpo.config.data import ExampleConfig
 from lfpo.config.json import Json
 from lfpo.config.length import UNSET
 from lfpo.config.models import ModelName
 from lfpo.config.other_names import EXAMPLES
-from lfpo.config.training import TrainingConfig, check_data, check_examples
+from lfpo.config.training import TrainingConfig
 
 
 @dataclass
-class SFTConfig(TrainingConfig):
+class SFTConfig(ExampleConfig, TrainingConfig):
     """Configuration of `lfpo sft`: supervised training with the masked diffusion loss.
 
     A row of data is a conversation, `messages`, whose last message is the completion; or has `prompt` and `completion`,
@@ -28,14 +29,8 @@ class SFTConfig(TrainingConfig):
     init: Json | None = None
     """A family's config.json for a fresh model, with vocab_size as the upper bound of the tokenizer's."""
 
-    tasks: dict[str, float] = field(default_factory=dict)
-    """Procedural tasks and their share of the examples. Give one of tasks, data_file and dataset_name."""
-
     right_share: Share | None = None
     """Share of right demonstrations of tasks (None: each task's own)."""
-
-    gen_length: Count = 64
-    """Completion length of a data set's rows in tokens; tasks have their own."""
 
     block_length: Count | None = None
     """Tokens of a block; makes the model attend block by block (None: as its config.json says)."""
@@ -56,9 +51,6 @@ class SFTConfig(TrainingConfig):
     """Optimiser steps (max_steps works too). As in transformers they count where they are given (not -1), and else
     num_train_epochs; with neither the run has 1000 steps."""
 
-    batch_size: Count = 64
-    """Examples of each step."""
-
     bf16: bool = False
     learning_rate: Positive = 1e-3
     lr_scheduler_type: Literal["constant", "cosine", "linear"] = "cosine"
@@ -76,13 +68,12 @@ class SFTConfig(TrainingConfig):
     export_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Of the final `output_dir/model`; checkpoints stay float32."""
 
-    ALIASES: ClassVar[dict[str, str]] = {**TrainingConfig.ALIASES, "max_steps": "steps"}
+    ALIASES: ClassVar[dict[str, str]] = {"max_steps": "steps"}
     REFUSED: ClassVar[dict[str, str]] = EXAMPLES
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_examples(self)
-        check_data(self, "tasks", bool(self.tasks))
+        self.check_data()
         if (self.model is None) == (self.init is None):
             raise ValueError("give either 'model' (a checkpoint) or 'init' (a fresh model's config)")
         if self.right_share is not None and not self.tasks:

@@ -3,15 +3,15 @@
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from lfpo.config.checks import Count, CountOrUnset, CountOrZero, NotNegative, Seconds, ShareBelowOne
+from lfpo.config.checks import Count, CountOrUnset, CountOrZero, NotNegative, ShareBelowOne
+from lfpo.config.data import ProblemConfig
 from lfpo.config.engine import EngineSettings
 from lfpo.config.export import check_repo
 from lfpo.config.length import UNSET, Length, run_length
 from lfpo.config.objectives import ObjectiveSettings, all_settings
 from lfpo.config.other_names import TRAINING
 from lfpo.config.sampler import SamplerConfig
-from lfpo.config.tasks import TaskName
-from lfpo.config.training import PolicyConfig, check_data
+from lfpo.config.training import PolicyConfig
 
 # The rules of lfpo.runs.health.
 StopRule = Literal[
@@ -28,29 +28,12 @@ StopRule = Literal[
 
 
 @dataclass
-class LFPOConfig(PolicyConfig):
+class LFPOConfig(ProblemConfig, PolicyConfig):
     """Configuration of RL training. Names are TRL's where TRL has the same thing."""
-
-    task: TaskName | None = None
-    """A task's name or dotted path. Give one of task, data_file and dataset_name."""
 
     filter_overlong_prompts: bool = False
     """Leave out training prompts that with gen_length exceed the model's context. Without it one such prompt is an
     error at start."""
-
-    reward_funcs: list[str] = field(default_factory=list)
-    """Dotted paths of reward functions (`module.function`); without them the task's own reward is used."""
-
-    reward_weights: list[float] | None = None
-    """One weight a function (None: all 1)."""
-
-    reward_timeout: Seconds = 1800.0
-    """Seconds that one function may take for a batch; past it, its rewards of that batch are None (0: no limit). With
-    `environment`, for a rank's environments in one turn."""
-
-    reward_memory: NotNegative = 0.0
-    """GiB that one function may hold. It then runs in a child process, which is killed past this limit or past
-    reward_timeout (0: it runs in the training process, without a limit)."""
 
     environment: str | None = None
     """Dotted path of a class (`module:Class`) whose objects take turns with the model, with reset(row, seed) and
@@ -127,6 +110,9 @@ class LFPOConfig(PolicyConfig):
     eval_steps: CountOrZero = 10
     """Iterations between two evaluations (0: none is made, nor before the first and after the last)."""
 
+    eval_size: CountOrZero = 200
+    """Held-out prompts of an evaluation."""
+
     metric_for_best_model: str | None = None
     """For callbacks such as transformers' EarlyStoppingCallback: a metric of the evaluation, SAMPLER/NAME or, of the
     first eval sampler, NAME. The weights that are exported are the last ones all the same."""
@@ -151,13 +137,14 @@ class LFPOConfig(PolicyConfig):
     """Whether a new repository is private."""
 
     REFUSED: ClassVar[dict[str, str]] = TRAINING
+    ALIASES: ClassVar[dict[str, str]] = {"dataset": "data_file", "lr": "learning_rate"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.objective = all_settings({"name": "lfpo", **self.objective})
         if not self.sampler.is_random:
             raise ValueError("sampler temperature 0 makes all rollouts of a prompt the same; set it above 0")
-        check_data(self, "task", self.task is not None)
+        self.check_data()
         for name in self.eval_samplers:
             if not name or "/" in name:  # it separates the parts of metrics' names
                 raise ValueError(f"'eval_samplers': the name {name!r} must be text without '/'")
@@ -169,6 +156,7 @@ class LFPOConfig(PolicyConfig):
         )
         # Keys that nothing reads without another one.
         for is_set, key, is_read, needs in (
+            (self.eval_file, "'eval_file'", self.data_file, "'data_file'; a task brings its own test split"),
             (self.push_to_hub, "'push_to_hub'", self.hub_model_id, "'hub_model_id', USER/NAME"),
             (self.merge_lora, "'merge_lora'", self.lora, "'lora'"),
             (by_layer, "'rollout_gather' layer", self.fsdp, "'fsdp: true'"),

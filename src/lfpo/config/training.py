@@ -1,8 +1,7 @@
 """What `lfpo train`, `lfpo sft` and `lfpo dpo` share."""
 
-import math
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal
 
 from lfpo.config.build import check_fields, checked_new
 from lfpo.config.checks import Count, CountOrZero, NotNegative, Positive, Seconds, ShareBelowOne
@@ -21,7 +20,6 @@ class TrainingConfig:
 
     __new__ = checked_new
     REFUSED: ClassVar[dict[str, str]] = SHARED
-    ALIASES: ClassVar[dict[str, str]] = {"dataset": "data_file", "lr": "learning_rate"}
 
     output_dir: str
     """The run's folder."""
@@ -33,34 +31,6 @@ class TrainingConfig:
 
     lora: LoraSettings | None = None
     """Train an adapter instead of all weights. The exported model is merged."""
-
-    data_file: str | None = None
-    """The training rows: a file, a pattern such as data/*.jsonl, or a folder that `datasets` saved (see
-    lfpo.prompts.files)."""
-
-    eval_file: str | None = None
-    """Held-out rows, as of data_file."""
-
-    dataset_name: str | None = None
-    """A data set of the hub, ORGANISATION/NAME, or a local folder that `datasets` reads, in place of data_file."""
-
-    dataset_config: str | None = None
-    """The configuration of that data set, where it has several."""
-
-    dataset_train_split: str = "train"
-    """The split to train on; "train[:1000]" takes a part."""
-
-    dataset_test_split: str | None = None
-    """The split to evaluate on (None: no evaluation)."""
-
-    columns: dict[str, str] = field(default_factory=dict)
-    """{question: prompt}: columns of the rows to rename."""
-
-    map_row: str | None = None
-    """Dotted path of a function that makes a row of a row, as a dict with the columns that the command takes."""
-
-    eval_size: CountOrZero = 200
-    """Held-out rows of an evaluation."""
 
     bf16: bool = True
     """Run the bodies of all forwards under bfloat16 autocast: on a GPU, and on a CPU where a product that is
@@ -175,48 +145,6 @@ class PolicyConfig(TrainingConfig):
 
     load_in_4bit: bool = False
     """Keep the layers' matrices in bitsandbytes' NF4, an eighth of float32 (needs lora)."""
-
-
-def check_data(args: TrainingConfig, made: str, makes: bool) -> None:
-    """Raise ValueError for keys of data that do not go together. made: the key of tasks, which make rows. makes:
-    whether it is set."""
-    sources = [makes, args.data_file is not None, args.dataset_name is not None]
-    if sum(sources) > 1:
-        raise ValueError(f"give one of '{made}', 'data_file' and 'dataset_name'")
-    own_rows, of_hub = args.columns or args.map_row, args.dataset_config or args.dataset_test_split
-    for is_set, key, is_read, needs in (
-        (
-            args.columns or args.map_row,
-            "'columns' or 'map_row'",
-            not makes,
-            "the rows of a data set; a task makes its own",
-        ),
-        (of_hub, "'dataset_test_split'", args.dataset_name or not (makes or args.data_file), "'dataset_name'"),
-        (args.eval_file, "'eval_file'", args.data_file, "'data_file'; a task brings its own test split"),
-    ):
-        if is_set and not is_read:
-            raise ValueError(f"{key} goes with {needs}")
-
-
-class Examples(Protocol):
-    """The keys of `lfpo sft` and `lfpo dpo` that say which examples there are, and how many a step takes."""
-
-    tasks: dict[str, float]
-    data_file: str | None
-    dataset_name: str | None
-    num_train_epochs: float
-    batch_size: int
-
-
-def check_examples(args: Examples) -> None:
-    """Raise ValueError unless tasks or a data set give the examples, and each task's share of them is above 0."""
-    if not args.tasks and args.data_file is None and args.dataset_name is None:
-        raise ValueError("give 'tasks', 'data_file' or 'dataset_name'")
-    for task, share in args.tasks.items():
-        if not 0 < share < math.inf:
-            raise ValueError(
-                f"'tasks': the share {share} of {task!r} must be positive and finite; or leave out the task"
-            )
 
 
 def examples_length(args: Examples, steps: int, rows: int) -> Length:

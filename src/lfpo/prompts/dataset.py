@@ -3,10 +3,10 @@
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 
+from lfpo.config.data import DataConfig
 from lfpo.config.errors import UserError, last_line
 from lfpo.config.plugins import resolve
 from lfpo.config.torch_state import torch_state_kept
-from lfpo.config.training import TrainingConfig
 from lfpo.prompts.files import TEXTS, load_rows
 from lfpo.prompts.rows import check_row
 from lfpo.prompts.tasks import Row
@@ -14,7 +14,7 @@ from lfpo.prompts.tasks.records import HubSplit, Record, load_hub
 
 
 def read_rows(
-    args: TrainingConfig,
+    args: DataConfig,
     split: str,
     python_rows: object = None,
     most: int | None = None,
@@ -86,6 +86,6 @@ def _prepared(record: Record, columns: Mapping[str, str], prepare: Callable[[Row
         if not isinstance(row, Mapping):
             raise UserError(f"{record.where}: map_row returned {type(row).__name__}, expected a dict")
         row = dict(row)  # the function may return one dict for all rows
-    if hasattr(prompt := row.get("prompt"), "tolist"):  # pandas holds lists as arrays
-        row["prompt"] = prompt.tolist()
+    if tolist := getattr(row.get("prompt"), "tolist", None):  # pandas holds lists as arrays
+        row["prompt"] = tolist()
     return row

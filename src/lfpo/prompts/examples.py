@@ -1,12 +1,12 @@
 """What `lfpo sft` and `lfpo dpo` train on, in TRL's formats: a completion of a prompt, or a better and a worse one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from lfpo.config.data import ExampleConfig
 from lfpo.config.errors import UserError
 from lfpo.config.json import Json
-from lfpo.config.training import TrainingConfig
 from lfpo.core.rng import python_rng
 from lfpo.prompts.dataset import read_rows
 from lfpo.prompts.rows import check_messages, check_row
@@ -38,7 +38,7 @@ class Preference:
     where: str
 
 
-def read_examples(args: TrainingConfig, example: Callable[[Json, str], T]) -> dict[str, list[T]]:
+def read_examples(args: ExampleConfig, example: Callable[[Json, str], T]) -> dict[str, list[T]]:
     """The examples of the splits "train" and "eval" (its first eval_size rows) of the data set that `args` names.
 
     example: makes one of a row and where it is from. Raises UserError as `read_rows` and `example` do.
@@ -57,22 +57,23 @@ def demonstration(row: Json, where: str) -> Demonstration:
         row = {"prompt": messages[:-1], "completion": messages[-1:]}
         if len(messages) < 2:
             raise UserError(f"{where}: 'messages' holds one message; give what it answers before it")
-    row = {**row, "completion": _answer(row.get("completion"), where, "completion")}
+    row = _with_texts(row, ("completion",), where)
     check_row(row, where, required=("prompt", "completion"))
     return Demonstration(row["prompt"], row["completion"], where)
 
 
-def _answer(value: object, where: str, column: str) -> object:
-    """The text of a completion that is given as one message of the assistant; any other value as it is."""
-    if not isinstance(value, list):
-        return value
-    check_messages(value, f"{where}: {column}")
-    if len(value) != 1 or value[0]["role"] != "assistant":
-        raise UserError(
-            f"{where}: {column!r} must be one message of the assistant that follows the prompt; leave 'prompt' out "
-            "where it is a whole conversation"
-        )
-    return value[0].get("content")
+def _with_texts(row: Json, columns: Sequence[str], where: str) -> Json:
+    """A row whose completions are text, where they are given as one message of the assistant."""
+    texts: Json = {}
+    for column in (name for name in columns if isinstance(row.get(name), list)):
+        check_messages(row[column], f"{where}: {column}")
+        if len(row[column]) != 1 or row[column][0]["role"] != "assistant":
+            raise UserError(
+                f"{where}: {column!r} must be one message of the assistant that follows the prompt; leave 'prompt' out "
+                "where it is a whole conversation"
+            )
+        texts[column] = row[column][0].get("content")
+    return row | texts
 
 
 def preference(row: Json, where: str) -> Preference:
@@ -85,7 +86,7 @@ def preference(row: Json, where: str) -> Preference:
     """
     if row.get("prompt") is None and isinstance(row.get("chosen"), list) and isinstance(row.get("rejected"), list):
         row = row | _with_common_beginning(row["chosen"], row["rejected"], where)
-    row = row | {column: _answer(row.get(column), where, column) for column in COLUMNS[1:]}
+    row = _with_texts(row, COLUMNS[1:], where)
     check_row(row, where, required=COLUMNS)
     if row["chosen"] == row["rejected"]:
         raise UserError(f"{where}: chosen and rejected are the same; a pair must differ")
