@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from lfpo.config.checks import Count, CountOrZero, NotNegative, Seconds
 from lfpo.config.tasks import TaskName
@@ -12,8 +13,8 @@ class DataConfig:
     """Rows of one's own, from a file or a data set of the hub."""
 
     data_file: str | None = None
-    """Rows: a file (JSONL, JSON, CSV, TSV, Parquet or Arrow), a pattern such as data/*.jsonl, or a folder that `datasets`
-    saved."""
+    """Rows: a file of JSONL, JSON, CSV, TSV, Parquet or Arrow, a pattern such as data/*.jsonl, or a folder that
+    `datasets` saved."""
 
     eval_file: str | None = None
     """Held-out rows of the same kind."""
@@ -45,6 +46,8 @@ class DataConfig:
 @dataclass
 class ExampleConfig(DataConfig):
     """What `lfpo sft` and `lfpo dpo` train on: demonstrations of generated tasks, or rows of one's own."""
+
+    ALIASES: ClassVar[dict[str, str]] = {"dataset": "data_file", "lr": "learning_rate"}
 
     tasks: dict[str, float] = field(default_factory=dict)
     """Generated tasks and their share of the examples. Give one of tasks, data_file and dataset_name."""

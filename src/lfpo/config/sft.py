@@ -68,7 +68,7 @@ class SFTConfig(ExampleConfig, TrainingConfig):
     export_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Of the final `output_dir/model`; checkpoints stay float32."""
 
-    ALIASES: ClassVar[dict[str, str]] = {"max_steps": "steps"}
+    ALIASES: ClassVar[dict[str, str]] = {**ExampleConfig.ALIASES, "max_steps": "steps"}
     REFUSED: ClassVar[dict[str, str]] = EXAMPLES
 
     def __post_init__(self) -> None:

@@ -147,10 +147,10 @@ class PolicyConfig(TrainingConfig):
     """Keep the layers' matrices in bitsandbytes' NF4, an eighth of float32 (needs lora)."""
 
 
-def examples_length(args: Examples, steps: int, rows: int) -> Length:
-    """The length of a run on so many distinct examples, 0 for those of tasks. steps: the key that says it, or UNSET."""
-    epochs, endless = args.num_train_epochs, "'tasks'"
-    return run_length(steps, epochs, rows=rows, batch=args.batch_size, default=1000, endless=endless)
+def examples_length(args: TrainingConfig, steps: int, *, batch: int, rows: int) -> Length:
+    """The length of a run on so many distinct examples, 0 for those of tasks. steps: the key that says it, or UNSET.
+    batch: examples of a step."""
+    return run_length(steps, args.num_train_epochs, rows=rows, batch=batch, default=1000, endless="'tasks'")
 
 
 def moment_bytes(optim: Optim) -> float:

@@ -64,7 +64,7 @@ class DPOTrainer(Trainer):
         training = fingerprint(self.draw, rows or config.batch_size)
         held_out = fingerprint(self.held_out.__getitem__, len(self.held_out))
         self.data, self.row_fingerprints = training if rows else "", {"training": training, "held-out": held_out}
-        self.length = examples_length(config, config.max_steps, rows)
+        self.length = examples_length(config, config.max_steps, batch=config.batch_size, rows=rows)
         self.total_steps = self.length.iterations
         self.user_args, self.args = config, replace(config, max_steps=self.total_steps)
         self.state: Json = {"skipped": 0, "skipped_in_a_row": 0, "seconds": 0.0, "flops": 0.0}

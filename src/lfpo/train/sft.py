@@ -80,7 +80,7 @@ class SFTTrainer(Trainer):
         training = fingerprint(self.draw, rows or config.batch_size)
         held_out = fingerprint(self.held_out.__getitem__, len(self.held_out))
         self.data, self.row_fingerprints = training if rows else "", {"training": training, "held-out": held_out}
-        self.length = examples_length(config, config.steps, rows)
+        self.length = examples_length(config, config.steps, batch=config.batch_size, rows=rows)
         self.total_steps = self.length.iterations
         self.user_args, self.args = config, replace(config, steps=self.total_steps)
         # losses: since the last logged line.
