@@ -34,7 +34,7 @@ def area(row: Row, start: float = 1.0) -> float:
 
 def finished(study: Row, path: Path, stage: str) -> dict[tuple[str, str], dict[int, Row]]:
     """(task, setting) -> seed -> row of the finished cells of a stage."""
-    done, found = Store(path).read(), dict[tuple[str, str], dict[int, Row]]()
+    done, found = Store(path, study.get("also")).read(), dict[tuple[str, str], dict[int, Row]]()
     for cell in cells_of(study, stage):
         if (row := done.get(cell_key(cell, study))) is not None:
             found.setdefault((cell["task"], cell["setting"]), {})[cell["seed"]] = row
