@@ -25,6 +25,7 @@ StopRule = Literal[
     "entropy_runs_away",
     "threshold_slides",
     "accuracy_falls",
+    "reward_rises_alone",
 ]
 
 
