@@ -16,7 +16,7 @@ from lfpo.prompts.tasks import Task, get_task
 from processes import ForkedModule
 from research import study
 from research.study import Store, cell_key, cells_of, measured, problems, run, solution_of, training_config
-from research.tables import course_table, effects_table, finished, settings_table
+from research.tables import course_table, effects_table, finished, samples_table, settings_table
 
 ROOT = Path(__file__).parents[2]
 STUDY = yaml.safe_load((ROOT / "research" / "best-lfpo.yaml").read_text())
@@ -129,6 +129,24 @@ def test_a_course_by_hand():
         "| lfpo | 2 | 50.0 | 25.0 | 75.0 | 5.0 |",
         f"| imitation | 2 | 50.0 {same} | 0.0 (+25.0, -38.5 to 88.5) | 70.0 (+5.0, 5.0 to 5.0) | 5.0 {same} |",
     ]
+
+
+def test_samples_of_a_setting_beside_the_first_by_hand():
+    """At pass@1 the differences are 20 and 10 points: 15, and Student's t with one degree of freedom, 12.7 x 5."""
+
+    def row(passed: float, distinct: float) -> dict[str, Any]:
+        return {"pass": {"1": passed, "32": 1.0}, "distinct": distinct}
+
+    rows: Any = {
+        ("choice", "lfpo"): {1: row(0.6, 2.0), 2: row(0.5, 2.0)},
+        ("choice", "dtm"): {1: row(0.4, 3.0), 2: row(0.4, 3.0)},
+        ("choice", "older"): {1: {}},
+    }
+    assert samples_table(rows, "lfpo", "choice")[2:] == [
+        "| lfpo | 2 | 55.0 | 100.0 | 2.0 |",
+        "| dtm | 2 | 40.0 (+15.0, -48.5 to 78.5) | 100.0 (+0.0, 0.0 to 0.0) | 3.0 (-1.0, -1.0 to -1.0) |",
+    ]
+    assert samples_table({("choice", "older"): {1: {}}}, "lfpo", "choice") == []
 
 
 def test_effects_by_hand():
