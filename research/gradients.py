@@ -120,7 +120,9 @@ def undetermined(trainer: Any, batch: Any, settings: dict[str, Any]) -> float:
     signal = objective.signal(batch.reward_R, batch.group_R)
     low = total = 0.0
     for inner in range(objective.num_iterations):
-        predictions = Predictions(objective.views(batch.trajectory, signal, [turn.seed for turn in batch.turns], inner), trainer.policies)
+        predictions = Predictions(
+            objective.views(batch.trajectory, signal, [turn.seed for turn in batch.turns], inner), trainer.policies
+        )
         p_T = predictions.logp(OLD).exp()
         signal_T = predictions.at_targets(signal)
         size_T = (signal_T if settings["name"] == "dtm" else 2 * signal_T - 1).abs() * predictions.weight_T * (1 - p_T)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from examples import real_base
 from safetensors.torch import load_file, save_file
+
+from examples import real_base
 
 LAYER = "model.layers.0.mlp.up_proj"
 
