@@ -280,8 +280,8 @@ def run(study: dict[str, Any], path: Path, stages: list[str], workers: int, chec
 
     def finish(label: str, folder: Path) -> str:
         result, key = read_json(folder / "result.json"), labels[label]
-        names = ("forwards", "frontier", "reward", "pass_at_k", "pass", "distinct", "same_ending")
-        names += ("entropy", "flops", "seconds")
+        names = ["forwards", "frontier", "reward", "pass_at_k", "pass", "distinct", "same_ending"]
+        names += ["entropy", "flops", "seconds"]
         kept = {name: result[name] for name in names if name in result}
         kept["curve"] = [{k: p[k] for k in ("step", "flops", "accuracy", "nfe")} for p in result["curve"] if p["step"]]
         cell = {name: value for name, value in cells[key].items() if name != "setting"}  # label and config say it
