@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from lfpo.core.rectified import mix
 
-Z = torch.tensor([1.0, 0.2, -0.7, 0.4], dtype=torch.float64)
+Z = torch.tensor([2.0, 0.5, 1.5, -1.0], dtype=torch.float64)
 Y = 1
 
 
