@@ -173,6 +173,18 @@ def test_links_lead_to_files():
     assert not [(str(p), link) for p, link in links if not (p.parent / link).exists()]
 
 
+def test_the_paper_s_map_names_functions_and_tests_that_exist():
+    """docs/reproducing.md: `file`: `name` is a definition in that file, `file::test` is a test."""
+    page = (ROOT / "docs" / "reproducing.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([\w./-]+\.py)`: `(\w+)`", page) + re.findall(r"`([\w./-]+\.py)::(\w+)`", page)
+    assert len(named) > 30
+    for file, name in set(named):
+        text = (ROOT / file).read_text(encoding="utf-8")
+        assert re.search(rf"^(?:def|class) {name}\b", text, re.MULTILINE), (file, name)
+    equations = ", ".join(re.findall(r"^\| Eq\. ([\d, ]+) \|", page, re.MULTILINE)).split(", ")
+    assert [int(number) for number in equations] == list(range(1, 13))
+
+
 @pytest.mark.usefixtures("nothing_runs", "folder")
 @pytest.mark.parametrize("arguments", [p for p in ALL if p.values[0][0] not in ("report", "watch")])  # type: ignore[index]
 def test_every_command_is_one_that_lfpo_takes(arguments: list[str], capsys: pytest.CaptureFixture[str]):
