@@ -54,7 +54,9 @@ LONG = re.compile(r"^(?:plan|compare)\b")
 AWAY = re.compile(r"GSAI-ML|models/|/data/|gsm8k|embedded-pretrain|sft embedded-causal|--task all|--n_samples")
 # Tests of their own start these: convert, torchrun, Ray, servers, LoRA runs, lm-evaluation-harness on data at hand, and
 # families whose layout no stand-in has.
-ELSEWHERE = re.compile(r"^(?:convert|lm-eval|watch|push) |--report_to|--fsdp|--adapter|name: ray|train nemotron-|rule canvas")
+ELSEWHERE = re.compile(
+    r"^(?:convert|lm-eval|watch|push) |--report_to|--fsdp|--adapter|name: ray|train nemotron-|rule canvas"
+)
 # What a page takes from the hub or from somebody's folders, and what stands for it here.
 STAND_INS = {
     r"((?:paper/)?llada-8b-gsm8k(?:-lora)?|qwen3-0.6b-gsm8k)(?= |$)(?! --model)": r"\1 --model tiny",

@@ -66,9 +66,9 @@ class LFPO(RolloutKnobs):
     """Weight of the branch of bad rollouts."""
 
     target_weight: Literal["p_old", "equal"] = "p_old"
-    """Weight w of a target. "equal": 1, as the paper prints. "p_old": the probability p_old(y) of its token under theta_old in
-    that state, which weighs down tokens that the state does not determine yet. The sum is divided by the number of
-    targets."""
+    """Weight w of a target. "equal": 1, as the paper prints. "p_old": the probability p_old(y) of its token under
+    theta_old in that state, which weighs down tokens that the state does not determine yet. The sum is divided by the
+    number of targets."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
