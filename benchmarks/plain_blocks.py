@@ -19,9 +19,7 @@ from lfpo.models import MaskedDiffusionLM
 
 
 @torch.no_grad()
-def plain_block_rollout(
-    model: MaskedDiffusionLM, prompts: Sequence[Sequence[int]], sampler: Sampler
-) -> Trajectory:
+def plain_block_rollout(model: MaskedDiffusionLM, prompts: Sequence[Sequence[int]], sampler: Sampler) -> Trajectory:
     """Greedy low-confidence remasking by a model that attends block by block; prompts of one length form a batch.
 
     A row ends after the block with its first EOS.
