@@ -14,7 +14,7 @@ import pytest
 
 from lfpo.cli import main
 from lfpo.config.errors import UserError
-from lfpo.config.objectives import KNOBS, all_settings
+from lfpo.config.objectives import all_settings, knobs_class
 from lfpo.objectives import OBJECTIVES, make_objective
 
 TRAIN = "train --output_dir out --task choice --max_steps 1 --prompts_per_iteration 2 --num_generations 2"
@@ -51,12 +51,12 @@ COMMANDS = {
     f"{SFT} --loss_weight half": "loss_weight: 'half' is not valid; valid: 1/t, equal",
     f"{SFT} --fsdp_size 2": "'fsdp_size' is for 'fsdp: true'",
     f"{SFT} --init.d_model 32": "give either 'model' (a checkpoint) or 'init'",
-    f"{SFT} --data_file rows.jsonl": "give either 'tasks' or 'data_file'",
+    f"{SFT} --data_file rows.jsonl": "give one of 'tasks', 'data_file' and 'dataset_name'",
     f"{SFT} --tasks.choice .inf": "'tasks': the share inf of 'choice' must be positive and finite",
     f"{SFT} --tasks.choice 0": "'tasks': the share 0.0 of 'choice' must be positive and finite",
     f"{SFT} --tasks.choice .nan": "'tasks': the share nan of 'choice' must be positive and finite",
     "sft --output_dir new --tasks.words 1": "give either 'model' (a checkpoint) or 'init'",
-    "sft --output_dir new --model embedded": "give either 'tasks' or 'data_file'",
+    "sft --output_dir new --model embedded": "give one of 'tasks', 'data_file' and 'dataset_name'",
     "sft --model embedded --data_file broken.jsonl --output_dir new --right_share 1": "'right_share' is for tasks",
     "train sudoku --sampler.editing_threshold 0.9": "editing_threshold 0.9 has no effect with the reveal rule "
     "'threshold', only with low_confidence_dynamic; leave it out",
@@ -296,8 +296,8 @@ def test_a_mistake_in_any_key_is_found_without_torch_and_is_one_sentence(folder:
 def test_the_knobs_that_are_checked_are_those_of_the_objective(name: str) -> None:
     module, _, attribute = OBJECTIVES[name].partition(":")
     real = getattr(importlib.import_module(module), attribute)
-    assert issubclass(real, KNOBS[name])
-    assert dataclasses.fields(real) == dataclasses.fields(KNOBS[name])
+    assert issubclass(real, knobs_class(name))
+    assert dataclasses.fields(real) == dataclasses.fields(knobs_class(name))
     assert "__post_init__" not in vars(real)
 
 

@@ -56,7 +56,7 @@ def run_sample(config: SampleConfig) -> None:
         Terminal(stderr=True).print("the model has a chat template; --chat true applies it", style="dim")
     length = source.gen_length if source else PromptSource.gen_length
     sampler = config.sampler.fitted("lfpo sample: sampler", length, model.block_length)
-    ids = encode_rows([{"prompt": prompt}], tokenizer, model, sampler.gen_length or 0)
+    ids = encode_rows([{"prompt": prompt}], tokenizer, model, sampler.gen_length)
     engine = as_it_is(model)
     with progress("sampling", 1, "completions", Terminal(stderr=True)) as state:
         engine.forwarded = state.forward

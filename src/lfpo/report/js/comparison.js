@@ -25,9 +25,11 @@ function comparisonPage(main) {
   };
 }
 
+// Columns of numbers are aligned to the right.
 function resultTable(table) {
-  const rows = table.rows.map((row) => el("tr", {}, row.map((text, i) => el(i ? "td" : "th", { class: i ? "n" : null, scope: i ? null : "row" }, text))));
-  return el("div", { class: "result wide" }, el("p", { class: "dim" }, table.caption),
+  const kind = table.columns.map((_, i) => (i && table.rows.every((row) => !row[i] || /^([-+−]?\d|missing)/.test(row[i])) ? "n" : null));
+  const rows = table.rows.map((row) => el("tr", {}, row.map((text, i) => el(i ? "td" : "th", { class: kind[i], scope: i ? null : "row" }, visible(text)))));
+  return el("div", { class: "result wide" }, table.caption ? el("p", { class: "dim" }, table.caption) : null,
     el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table" },
-      el("table", {}, el("thead", {}, el("tr", {}, table.columns.map((c, i) => el("th", { class: i ? "n" : null, scope: "col" }, c)))), el("tbody", {}, rows))));
+      el("table", {}, el("thead", {}, el("tr", {}, table.columns.map((c, i) => el("th", { class: kind[i], scope: "col" }, c)))), el("tbody", {}, rows))));
 }

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.nn import functional as F
 
-from lfpo.config import clipped as settings
+from lfpo.contrib import knobs as settings
 from lfpo.core.advantages import group_advantages
 from lfpo.core.measures import Measures, measure_targets
 from lfpo.core.objective import Objective
@@ -68,7 +68,6 @@ class MDPO(settings.MDPO, Objective):
 
     def loss(self, predictions: Predictions, signal_BM: torch.Tensor) -> tuple[torch.Tensor, Measures]:
         views, sampler = predictions.views, predictions.views.sampler
-        assert sampler.gen_length
         masked_T, heat = views.target.sum(-1)[predictions.view_T], sampler.temperature
         advantage_T = predictions.at_targets(signal_BM)
         logp = predictions.logp(temperature=heat)
