@@ -84,7 +84,7 @@ _LEFT_OUT = (
     "overwrite_output_dir past_index disable_dropout cast_lm_head_to_fp32 ds3_gather_for_generation "
     "num_generations_eval shuffle_dataset min_p generation_kwargs chat_template_kwargs repetition_penalty "
     "use_transformers_paged cache_implementation delta sapo_temperature_neg sapo_temperature_pos "
-    "importance_sampling_level multi_objective_aggregation mask_truncated_completions top_entropy_quantile "
+    "importance_sampling_level mask_truncated_completions top_entropy_quantile "
     "max_tool_calling_iterations off_policy_mask_threshold use_bias_correction_kl num_completions_to_print "
     "log_unique_prompts log_completions_hub_repo use_liger_loss attn_implementation trust_remote_code "
     "dataset_streaming gradient_accumulation_kwargs model_revision lora_target_parameters lora_modules_to_save "

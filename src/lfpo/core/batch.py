@@ -69,6 +69,7 @@ class Batch:
     rollout_B: int64 [B], on the CPU: the number of each row's rollout among all R.
     reward_R, group_R [R]: reward (float64) and prompt number (int64) of every rollout on every rank, on the CPU. A NaN
         is neutral: nothing is learned from that rollout (see lfpo.core.objective.signal_of).
+    parts_RK: float64 [R, K], on the CPU, what each of K reward functions gave every rollout; NaN where it gave none.
     predicted_RM: float64 [R, M], rewards of the predictions kept at M steps, of all ranks; None if none were.
     failed: reward function -> why it failed, on any rank. metrics: of all R rollouts, under TRL's names.
     """
@@ -78,6 +79,7 @@ class Batch:
     rewards: Rewards
     rollout_B: torch.Tensor
     reward_R: torch.Tensor
+    parts_RK: torch.Tensor
     predicted_RM: torch.Tensor | None
     group_R: torch.Tensor
     failed: dict[str, str]

@@ -96,6 +96,12 @@ class Completions:
         """Token ids of each completion, up to and including its first EOS."""
         return [row[mask].tolist() for row, mask in zip(self.tokens, self.until_eos, strict=True)]
 
+    def for_rewards(self) -> Json:
+        """What reward functions may ask for beside texts: lfpo.core.scoring.ROLLOUT_ARGUMENTS, by name. The steps are
+        those of the tokens in `completion_ids`."""
+        steps = [row[mask].tolist() for row, mask in zip(self.reveal_step, self.until_eos, strict=True)]
+        return {"completion_ids": self.completion_ids(), "forwards": self.nfe.tolist(), "reveal_step": steps}
+
     @property
     def until_eos(self) -> torch.Tensor:
         """Positions up to and including the first EOS, [B, C] bool."""

@@ -49,7 +49,7 @@ from lfpo.train.callbacks import Callbacks
 from lfpo.train.copies import AverageFiles, Versions, in_place, swap
 from lfpo.train.export import make_repository, run_push
 from lfpo.train.held_out import held_out
-from lfpo.train.inputs import environment_class
+from lfpo.train.inputs import check_engine_gives, environment_class
 from lfpo.train.preflight import preflight
 from lfpo.train.queue import Queued, RolloutQueue
 from lfpo.train.records import rollout_records
@@ -134,6 +134,7 @@ class LFPOTrainer(Algorithm, Trainer):
         self.closing = contextlib.ExitStack()  # what is given back when training ends
         self.engine = make_engine(args)
         self.closing.callback(self.engine.close)
+        check_engine_gives(self.source.reward_functions, self.engine.gives)
         if args.engine.reward_workers:
             from lfpo.ray.rewards import by_tasks
 
