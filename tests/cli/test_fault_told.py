@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 import tiny
+from length_runs import ROWS, config, reward
 from lfpo.base.progress import count
 from lfpo.cli.command_line import main
 from lfpo.config.build import build
@@ -31,7 +32,6 @@ from lfpo.runs.directory import Run
 from lfpo.runs.display import Display
 from lfpo.train.rl import LFPOTrainer
 from lfpo.train.sft import train_sft
-from test_fault_length import ROWS, config, reward
 
 DATA = Path(__file__).parents[1] / "data"
 

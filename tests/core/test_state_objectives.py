@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from letter_runs import ROWS, config, metrics
 from letters import rollouts
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
@@ -16,7 +17,6 @@ from lfpo.objectives.mdpo import MDPO
 from lfpo.objectives.needs import kept_steps
 from lfpo.rollout.sampling import rollout
 from lfpo.train.rl import LFPOTrainer
-from test_train import ROWS, config, metrics
 
 
 def test_mdpo_takes_no_state_after_a_rollout_s_end():

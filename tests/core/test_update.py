@@ -19,6 +19,7 @@ from lfpo.objectives.needs import kept_steps
 from lfpo.plan.work import fullest_rank
 from lfpo.rollout.sampling import rollout
 from small_runs import SHORT, policies_of, step_of
+from update_cases import Whole
 
 
 def gradients(model: MaskedDiffusionLM) -> torch.Tensor:
@@ -97,10 +98,6 @@ def test_groups_and_ranks_share_in_all_blocks_alike(prompts: int, generations: i
             even = first % steps == last % steps == 0
             assert share.max() - share.min() <= (0 if even else 2)
             first = last
-
-
-class Whole(LFPO):
-    whole_groups = True
 
 
 @given(st.integers(1, 24), st.integers(2, 12), st.integers(1, 9))

@@ -9,6 +9,7 @@ import pytest
 import torch
 from dtree_rpo import DTreeRPO, node_values, nodes, tree_rollout
 
+from letter_runs import ROWS, config, metrics
 from letters import rollouts
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
@@ -17,8 +18,7 @@ from lfpo.models import load_model
 from lfpo.objectives.needs import check_rollouts
 from lfpo.rollout.sampling import rollout
 from lfpo.train.rl import LFPOTrainer
-from test_objectives import loss_of
-from test_train import ROWS, config, metrics
+from loss_cases import loss_of
 
 LN2 = log(2)
 HALF = 0.5 + LN2 - 1  # k3 where the other policy gives a token half the probability

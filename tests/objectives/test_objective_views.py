@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import small_runs
-from letters import MASK, rollouts, spell
+from letters import rollouts, spell
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views, noised
 from lfpo.objectives import OBJECTIVES, make_objective
@@ -21,21 +21,9 @@ from lfpo.objectives.step_views import step_means
 from lfpo.objectives.trace_rl import TraceRL
 from lfpo.objectives.unigrpo import UniGRPO
 from lfpo.objectives.wd1 import WD1
+from view_cases import check_rate, for_states, hidden, views_of
 
 N = 1500
-
-
-def views_of(objective: Any, t: Trajectory, iteration: int = 0) -> Views:
-    """Views of a pass, row r drawing from seed r, every rollout right and better than the others."""
-    return objective.views(t, for_states(objective, torch.ones(len(t))), range(len(t)), iteration)
-
-
-def check_rate(hits: torch.Tensor, probability: float) -> None:
-    """Every column of independent rows is true with the given probability."""
-    hits = hits.double()
-    rate = hits.mean(0)
-    spread = (probability * (1 - probability) / len(hits)) ** 0.5
-    assert bool(((rate - probability).abs() <= 4 * spread).all()), (rate, probability)
 
 
 def check_mean(values: torch.Tensor, expected: float) -> None:
@@ -44,11 +32,6 @@ def check_mean(values: torch.Tensor, expected: float) -> None:
     spread = values.std(0) / len(values) ** 0.5
     assert bool((spread > 0).all())
     assert bool(((values.mean(0) - expected).abs() <= 4 * spread).all()), (values.mean(0), expected)
-
-
-def hidden(views: Views, width: int = 0) -> torch.Tensor:
-    """Masked positions, of the completion when the prompt's width is given."""
-    return views.input_ids[:, width:] == MASK
 
 
 # What every objective's views have in common.
@@ -74,11 +57,6 @@ def mixed() -> Trajectory:
     t.predicted_at, t.predicted_tokens = torch.tensor([[0, 3]] * 6), t.tokens[:, None].expand(-1, 2, -1)
     t.predicted_confidence = torch.full((6, 2, 8), 0.5)
     return t
-
-
-def for_states(objective: Any, signal_B: torch.Tensor) -> torch.Tensor:
-    """The signal of each rollout for each of its states, where the objective takes that."""
-    return signal_B[:, None].expand(-1, 2) if "predictions" in objective.needs else signal_B
 
 
 def made(name: str) -> Any:

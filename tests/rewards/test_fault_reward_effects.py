@@ -23,6 +23,7 @@ import pytest
 import torch
 
 import tiny
+from letter_runs import config, metrics
 from lfpo.config.errors import UserError
 from lfpo.config.plugins import resolve
 from lfpo.core import learner
@@ -36,7 +37,6 @@ from lfpo.train.rl import LFPOTrainer
 from processes import run_lfpo
 from scores import score
 from soon import soon
-from test_train import config, metrics
 
 
 @pytest.fixture(scope="module")

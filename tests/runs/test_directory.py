@@ -11,7 +11,7 @@ from lfpo.cli.command_line import main
 from lfpo.config.errors import UserError
 from lfpo.config.train import LFPOConfig
 from lfpo.runs.directory import Run, check_folder, open_run
-from test_cli import train_arguments
+from train_arguments import train_arguments
 
 
 def in_a_child(run: Run) -> str:
