@@ -152,7 +152,7 @@ def test_trains_evaluates_reports_and_resumes(llada: Path, tmp_path: Path):
     assert lines[0]["eval/greedy/reward"] == pytest.approx(sum(r["reward"] for r in last) / 3)
     assert last[2]["prompt"] == "".join(("dd", *(r["completion"] + r["reply"] for r in records[3:5])))
     # The report takes each episode once, with its conversation, in groups of a prompt.
-    groups = rollout_sample(Kept(tmp_path / "run"), vars(args), [], 2)["groups"]
+    groups = rollout_sample(Kept(tmp_path / "run"), vars(args), 2)["groups"]
     assert [len(group["rows"]) for group in groups] == [4] * 4
     for group in groups:
         starts = {
@@ -245,8 +245,8 @@ KEYS: list[tuple[dict[str, Any], str]] = [
     ({"environment": "games:Nothing"}, "environment 'games:Nothing': module 'games' has no 'Nothing'"),
     ({"environment": "games:Raises"}, "'Raises' failed on its first call: ConnectionError: nobody there (games.py:"),
     ({"environment": "games:Gym"}, "'Gym': reset returned 'first observation', expected None; an episode begins with"),
-    ({"max_turns": 0}, "'environment' and 'max_turns', the most turns of an episode, go together"),
-    ({"environment": None}, "'environment' and 'max_turns', the most turns of an episode, go together"),
+    ({"max_turns": 0}, "'environment' goes with 'max_turns'"),
+    ({"environment": None}, "'max_turns' goes with 'environment'"),
     ({"max_turns": -1}, "max_turns -1 must not be negative"),
     ({"engine": {"max_staleness": 1}}, "'engine.max_staleness' does not work with 'environment'"),
     ({"engine": {"reward_workers": 1}}, "'engine.reward_workers' does not work with 'environment'"),

@@ -60,7 +60,6 @@ def steps(folder: Path) -> list[int]:
         ),  # 10 rows, 2 at a time; an iteration may hold the end of one epoch and the begin of another
         (-1, 0.5, 5, 2, 2, 1),
         (-1, 1, 5, 7, 1, 1),  # an iteration of more rows than there are
-        (-1, 1e-9, 5, 2, 1, 1),
         (-1, 0.1, 10, 1, 1, 1),  # 0.1 as a float is above a tenth
         (-1, 7 / 3, 9, 1, 21, 3),  # as a float it is above 7/3
         (-1, 0.1 + 0.2, 10, 1, 3, 1),
