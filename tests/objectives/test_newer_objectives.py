@@ -10,21 +10,21 @@ import torch
 
 import peers
 from letters import Table, rollouts
+from lfpo.contrib.bgpo import BGPO
+from lfpo.contrib.cj_grpo import CJGRPO
+from lfpo.contrib.egspo import EGSPO
+from lfpo.contrib.gdpo import GDPO
+from lfpo.contrib.gdsd import GDSD
+from lfpo.contrib.rldf import RLDF
+from lfpo.contrib.stable_drl import StableDRL
 from lfpo.core.learner import accumulate_gradients
 from lfpo.core.predictions import Predictions
 from lfpo.core.roles import CURRENT, OLD
 from lfpo.core.views import subset_masks
 from lfpo.objectives import OBJECTIVES, make_objective
-from lfpo.objectives.bgpo import BGPO
-from lfpo.objectives.cj_grpo import CJGRPO
-from lfpo.objectives.egspo import EGSPO
 from lfpo.objectives.espo import ESPO
-from lfpo.objectives.gdpo import GDPO
-from lfpo.objectives.gdsd import GDSD
 from lfpo.objectives.justgrpo import JustGRPO
-from lfpo.objectives.rldf import RLDF
 from lfpo.objectives.sequences import elbo_views, masked_views
-from lfpo.objectives.stable_drl import StableDRL
 from lfpo.objectives.vrpo import VRPO
 from loss_cases import GOOD_BAD, HALF, LN2, loss_of, masks
 from small_runs import step_of
