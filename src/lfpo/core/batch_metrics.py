@@ -55,6 +55,7 @@ def gathered(rolled: ScoredRollouts, prompts: int, generations: int) -> Batch:
         failed,
         metrics,
         rolled.version,
+        rolled.discarded,
     )
 
 
