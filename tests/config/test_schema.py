@@ -18,7 +18,7 @@ from lfpo.config.engine import EngineSettings
 from lfpo.config.errors import UserError
 from lfpo.config.help import meanings
 from lfpo.config.models import LoraSettings
-from lfpo.config.objectives import KNOBS, OfObjective
+from lfpo.config.objectives import OBJECTIVES, OfObjective, knobs_class
 from lfpo.config.peers import VRPO
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.schema import CONFIGS, schema, value_schema
@@ -27,7 +27,7 @@ from lfpo.prompts.tasks import get_task
 from lfpo.runs import health, trackers
 
 DOCS = Path(__file__).parents[2] / "docs"
-NESTED = (SamplerConfig, EngineSettings, LoraSettings, VRPO, *KNOBS.values())
+NESTED = (SamplerConfig, EngineSettings, LoraSettings, VRPO, *map(knobs_class, OBJECTIVES))
 CLASSES = list(dict.fromkeys([*(cls for classes in CONFIGS.values() for cls in classes), *NESTED]))
 # The types of all keys, each once, with the first key that has it.
 FIELDS: dict[Any, str] = {}
@@ -133,7 +133,7 @@ def named(hint: Any, value: Any) -> bool:
             return value in mark.names or (mark.others is not None and re.search(mark.others, value) is not None)
         if isinstance(mark, OfObjective):
             name = value.get("name", "lfpo")
-            knobs = {f.name for f in dataclasses.fields(KNOBS[name])} if name in KNOBS else set(value)
+            knobs = {f.name for f in dataclasses.fields(knobs_class(name))} if name in OBJECTIVES else set(value)
             return set(value) <= {"name", *mark.other_keys, *knobs}
     if typing.get_origin(hint) is dict:
         return all(named(typing.get_args(hint)[1], part) for part in value.values())

@@ -14,7 +14,7 @@ import pytest
 
 from lfpo.cli import main
 from lfpo.config.errors import UserError
-from lfpo.config.objectives import KNOBS, all_settings
+from lfpo.config.objectives import all_settings, knobs_class
 from lfpo.objectives import OBJECTIVES, make_objective
 
 TRAIN = "train --output_dir out --task choice --max_steps 1 --prompts_per_iteration 2 --num_generations 2"
@@ -296,8 +296,8 @@ def test_a_mistake_in_any_key_is_found_without_torch_and_is_one_sentence(folder:
 def test_the_knobs_that_are_checked_are_those_of_the_objective(name: str) -> None:
     module, _, attribute = OBJECTIVES[name].partition(":")
     real = getattr(importlib.import_module(module), attribute)
-    assert issubclass(real, KNOBS[name])
-    assert dataclasses.fields(real) == dataclasses.fields(KNOBS[name])
+    assert issubclass(real, knobs_class(name))
+    assert dataclasses.fields(real) == dataclasses.fields(knobs_class(name))
     assert "__post_init__" not in vars(real)
 
 

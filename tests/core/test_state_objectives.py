@@ -11,9 +11,9 @@ from letter_runs import ROWS, config, metrics
 from letters import rollouts
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
+from lfpo.contrib.mdpo import MDPO
 from lfpo.core.observer import Observer
 from lfpo.models import load_model
-from lfpo.objectives.mdpo import MDPO
 from lfpo.objectives.needs import kept_steps
 from lfpo.rollout.sampling import rollout
 from lfpo.train.rl import LFPOTrainer

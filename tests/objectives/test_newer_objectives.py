@@ -10,21 +10,21 @@ import torch
 
 import peers
 from letters import Table, rollouts
+from lfpo.contrib.bgpo import BGPO
+from lfpo.contrib.cj_grpo import CJGRPO
+from lfpo.contrib.egspo import EGSPO
+from lfpo.contrib.gdpo import GDPO
+from lfpo.contrib.gdsd import GDSD
+from lfpo.contrib.rldf import RLDF
+from lfpo.contrib.stable_drl import StableDRL
 from lfpo.core.learner import accumulate_gradients
 from lfpo.core.predictions import Predictions
 from lfpo.core.roles import CURRENT, OLD
 from lfpo.core.views import subset_masks
 from lfpo.objectives import OBJECTIVES, make_objective
-from lfpo.objectives.bgpo import BGPO
-from lfpo.objectives.cj_grpo import CJGRPO
-from lfpo.objectives.egspo import EGSPO
 from lfpo.objectives.espo import ESPO
-from lfpo.objectives.gdpo import GDPO
-from lfpo.objectives.gdsd import GDSD
 from lfpo.objectives.justgrpo import JustGRPO
-from lfpo.objectives.rldf import RLDF
 from lfpo.objectives.sequences import elbo_views, masked_views
-from lfpo.objectives.stable_drl import StableDRL
 from lfpo.objectives.vrpo import VRPO
 from loss_cases import GOOD_BAD, HALF, LN2, loss_of, masks
 from small_runs import step_of
@@ -185,9 +185,11 @@ def test_stable_drl_s_weights_of_an_unchanged_policy(shared: bool):
 
 
 def test_the_documented_defaults_are_those_of_the_code():
-    page = (Path(__file__).parents[2] / "docs" / "objectives.md").read_text()
-    table = page.split("| name | likelihood")[1].split("\n\n")[0]
-    rows = {line.split("`")[1]: [cell.strip() for cell in line.split("|")[-5:-1]] for line in table.splitlines()[2:]}
+    page = (Path(__file__).parents[2] / "docs" / "losses.md").read_text()
+    lines = [
+        line for table in page.split("| name | likelihood")[1:] for line in table.split("\n\n")[0].splitlines()[2:]
+    ]
+    rows = {line.split("`")[1]: [cell.strip() for cell in line.split("|")[-5:-1]] for line in lines}
     assert rows.keys() == OBJECTIVES.keys()
     for name, (compared, passes, clip, kl) in rows.items():
         objective: Any = make_objective({"name": name})

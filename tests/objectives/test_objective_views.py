@@ -9,6 +9,7 @@ import torch
 
 import small_runs
 from letters import rollouts, spell
+from lfpo.contrib.wd1 import WD1
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views, noised
 from lfpo.objectives import OBJECTIVES, make_objective
@@ -20,7 +21,6 @@ from lfpo.objectives.spg import SPG
 from lfpo.objectives.step_views import step_means
 from lfpo.objectives.trace_rl import TraceRL
 from lfpo.objectives.unigrpo import UniGRPO
-from lfpo.objectives.wd1 import WD1
 from view_cases import check_rate, for_states, hidden, views_of
 
 N = 1500

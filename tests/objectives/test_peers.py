@@ -10,6 +10,15 @@ from dtree_rpo import DTreeRPO
 from torch.nn import functional as F
 
 import peers
+from lfpo.contrib.bgpo import BGPO
+from lfpo.contrib.cj_grpo import CJGRPO
+from lfpo.contrib.egspo import EGSPO
+from lfpo.contrib.gdpo import GDPO
+from lfpo.contrib.gdsd import GDSD
+from lfpo.contrib.mdpo import MDPO
+from lfpo.contrib.rldf import RLDF
+from lfpo.contrib.stable_drl import StableDRL
+from lfpo.contrib.wd1 import WD1
 from lfpo.core.learner import accumulate_gradients
 from lfpo.core.objective import Objective
 from lfpo.core.passes import fully_masked
@@ -17,24 +26,15 @@ from lfpo.core.predictions import Predictions
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views
 from lfpo.objectives.agrpo import AGRPO, logp_as_drawn
-from lfpo.objectives.bgpo import BGPO
-from lfpo.objectives.cj_grpo import CJGRPO
 from lfpo.objectives.coupled_grpo import CoupledGRPO
 from lfpo.objectives.diffu_grpo import DiffuGRPO
-from lfpo.objectives.egspo import EGSPO
 from lfpo.objectives.espo import ESPO
-from lfpo.objectives.gdpo import GDPO
-from lfpo.objectives.gdsd import GDSD
 from lfpo.objectives.justgrpo import JustGRPO
-from lfpo.objectives.mdpo import MDPO
-from lfpo.objectives.rldf import RLDF
 from lfpo.objectives.sequences import Sequences, elbo_views, gauss_legendre, masked_views
 from lfpo.objectives.spg import SPG
-from lfpo.objectives.stable_drl import StableDRL
 from lfpo.objectives.step_views import step_means, step_views
 from lfpo.objectives.unigrpo import UniGRPO
 from lfpo.objectives.vrpo import VRPO, elbos
-from lfpo.objectives.wd1 import WD1
 
 CASES: dict[str, dict[str, Any]] = peers.NEWER["cases"]
 

@@ -1,5 +1,6 @@
 """Names of objectives, where each is, and the check of `objective: {name: ..., knob: ...}`."""
 
+import importlib
 import importlib.util
 from dataclasses import dataclass
 from typing import Annotated
@@ -17,27 +18,36 @@ OBJECTIVES: dict[str, str] = {
     "coupled_grpo": "lfpo.objectives.coupled_grpo:CoupledGRPO",
     "spg": "lfpo.objectives.spg:SPG",
     "agrpo": "lfpo.objectives.agrpo:AGRPO",
-    "wd1": "lfpo.objectives.wd1:WD1",
+    "wd1": "lfpo.contrib.wd1:WD1",
     "trace_rl": "lfpo.objectives.trace_rl:TraceRL",
     "espo": "lfpo.objectives.espo:ESPO",
-    "gdsd": "lfpo.objectives.gdsd:GDSD",
-    "rldf": "lfpo.objectives.rldf:RLDF",
+    "gdsd": "lfpo.contrib.gdsd:GDSD",
+    "rldf": "lfpo.contrib.rldf:RLDF",
     "justgrpo": "lfpo.objectives.justgrpo:JustGRPO",
-    "bgpo": "lfpo.objectives.bgpo:BGPO",
-    "cj_grpo": "lfpo.objectives.cj_grpo:CJGRPO",
-    "gdpo": "lfpo.objectives.gdpo:GDPO",
-    "egspo": "lfpo.objectives.egspo:EGSPO",
-    "stable_drl": "lfpo.objectives.stable_drl:StableDRL",
-    "mdpo": "lfpo.objectives.mdpo:MDPO",
+    "bgpo": "lfpo.contrib.bgpo:BGPO",
+    "cj_grpo": "lfpo.contrib.cj_grpo:CJGRPO",
+    "gdpo": "lfpo.contrib.gdpo:GDPO",
+    "egspo": "lfpo.contrib.egspo:EGSPO",
+    "stable_drl": "lfpo.contrib.stable_drl:StableDRL",
+    "mdpo": "lfpo.contrib.mdpo:MDPO",
     "dtm": "lfpo.objectives.dtm:DTM",
     "slim_rl": "lfpo.objectives.slim_rl:SLIMRL",
     "ebpo": "lfpo.objectives.ebpo:EBPO",
     "mask_aware": "lfpo.objectives.mask_aware:MaskAware",
     "rejection": "lfpo.objectives.rejection:Rejection",
 }
-# The knobs of each, under the name of its class.
-_CLASSES = {**vars(peers), **vars(clipped), **vars(lfpo)}
-KNOBS: dict[str, type[lfpo.Knobs]] = {name: _CLASSES[path.partition(":")[2]] for name, path in OBJECTIVES.items()}
+# Where the knobs of a package's objectives are, under the names of their classes.
+CONTRIB, CONTRIB_KNOBS = "lfpo.contrib.", "lfpo.contrib.knobs"
+_KNOBS = {**vars(peers), **vars(clipped), **vars(lfpo)}
+
+
+def knobs_class(name: str) -> type[lfpo.Knobs]:
+    """The class of the knobs of an objective of the package, without its torch code."""
+    module, _, cls = OBJECTIVES[name].partition(":")
+    # Loaded by name: no package imports contrib.
+    classes = vars(importlib.import_module(CONTRIB_KNOBS)) if module.startswith(CONTRIB) else _KNOBS
+    found: type[lfpo.Knobs] = classes[cls]
+    return found
 
 
 @dataclass(frozen=True)
@@ -57,8 +67,8 @@ def all_settings(settings: Json) -> Json:
     The knobs of an objective outside the package are checked, and get their defaults, when it is made.
     """
     name, knobs = knobs_of(settings)
-    if name in KNOBS:
-        return {"name": name, **to_dict(build(KNOBS[name], knobs, "objective"))}
+    if name in OBJECTIVES:
+        return {"name": name, **to_dict(build(knobs_class(name), knobs, "objective"))}
     module, _ = dotted(name, OBJECTIVES, kind="objective")
     if importlib.util.find_spec(module.partition(".")[0]) is None:
         resolve(name, OBJECTIVES, kind="objective")  # raises for a module that does not exist

@@ -43,35 +43,6 @@ class SPG(Bounds):
 
 
 @dataclass(frozen=True)
-class StableDRL(Bounds):
-    """StableDRL (arXiv 2603.06743)."""
-
-    num_iterations: Count = 2
-    clip: Positive = 5.0
-    """Cap of the importance ratio exp(E - E_old), a ratio a token; there is none from below, although the paper speaks
-    of an unconditional clip."""
-
-    shared_masks: bool = False
-    """E_old on the masks of E. As published (False) it has draws of its own, so v varies with the masks even where the
-    policy has not changed."""
-
-
-@dataclass(frozen=True)
-class WD1(RolloutKnobs):
-    """wd1 (arXiv 2507.08838)."""
-
-    num_iterations: Count = 8
-    p_mask_prompt: Share = 0.15
-    """Chance of masking each prompt token."""
-
-    temperature: Positive = 1.0
-    """Divides the advantages before the softmax."""
-
-    advantage: Advantage = "mean"
-    """The form of the advantages (see lfpo.core.advantages)."""
-
-
-@dataclass(frozen=True)
 class Rejection(RolloutKnobs):
     """Imitation of right rollouts."""
 

@@ -19,7 +19,7 @@ from lfpo.config.eval import EvalConfig
 from lfpo.config.export import ExportConfig, PushConfig
 from lfpo.config.help import meanings, plain_default
 from lfpo.config.json import Json
-from lfpo.config.objectives import KNOBS, OfObjective
+from lfpo.config.objectives import OBJECTIVES, OfObjective, knobs_class
 from lfpo.config.plan import PlanConfig
 from lfpo.config.plugins import DOTTED
 from lfpo.config.sample import SampleConfig
@@ -166,12 +166,12 @@ def _definition(cls: type, definitions: Schema) -> Schema:
 def _objective(mark: OfObjective, definitions: Schema) -> Schema:
     """{name: ..., knob: ...}: which knobs are taken depends on the name. One of your own takes its own."""
     cases = []
-    for name, cls in KNOBS.items():
-        own = {"name": True, **dict.fromkeys(mark.other_keys, True), **_properties(cls, definitions)}
+    for name in OBJECTIVES:
+        own = {"name": True, **dict.fromkeys(mark.other_keys, True), **_properties(knobs_class(name), definitions)}
         then = {"properties": own, "additionalProperties": False}
         is_named: Schema = {"properties": {"name": {"const": name}}}
         if name != "lfpo":
             is_named["required"] = ["name"]  # without a name it is LFPO
         cases.append({"if": is_named, "then": then})
-    named = {"description": "The objective's name or dotted path.", **_names(OneOf(tuple(KNOBS), DOTTED))}
+    named = {"description": "The objective's name or dotted path.", **_names(OneOf(tuple(OBJECTIVES), DOTTED))}
     return {"type": ["object"], "properties": {"name": named}, "allOf": cases}

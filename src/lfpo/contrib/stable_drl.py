@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from lfpo.config import peers as settings
+from lfpo.contrib import knobs as settings
 from lfpo.core import rank_tensors
 from lfpo.core.measures import Measures, measure_targets
 from lfpo.core.objective import Objective

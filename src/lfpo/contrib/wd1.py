@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from lfpo.config import peers as settings
+from lfpo.contrib import knobs as settings
 from lfpo.core.advantages import group_advantages
 from lfpo.core.groups import group_sizes
 from lfpo.core.measures import Measures, measure_targets

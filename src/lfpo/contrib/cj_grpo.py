@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from lfpo.config import clipped as settings
+from lfpo.contrib import knobs as settings
 from lfpo.core.objective import Objective
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from lfpo.config import clipped as settings
+from lfpo.contrib import knobs as settings
 from lfpo.core.measures import Measures, measure_targets
 from lfpo.core.objective import Objective
 from lfpo.core.predictions import Predictions

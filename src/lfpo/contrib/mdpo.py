@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.nn import functional as F
 
-from lfpo.config import clipped as settings
+from lfpo.contrib import knobs as settings
 from lfpo.core.advantages import group_advantages
 from lfpo.core.measures import Measures, measure_targets
 from lfpo.core.objective import Objective
