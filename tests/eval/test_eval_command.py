@@ -428,7 +428,7 @@ def test_own_rows_with_a_verifier_have_an_accuracy(own: list[str], llada: Path, 
     # Another verifier, or another text of it, is another evaluation.
     other = ["--correct", "own_rewards.closeness", "--output", out]
     assert main(["eval", "--model", str(llada), *own, *other]) == 2
-    assert "correct own_rew... there, own_rew... here" in capsys.readouterr().err
+    assert "correct own_rewards.exact there, own_rewards.closeness here" in capsys.readouterr().err
 
 
 def test_own_rows_without_a_verifier_have_a_mean_reward(own: list[str], llada: Path, tmp_path: Path, capsys):

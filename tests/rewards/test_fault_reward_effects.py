@@ -246,7 +246,7 @@ def test_a_verifier_gets_copies_too():
         return [True] * len(rows)
 
     judge = task_judge(SimpleNamespace(correct_all=verifies))  # type: ignore[arg-type]
-    assert grade(judge, rows, ["x", "y"], [[], []]).values == [True, True] and rows == ROWS
+    assert grade(judge, rows, ["x", "y"], {}).values == [True, True] and rows == ROWS
 
 
 def test_rows_are_the_same_after_a_run_whose_function_edits_them(model: Path, tmp_path: Path):

@@ -69,7 +69,7 @@ def run_sample(config: SampleConfig) -> None:
     text = tokenizer.decode(trajectory.tokens[0, :length], skip_special_tokens=True)
     console.print("\n".join(map(printable, text.split("\n"))), highlight=False)
     if source is not None:
-        judged = source.judge([row], [text], [trajectory.completion_ids()[0]])
+        judged = source.judge([row], [text], trajectory.for_rewards())
         for name, why in judged.failed.items():
             raise UserError(f"{name!r} failed: {why}")
         if source.verify is None:

@@ -24,9 +24,9 @@ def gathered(rolled: ScoredRollouts, prompts: int, generations: int) -> Batch:
     ends = endings([turn.text for turn in rolled.turns])
     sums = reward_sums(rewards) | trajectory_sums(trajectory) | rolled.sums
     totals = {"num_tokens": float(trajectory.lengths.sum()), **rolled.totals}
-    part = (rewards.reward_B, rolled.predicted_BM, rewards.failed, rolled.times, sums, totals, ends)
+    part = (rewards.reward_B, rewards.parts_BK, rolled.predicted_BM, rewards.failed, rolled.times, sums, totals, ends)
     fields = zip(*collectives.gather(part), strict=True)
-    rewards_of, predicted_of, failed_of, times_of, sums_of, totals_of, ends_of = fields
+    rewards_of, parts_of, predicted_of, failed_of, times_of, sums_of, totals_of, ends_of = fields
     reward_R = torch.cat(rewards_of)
     group_R = torch.arange(prompts).repeat_interleave(generations)
     metrics, predicted_RM = rolled.metrics | group_metrics(reward_R, group_R), None
@@ -42,8 +42,20 @@ def gathered(rolled: ScoredRollouts, prompts: int, generations: int) -> Batch:
     metrics |= means_of_sums(sums_of)
     first = collectives.share(prompts)[0] * generations
     rollout_B = first + torch.tensor([turn.rollout for turn in rolled.turns])
+    parts_RK = torch.cat(parts_of)
     return Batch(
-        rolled.turns, trajectory, rewards, rollout_B, reward_R, predicted_RM, group_R, failed, metrics, rolled.version
+        rolled.turns,
+        trajectory,
+        rewards,
+        rollout_B,
+        reward_R,
+        parts_RK,
+        predicted_RM,
+        group_R,
+        failed,
+        metrics,
+        rolled.version,
+        rolled.discarded,
     )
 
 

@@ -20,6 +20,8 @@ class Request:
     prompts: B lists of token ids; each prompt stands in `generations` rows, which follow each other.
     seeds: B integers; the noise of row i is a function of seeds[i].
     sampler: with its lengths filled in. keep_steps: scheduled steps whose whole predictions are kept.
+    shown: for each row gen_length token ids that stand in the completion from the start, -1 where there is a mask;
+        empty: all are masks.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -27,6 +29,7 @@ class Request:
     sampler: Sampler
     generations: int = 1
     keep_steps: Sequence[int] = ()
+    shown: Sequence[Sequence[int]] = ()
 
 
 class Engine(Protocol):

@@ -97,7 +97,8 @@ def plan(config: EvalConfig, console: Console, digest: Callable[[Path], str]) ->
             console.print(f"{job.source.name}: already evaluated with these settings, see {job.path}", highlight=False)
     if pending := [job for job, result in zip(jobs, stored, strict=True) if result is None]:
         for job in pending:
-            job.source.judge(job.source.eval_rows[:1], [""], [[]])  # says what the grader lacks
+            nothing = {"completion_ids": [[]], "forwards": [1], "reveal_step": [[]]}
+            job.source.judge(job.source.eval_rows[:1], [""], nothing)  # says what the grader lacks
         model, tokenizer = without_weights(config.model), load_tokenizer(config.model)
         for job in pending:
             protocol = f"protocol {config.protocol!r}: " if config.protocol else ""
@@ -178,7 +179,7 @@ def sample_and_grade(
     with progress(title, len(wanted[rank::world]), "completions", console) as state:
         engine = as_it_is(model, config.rollout_tokens)
         engine.forwarded = state.forward
-        own = list[tuple[Answer, list[int]]]()
+        own = list[tuple[Answer, Json]]()
 
         def advance(answers: list[Answer]) -> None:
             state.advance(len(answers))
@@ -186,10 +187,13 @@ def sample_and_grade(
         if pairs := wanted[rank::world]:
             given = (engine, model, tokenizer, job.prompted, pairs, job.sampler)
             sampled = generate(*given, seed=config.seed, finished=advance)
-            own += zip(answers_of(sampled, pairs, tokenizer), sampled.completion_ids(), strict=True)
+            of_rollouts = sampled.for_rewards()
+            for i, answer in enumerate(answers_of(sampled, pairs, tokenizer)):
+                own.append((answer, {name: values[i] for name, values in of_rollouts.items()}))
     seconds = max(collectives.gather(time.perf_counter() - started))
     every = sorted(itertools.chain(*collectives.gather(own)), key=lambda found: (found[0].problem, found[0].sample))
-    answers, ids = [answer for answer, _ in every], [of_tokens for _, of_tokens in every]
+    answers = [answer for answer, _ in every]
+    of_rollouts = {name: [values[name] for _, values in every] for name in every[0][1]}
     rows = [source.eval_rows[a.problem] for a in answers]
     records = [{**asdict(a), "prompt": job.prompted[a.problem]["prompt"]} for a in answers]
 
@@ -201,7 +205,7 @@ def sample_and_grade(
     tokens = sum(a.length for a in answers)
     if len(answers) > 1:
         console.print(f"{source.name}: grading {len(answers)} completions", highlight=False)
-    judged = grade(source.judge, rows, [a.completion for a in answers], ids)
+    judged = grade(source.judge, rows, [a.completion for a in answers], of_rollouts)
     for function, why in judged.failed.items():
         raise UserError(
             f"{source.name}: {function!r} failed: {why}; the completions are kept, so mend it and run again"

@@ -7,6 +7,7 @@ import torch
 
 from lfpo.base import distributed
 from lfpo.config.errors import UserError
+from lfpo.config.json import Json
 from lfpo.config.sampler import Sampler
 from lfpo.core import collectives
 from lfpo.core.completions import decode_completions
@@ -83,7 +84,7 @@ def evaluate(
     parts = collectives.gather((own, texts))
     completions = [text for _, texts in parts for text in texts]
     trajectory = join([t for sampled, _ in parts for t in sampled], model.pad_id)
-    judged = grade(judge, rows, completions, trajectory.completion_ids())
+    judged = grade(judge, rows, completions, trajectory.for_rewards())
     estimates = scores(range(len(rows)), judged.values)
     return EvalResult(
         mean=None if judged.failed else estimates["mean"],
@@ -152,13 +153,13 @@ def answers_of(trajectory: Trajectory, pairs: Sequence[tuple[int, int]], tokeniz
     return [Answer(p, s, texts[i], steps[i], nfe[i], lengths[i]) for i, (p, s) in enumerate(pairs)]
 
 
-def grade(judge: Judge, rows: Sequence[Row], completions: Sequence[str], ids: list[list[int]]) -> Judged:
-    """What each completion of its row gets; each rank judges its share. ids: token ids of the completions."""
+def grade(judge: Judge, rows: Sequence[Row], completions: Sequence[str], of_rollouts: Json) -> Judged:
+    """What each completion of its row gets; each rank judges its share. of_rollouts: as a Judge takes it."""
     own = collectives.share(len(rows))
 
     def judged() -> Judged:
-        given = [rows[i] for i in own], [completions[i] for i in own], [ids[i] for i in own]
-        return judge(*given) if own else Judged([], {})
+        share = {name: [values[i] for i in own] for name, values in of_rollouts.items()}
+        return judge([rows[i] for i in own], [completions[i] for i in own], share) if own else Judged([], {})
 
     parts = collectives.gather(collectives.raise_on_all(judged))
     failed = {name: why for part in parts for name, why in part.failed.items()}

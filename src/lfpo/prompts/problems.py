@@ -8,6 +8,7 @@ from lfpo.config.data import ProblemConfig
 from lfpo.config.errors import UserError
 from lfpo.config.plugins import resolve
 from lfpo.core.reward_values import ASYNCHRONOUS
+from lfpo.core.scoring import ROLLOUT_ARGUMENTS
 from lfpo.prompts.dataset import read_rows
 from lfpo.prompts.tasks import Row, get_task
 from lfpo.rewards import RewardFunction, reward_name
@@ -80,7 +81,7 @@ def check_signature(function: RewardFunction, row: Row) -> None:
     for p in needed:
         if p.kind is p.POSITIONAL_ONLY:
             raise UserError(f"{what}: takes {p.name!r} by position, and arguments are given by name; remove the '/'")
-    if missing := [p.name for p in needed if p.name not in {"prompts", "completions", "completion_ids", *columns}]:
+    if missing := [p.name for p in needed if p.name not in {"prompts", "completions", *ROLLOUT_ARGUMENTS, *columns}]:
         advice = (
             f"the rows have {', '.join(columns) or 'no column but prompt'}; rename one by `columns`, or use map_row"
         )

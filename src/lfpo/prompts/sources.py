@@ -19,6 +19,7 @@ import torch
 
 from lfpo.config.data import ProblemConfig
 from lfpo.config.errors import UserError
+from lfpo.config.json import Json
 from lfpo.core.messages import prefill
 from lfpo.core.rng import generator
 from lfpo.core.scoring import Rewards, Scorer, copied
@@ -43,8 +44,8 @@ class Judged:
     failed: dict[str, str]
 
 
-# judge(rows, completions, completion_ids): completions of b rows, with their token ids.
-Judge = Callable[[Sequence[Row], Sequence[str], list[list[int]]], Judged]
+# judge(rows, completions, of_rollouts): completions of b rows; b values of each of lfpo.core.scoring.ROLLOUT_ARGUMENTS.
+Judge = Callable[[Sequence[Row], Sequence[str], Json], Judged]
 
 
 @dataclass(frozen=True)
@@ -82,16 +83,16 @@ class PromptSource:
         """What held-out results are: "accuracy" with a verifier, else "reward", the mean reward."""
         return "reward" if self.verify is None else "accuracy"
 
-    def judge(self, rows: Sequence[Row], texts: Sequence[str], completion_ids: list[list[int]]) -> Judged:
+    def judge(self, rows: Sequence[Row], texts: Sequence[str], of_rollouts: Json) -> Judged:
         """What b held-out completions get."""
         if self.verify is not None:
-            return self.verify(rows, texts, completion_ids)
-        rewards = self.score(rows, texts, completion_ids)
+            return self.verify(rows, texts, of_rollouts)
+        rewards = self.score(rows, texts, of_rollouts)
         return Judged([None if reward != reward else reward for reward in rewards.reward_B.tolist()], rewards.failed)
 
-    def score(self, rows: Sequence[Row], texts: Sequence[str], completion_ids: list[list[int]]) -> Rewards:
+    def score(self, rows: Sequence[Row], texts: Sequence[str], of_rollouts: Json) -> Rewards:
         """The rewards of b completions of b rows; see lfpo.core.scoring.Scorer."""
-        return self.scorer.score(rows, texts, completion_ids)
+        return self.scorer.score(rows, texts, of_rollouts)
 
     @functools.cached_property
     def scorer(self) -> Scorer:
@@ -173,8 +174,8 @@ def verified_by(function: RewardFunction, timeout: float = 0.0) -> Judge:
     """The verifier that a reward function is: a reward of 1 or more is right, None is not judged."""
     scorer = Scorer({reward_names([function])[0]: function}, [1.0], timeout)
 
-    def judge(rows: Sequence[Row], texts: Sequence[str], completion_ids: list[list[int]]) -> Judged:
-        found = scorer.score(rows, texts, completion_ids)
+    def judge(rows: Sequence[Row], texts: Sequence[str], of_rollouts: Json) -> Judged:
+        found = scorer.score(rows, texts, of_rollouts)
         return Judged([None if r != r else r >= 1 for r in found.reward_B.tolist()], found.failed)
 
     return judge
@@ -183,7 +184,7 @@ def verified_by(function: RewardFunction, timeout: float = 0.0) -> Judge:
 def task_judge(task: Task | DataTask) -> Judge:
     """The judge that a task's verifier is. It gets the beginning of an answer that the prompt has, too."""
 
-    def judge(rows: Sequence[Row], texts: Sequence[str], completion_ids: list[list[int]]) -> Judged:
+    def judge(rows: Sequence[Row], texts: Sequence[str], of_rollouts: Json) -> Judged:
         whole = [prefill(row["prompt"]) + text for row, text in zip(rows, texts, strict=True)]
         return Judged([*task.correct_all(copied(rows), whole)], {})
 

@@ -31,7 +31,7 @@ from lfpo.models.export import (
     rounding_loss,
     with_saved_adapter,
 )
-from lfpo.models.loading import described, load_model, load_tokenizer, resolve
+from lfpo.models.loading import described, load_model, resolve
 from lfpo.models.tensor_files import FILE_BYTES, check_disk, weight_bytes
 from lfpo.models.weights import reading, weight_files
 from lfpo.report.data import run_data
@@ -125,6 +125,13 @@ def run_export(config: ExportConfig) -> Path:
     return folder
 
 
+def _has_chat_template(folder: Path) -> bool:
+    """Whether the tokenizer in a folder has a chat template; False without a tokenizer, as beside an adapter."""
+    settings = folder / "tokenizer_config.json"
+    own_file = (folder / "chat_template.jinja").exists()
+    return own_file or (settings.exists() and bool(read_json(settings).get("chat_template")))
+
+
 def write_export(source: Source, settings: ExportConfig | PushConfig, folder: Path) -> None:
     """Write the model of `source`, or its adapter, with a card into the existing `folder`."""
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
@@ -134,7 +141,7 @@ def write_export(source: Source, settings: ExportConfig | PushConfig, folder: Pa
         card = converted_card(source.weights.name, use, library)
     else:
         kind = read_json(source.run.dir / "run.json")["kind"]
-        chat = bool(load_tokenizer(source.base_name).chat_template) if source.base_name else False
+        chat = _has_chat_template(folder)
         card = model_card(source.run, source.config, kind, use, step=source.step, library=library, chat=chat)
     (folder / CARD).write_text(card, encoding="utf-8")
 

@@ -1,7 +1,9 @@
 """What a training command checks before torch is loaded, which takes seconds: files, tasks, reward functions, trackers,
 the folder. Keys and values are checked by the configuration itself."""
 
+import inspect
 import os
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from lfpo.config.train import LFPOConfig
 from lfpo.prompts.examples import demonstration, preference, read_examples
 from lfpo.prompts.problems import check_problems
 from lfpo.prompts.tasks import get_task
+from lfpo.rewards import RewardFunction, reward_name
 from lfpo.runs import trackers
 from lfpo.runs.directory import check_folder
 
@@ -48,6 +51,17 @@ def _check_prompts(args: LFPOConfig) -> None:
         for sampler in (args.sampler, *args.eval_samplers.values()):
             check_length(sampler, length, args.model, "sampler")
     environment_class(args.environment)
+
+
+def check_engine_gives(functions: Sequence[RewardFunction], gives: Collection[str]) -> None:
+    """Raise UserError for a reward function that asks for what the engine's rollouts do not have."""
+    for function in functions:
+        asked = inspect.signature(function).parameters.keys() & {"forwards", "reveal_step"}
+        if missing := sorted(asked - set(gives)):
+            raise UserError(
+                f"reward function {reward_name(function)!r} asks for {missing[0]!r}, which this engine does not give; "
+                "take another engine, or leave out the function"
+            )
 
 
 def environment_class(path: str | None) -> Any:
