@@ -22,6 +22,7 @@ from golden_families import golden
 from letters import Table, rollouts
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
+from lfpo.contrib.kept import KeptTrajectory
 from lfpo.core import learner
 from lfpo.core.batch_metrics import (
     endings,
@@ -559,7 +560,7 @@ def test_scored_predictions_by_hand(llada: Path, tmp_path: Path, monkeypatch: py
     trainer = LFPOTrainer(str(llada), clock.takes(5, even), args=args, train_dataset=ROWS)
     batch = trainer.sample_and_score(0, Observer())
     t = batch.trajectory
-    assert t.predicted_tokens is not None
+    assert isinstance(t, KeptTrajectory)
     of_steps = t.predicted_tokens.tolist()  # 8 rollouts, 3 steps
     cut = [[ids[: ids.index(t.eos_id) + 1] if t.eos_id in ids else ids for ids in rollout] for rollout in of_steps]
     assert batch.metrics["predictions/scored"] == sum(len(set(map(tuple, rollout))) for rollout in of_steps)

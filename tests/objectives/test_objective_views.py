@@ -1,6 +1,7 @@
 """Which states each objective asks about: what is masked, how often, what is scored, and that a draw belongs to its
 rollout. Rates are held to four standard deviations."""
 
+import dataclasses
 from collections import Counter
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 import small_runs
 from letters import MASK, rollouts, spell
+from lfpo.contrib.kept import kept
 from lfpo.contrib.wd1 import WD1
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views, noised
@@ -27,7 +29,7 @@ N = 1500
 
 def views_of(objective: Any, t: Trajectory, iteration: int = 0) -> Views:
     """Views of a pass, row r drawing from seed r, every rollout right and better than the others."""
-    return objective.views(t, for_states(objective, torch.ones(len(t))), range(len(t)), iteration)
+    return objective.views(t, torch.ones(len(t)), range(len(t)), iteration)
 
 
 def check_rate(hits: torch.Tensor, probability: float) -> None:
@@ -71,14 +73,9 @@ def mixed() -> Trajectory:
     reveal = ["01234567", "76543210", "02143514", "00112233", "01472536", "1032----"]
     entropy = (0.5 + torch.rand(6, 8, generator=torch.Generator().manual_seed(0))).tolist()
     t = rollouts(completions, reveal, prompts=PROMPTS, entropy=entropy, temperature=1.0, steps=8)
-    t.predicted_at, t.predicted_tokens = torch.tensor([[0, 3]] * 6), t.tokens[:, None].expand(-1, 2, -1)
-    t.predicted_confidence = torch.full((6, 2, 8), 0.5)
-    return t
-
-
-def for_states(objective: Any, signal_B: torch.Tensor) -> torch.Tensor:
-    """The signal of each rollout for each of its states, where the objective takes that."""
-    return signal_B[:, None].expand(-1, 2) if "predictions" in objective.needs else signal_B
+    # What an objective of predictions at steps 0 and 3 needs besides; the others do not see it.
+    known = kept(t, torch.tensor([[0, 3]] * 6), t.tokens[:, None].expand(-1, 2, -1), torch.full((6, 2, 8), 0.5))
+    return dataclasses.replace(known, advantage=torch.ones(6, 2).double())
 
 
 def made(name: str) -> Any:
@@ -138,7 +135,7 @@ def test_padding_is_never_masked_and_all_that_is_trimmed():
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_a_mask_belongs_to_its_rollout(name: str, iteration: int):
     objective, t, seeds = made(name), mixed(), [30, 31, 32, 33, 34, 35]
-    signal = for_states(objective, torch.tensor([0.2, 0.9, 0.7, 0.4, 0.5, 0.3]))
+    signal = torch.tensor([0.2, 0.9, 0.7, 0.4, 0.5, 0.3])
     expected = drawn(objective.views(t, signal, seeds, iteration))
     assert set(expected) == set(range(6))
 

@@ -82,7 +82,7 @@ def scripted(checkpoint: Path, prompts: Sequence[Any], calls: list[list[str]], n
     args = LFPOConfig("unused", prompts_per_iteration=len(prompts), num_generations=n, optimizer_steps_per_iteration=1)
     state = {"rows_skipped": 0}
     sampled = FreshRollouts(
-        args, source.train_row, source.scorer, model, tokenizer, cast(Engine, engine), SAMPLER, [], state
+        args, source.train_row, source.scorer, model, tokenizer, cast(Engine, engine), SAMPLER, None, state
     )
     batch = gathered(Played(SCRIPTED, sampled).roll(0, Observer()), len(prompts), n)
     return batch, engine, tokenizer
@@ -308,7 +308,10 @@ KEYS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"reward_memory": 1.0}, "reward_memory limits the functions of reward_funcs"),
     ({"reward_weights": [1.0]}, "1 weights for 0 functions"),
-    ({"objective": {"name": "mdpo"}}, "objective MDPO needs rewards of predictions within a rollout, which an environ"),
+    (
+        {"objective": {"name": "mdpo"}},
+        "objective MDPO needs rollouts of one row each, which an environment does not give",
+    ),
 ]
 
 
