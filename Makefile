@@ -40,12 +40,12 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist worksteal
 test: $(INSTALLED) ## Run the tests
 	$(PYTEST) -n 3 $(PYTEST_ARGS)
 
-test-long: $(INSTALLED) ## Run the tests that take long: documented commands at smoke size, whole examples
-	$(PYTEST) -n 5 -m long $(PYTEST_ARGS)
+test-long: $(INSTALLED) ## Run the tests that take long: documented commands at smoke size, whole examples, checks/
+	$(PYTEST) -n 5 -m long tests checks $(PYTEST_ARGS)
 
 # Installs nothing: it uses the environment of make install, or else python3. For example make test-gpu ARGS="--minutes 9".
 test-gpu: ## Run the checks for GPUs and write their table (docs/gpu.md); without a GPU their small form
-	PYTHONPATH=src:tests:. $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m gpu $(ARGS)
+	PYTHONPATH=src:tests/helpers:checks:. $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m gpu $(ARGS)
 
 # Needs 22 GiB of memory and 50 GiB of disk. For example make test-8b FOLDER=/scratch/8b ARGS="--rows llada-8b".
 FOLDER ?= runs/true-size
@@ -66,7 +66,7 @@ peers: $(INSTALLED) $(PEERS)/.installed ## Time d1's trainer and ours on the sam
 
 # For example make drill ARGS="--kills 5 --faults killed,stopped"; ARGS=--help lists the options.
 drill: $(INSTALLED) ## Inject faults into training runs and compare them with an uninterrupted one
-	OMP_NUM_THREADS=1 PYTHONPATH=src:tests $(BIN)/python -m drill $(ARGS)
+	OMP_NUM_THREADS=1 PYTHONPATH=src:tests/helpers:checks $(BIN)/python -m drill $(ARGS)
 
 check: $(INSTALLED) ## Check formatting, lint, import layers and types
 	$(BIN)/ruff format --check .
@@ -97,4 +97,4 @@ wheel-check: wheel ## Install the wheel in an empty environment and train from a
 
 clean: ## Remove caches and build outputs (runs/ and the environment stay)
 	rm -rf build dist src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
-	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests checks benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -16,6 +16,7 @@ from lfpo.base.environment import before_torch
 from lfpo.cli.command_line import main
 from lfpo.cli.commands import COMMANDS
 from processes import environment, run_lfpo
+from train_arguments import train_arguments
 
 
 @pytest.fixture
@@ -30,14 +31,6 @@ def fails(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
         return lines[0]
 
     return run
-
-
-def train_arguments(folder: Path, **changes: str) -> list[str]:
-    settings = {"output_dir": str(folder / "run"), "model": "embedded", "task": "choice"}
-    settings |= {"max_steps": "1", "prompts_per_iteration": "2", "num_generations": "2"}
-    settings |= {"optimizer_steps_per_iteration": "1", "eval_size": "4"}
-    settings |= {"objective.num_iterations": "1"}
-    return ["train", *(x for k, v in {**settings, **changes}.items() for x in (f"--{k}", v))]
 
 
 def test_train_writes_a_run_and_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

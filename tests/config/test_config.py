@@ -1,13 +1,16 @@
 import dataclasses
+import enum
 import functools
 import re
-import shutil
+import types
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
+import numpy as np
 import pytest
+import torch
 import yaml
 
 from benchmarks.problem import BenchRolloutConfig
@@ -16,7 +19,7 @@ from benchmarks.update import BenchUpdateConfig
 from drill.command import DrillConfig
 from lfpo.cli.command_line import main
 from lfpo.cli.list_recipes import TITLES, kind_of, row
-from lfpo.config.arguments import parse_overrides, text_keys
+from lfpo.config.arguments import parse_overrides, read_arguments, text_keys
 from lfpo.config.build import (
     PARTS,
     RECIPES,
@@ -27,15 +30,19 @@ from lfpo.config.build import (
     merge,
     recipe_names,
     to_dict,
+    typed,
     yaml_text,
 )
 from lfpo.config.compare import CompareConfig
 from lfpo.config.dpo import DPOConfig
+from lfpo.config.engine import EngineSettings
 from lfpo.config.errors import UserError
 from lfpo.config.eval import EvalConfig
-from lfpo.config.files import read_json, reason, replace_file, writing
+from lfpo.config.files import read_json, replace_file
+from lfpo.config.models import LoraSettings
 from lfpo.config.plan import PlanConfig
 from lfpo.config.sample import SampleConfig, demo_config
+from lfpo.config.sampler import SamplerConfig
 from lfpo.config.sft import SFTConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.config.watch import WatchConfig
@@ -167,15 +174,6 @@ def test_a_write_that_fails_leaves_no_partial_file(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "text"
 
 
-def test_a_folder_that_cannot_be_copied_is_one_sentence() -> None:
-    copied = shutil.Error([("a", "b", "[Errno 28] No space left on device: 'b'"), ("c", "d", "the same")])
-    with pytest.raises(UserError) as caught, writing(Path("out")):
-        raise copied
-    assert str(caught.value) == "out: could not be written ([Errno 28] No space left on device: 'b')"
-    moved = shutil.Error("Destination path 'x' already exists")
-    assert [reason(copied), reason(moved)] == ["[Errno 28] No space left on device: 'b'", moved]
-
-
 @pytest.mark.parametrize("command", ["train", "dpo", "compare", "plan"])
 def test_the_config_yaml_of_a_run_belongs_to_its_command(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -273,6 +271,62 @@ def test_numbers_of_text_keys_stay_as_they_are_written_and_octal_and_base_60_are
     values = load_yaml(file)
     assert values == {"a": "1:30", "b": -0.5, "c": float("inf"), "d": 1e-3, "e": 1500.0, "f": 7, "g": 0, "h": 1.0}
     assert load_yaml(file, texts={"zzz"}) == values
+
+
+def test_variables_in_yaml_are_expanded_and_one_that_is_not_set_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCRATCH", str(tmp_path))
+    (tmp_path / "part.yaml").write_text("model: $SCRATCH/model\n")
+    file = tmp_path / "run.yaml"
+    file.write_text("include: [$SCRATCH/part.yaml]\noutput_dir: ${SCRATCH}/run\nreward_funcs: [$SCRATCH.a, costs.$5]\n")
+    assert load_yaml(file, texts={"output_dir"}) == {
+        "model": f"{tmp_path}/model",
+        "output_dir": f"{tmp_path}/run",
+        "reward_funcs": [f"{tmp_path}.a", "costs.$5"],
+    }
+    file.write_text("sampler: {rule: $NOT_SET/x}\n")
+    with pytest.raises(UserError, match=r"run.yaml: sampler: rule: .* names the environment variable NOT_SET"):
+        load_yaml(file)
+
+
+class Schedule(enum.Enum):
+    COSINE = "cosine"
+
+
+class Name(enum.StrEnum):
+    WORDS = "words"
+
+
+def test_values_of_python_programs_are_taken() -> None:
+    several: Any = torch.tensor([1.0, 2.0])
+    given: dict[str, Any] = {
+        "output_dir": Path("runs/x"),
+        "task": Name.WORDS,
+        "lr_scheduler_type": Schedule.COSINE,
+        "dtype": torch.bfloat16,
+        "learning_rate": np.float32(0.5),
+        "bf16": np.bool_(True),
+        "reward_weights": several,
+        "stop_on": ("no_signal",),
+        "objective": types.MappingProxyType({"name": "lfpo", "timesteps": np.int64(2)}),
+    }
+    nested: dict[str, Any] = {"r": np.int64(4), "target_modules": ("q_proj",), "max_staleness": np.int8(1)}
+    lora = LoraSettings(r=nested["r"], target_modules=nested["target_modules"])
+    sampler, engine = SamplerConfig(temperature=several[0]), EngineSettings(max_staleness=nested["max_staleness"])
+    config = LFPOConfig(**given, lora=lora, sampler=sampler, engine=engine)
+    assert (config.output_dir, config.task, config.lr_scheduler_type) == ("runs/x", "words", "cosine")
+    assert (config.dtype, config.learning_rate, config.bf16) == ("bfloat16", 0.5, True)
+    assert (config.reward_weights, config.stop_on) == ([1.0, 2.0], ["no_signal"])
+    assert build(LFPOConfig, typed(yaml_text(to_dict(config)))) == config  # all of it is plain data
+    assert build(CompareConfig, NEEDED[CompareConfig] | {"seeds": range(3)}).seeds == [0, 1, 2]
+
+
+@pytest.mark.parametrize("given", [["--config", "sudoku"], ["--config=sudoku"]])
+def test_a_file_may_be_named_as_trl_names_it(given: list[str]) -> None:
+    for rest in ([*given, "--max_steps", "3"], ["--max_steps", "3", *given]):
+        values, overrides = read_arguments(rest, "train", "", LFPOConfig)
+        assert values == load_yaml("sudoku") and overrides == {"max_steps": 3}
 
 
 def test_a_name_that_is_no_text_is_one_sentence() -> None:

@@ -33,13 +33,6 @@ COMMANDS = {
     "train broken.yaml": "broken.yaml:2: not readable as YAML (expected",
     "train twice.yaml": "key 'max_steps' is given twice",
     "train list.yaml": "expected `key: value` lines, found list",
-    # Paths that the system says nothing about: also a folder that is closed to the user.
-    f"train {'n' * 256}": ": cannot be reached (File name too long)",
-    "train round": "round: cannot be reached (Too many levels of symbolic links)",
-    f"{TRAIN.replace('--task choice', '--task gsm8k@round')}": "round: cannot be reached",
-    f"{TRAIN} --model round": "round: cannot be reached",
-    f"{ROWS} --reward_funcs rw.ok --data_file round/x.jsonl": "round/x.jsonl: cannot be reached",
-    "eval --task sudoku --output round/x.json": "round/x.json: cannot be reached",
     "train loop.yaml": "includes itself",
     "train demo oops": "argument 'oops': expected --key value",
     "train sudoku --learning_rat 1": "did you mean 'learning_rate'",
@@ -88,7 +81,7 @@ COMMANDS = {
     "train sudoku --offload_reference true --lora.r 2": "'offload_reference' does not work with 'lora'",
     "train sudoku --offload_reference true --fsdp true": "'offload_reference' does not work with 'fsdp'",
     "train sudoku --offload_reference true --rollout_compile true": "does not work with 'rollout_compile'",
-    "train sudoku --rollout_gather layer": "'rollout_gather' layer is for 'fsdp: true'",
+    "train sudoku --rollout_gather layer": "'rollout_gather' layer goes with 'fsdp: true'",
     "train sudoku --rollout_gather layer --fsdp true --rollout_compile true": "does not work with 'rollout_compile'",
     "train sudoku --fsdp_size 2": "'fsdp_size' is for 'fsdp: true'",
     "train sudoku --optim adamw_8bit --fsdp true": "adamw_8bit scales moments in blocks, which fsdp would split",
@@ -154,8 +147,6 @@ COMMANDS = {
     f"{ROWS} --data_file rows.jsonl --reward_funcs syntax.ok": "SyntaxError: invalid syntax (syntax.py:1)",
     f"{ROWS} --data_file rows.jsonl --reward_funcs leaves.ok": "cannot be imported: SystemExit: 4 (leaves.py:2)",
     f"{ROWS} --data_file rows.jsonl --reward_funcs lacks.ok": "No module named 'no_such_package' (lacks.py:1)",
-    f"{ROWS} --data_file rows.jsonl --reward_funcs rw.ok --reward_weights .nan": "[0]: nan must be finite",
-    f"{ROWS} --data_file rows.jsonl --reward_funcs rw.ok --reward_weights .inf": "[0]: inf must be finite",
     f"{ROWS} --data_file rows.jsonl --reward_funcs Qwen/Qwen2.5-0.5B": "reward models are not taken; call it in a",
     f"{ROWS} --data_file rows.jsonl --reward_funcs rw.waits": "'rw.waits': is asynchronous; give a plain function",
     f"{ROWS} --data_file rows.jsonl --reward_funcs rw.ok --map_row rw.five_of": "rows.jsonl:1: map_row returned int",
@@ -244,7 +235,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-    (folder / "round").symlink_to("round")
     (folder / "long.jsonl.gz").write_bytes(gzip.compress(long.encode()))
     return folder
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from letter_runs import ROWS, config, metrics
 from letters import rollouts
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
@@ -17,7 +18,6 @@ from lfpo.core.observer import Observer
 from lfpo.models import load_model
 from lfpo.rollout.sampling import rollout
 from lfpo.train.rl import LFPOTrainer
-from test_train import ROWS, config, metrics
 
 
 def test_mdpo_takes_no_state_after_a_rollout_s_end():

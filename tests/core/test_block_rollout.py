@@ -1,7 +1,6 @@
 """Rollouts of models that attend block by block: stored blocks change nothing, and what is stored is computed once."""
 
 import dataclasses
-import functools
 import json
 import logging
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 
 import tiny
 from benchmarks.plain_blocks import plain_block_rollout
+from block_rollout_cases import SEEDS, count_graphs, count_tokens, edits_of
 from lfpo.cli.command_line import main
 from lfpo.config import sampler as sampler_module
 from lfpo.config.errors import UserError
@@ -20,14 +20,9 @@ from lfpo.core.structure import Structure
 from lfpo.core.trajectory import Trajectory
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.plan.flops import forward_flops, rollout_flops
-from lfpo.rollout.edits import EditedTrajectory
 from lfpo.rollout.sampling import rollout
+from rollout_cases import assert_same_rows
 from soon import soon
-from test_rollout import assert_same_rows
-
-# Of 4, 2, 9, 1 and 4 tokens: in blocks of 4 they leave 0, 2, 1, 1 and 0 in the block that the completion begins in.
-PROMPTS = [[5, 6, 7, 8], [9, 10], [40, 41, 42, 43, 44, 45, 46, 47, 48], [100], [5, 6, 7, 8]]
-SEEDS = [11, 12, 13, 14, 15]
 
 
 @pytest.fixture
@@ -36,6 +31,10 @@ def model(tmp_path: Path) -> MaskedDiffusionLM:
     found = load_model(tiny.write_llada(tmp_path / "blocks", block_length=4), dtype=torch.float64)
     found.backbone.lm_head.weight.data *= 4
     return found
+
+
+# Of 4, 2, 9, 1 and 4 tokens: in blocks of 4 they leave 0, 2, 1, 1 and 0 in the block that the completion begins in.
+PROMPTS = [[5, 6, 7, 8], [9, 10], [40, 41, 42, 43, 44, 45, 46, 47, 48], [100], [5, 6, 7, 8]]
 
 
 SETTINGS: list[dict[str, Any]] = [
@@ -57,15 +56,6 @@ def make_eos_common(model: MaskedDiffusionLM, sampler: SamplerConfig) -> None:
     """Make a token of the second block of some rollouts the EOS, so that rows end at different blocks."""
     whole = rollout(model, PROMPTS, sampler, SEEDS)
     model.eos_id = int(whole.tokens[0, 5])
-
-
-def edits_of(t: Trajectory) -> list[list[tuple[int, ...]]]:
-    """Each row's edits: position, step, token, and the token that was revealed there."""
-    if not isinstance(t, EditedTrajectory):
-        return [[]] * len(t)
-    revealed = t.revealed.gather(1, t.edit_position)
-    columns = torch.stack([t.edit_position, t.edit_step, t.edit_token, revealed], dim=-1).tolist()
-    return [[tuple(edit) for edit in row if edit[1] >= 0] for row in columns]
 
 
 @pytest.mark.parametrize("settings", soon(SETTINGS, 0, 9))
@@ -148,19 +138,6 @@ def test_a_row_ends_after_the_block_with_an_eos_and_keeps_what_was_sampled_there
     assert int(inside.nfe[0]) <= int(ended.nfe[0])
 
 
-def count_tokens(model: MaskedDiffusionLM, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """A list that grows by the shape of each forward's input."""
-    shapes: list[tuple[int, ...]] = []
-    body = model.backbone.model.forward
-
-    def counting(input_ids: torch.Tensor, **rest: Any) -> Any:
-        shapes.append(tuple(input_ids.shape))
-        return body(input_ids=input_ids, **rest)
-
-    monkeypatch.setattr(model.backbone.model, "forward", counting)
-    return shapes
-
-
 @pytest.mark.parametrize(
     ("prompt", "steps", "expected"),
     [
@@ -227,19 +204,6 @@ def test_a_prompt_is_run_once_for_all_its_rollouts(model: MaskedDiffusionLM, mon
     one_by_one = rollout(model, prompts, sampler, range(8), rollout_tokens=4)
     assert_same_rows(one_by_one, t, list(range(8)))
     assert [shape for shape in shapes if shape != (1, 4)] == [(1, 12), (1, 12)]
-
-
-def count_graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A list that grows by an entry for each graph that is compiled."""
-    graphs: list[int] = []
-
-    def backend(graph: Any, inputs: list[torch.Tensor]) -> Any:
-        graphs.append(1)
-        return graph.forward
-
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
-    monkeypatch.delenv("TORCHDYNAMO_DISABLE")  # which all tests set
-    return graphs
 
 
 @pytest.mark.long

@@ -7,43 +7,31 @@ from typing import Any
 import pytest
 import torch
 
+from block_view_cases import BLOCK, SEEDS, asked_of_replay, model_and_rollouts, policies, replayed, rolled, views_for
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.learner import accumulate_gradients
 from lfpo.core.predictions import Predictions
-from lfpo.core.roles import BASE, CURRENT, OLD
+from lfpo.core.roles import CURRENT
 from lfpo.core.structure import Structure
 from lfpo.core.trajectory import Trajectory
-from lfpo.core.views import Views, passes
+from lfpo.core.views import passes
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.objectives.needs import check_rollouts
 from lfpo.plan.flops import forward_flops, pass_flops
-from lfpo.rollout.sampling import rollout
 from soon import soon
-from tiny import random_ids, write_llada
-
-PROMPTS = [random_ids(1, n, seed=n)[0].tolist() for n in (1, 4, 6, 11, 8)]
-SEEDS = list(range(len(PROMPTS)))
-BLOCK = 4
-
-
-def rolled(model: MaskedDiffusionLM) -> Trajectory:
-    """Prompts end inside a block, and steps reveal several tokens or none. The second rollout, of four prompt tokens,
-    draws an EOS at the second position of its second block, and other tokens after it."""
-    sampler = SamplerConfig(gen_length=12, temperature=1.0, alg="origin", steps=24)
-    model.eos_id = int(rollout(model, PROMPTS, sampler, SEEDS).tokens[1, BLOCK + 1])
-    return rollout(model, PROMPTS, sampler, SEEDS)
-
-
-def model_and_rollouts(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[MaskedDiffusionLM, Trajectory]:
-    model = load_model(write_llada(folder / "blocks", block_length=BLOCK), dtype=dtype)
-    return model, rolled(model)
+from tiny import write_llada
 
 
 @pytest.fixture(scope="module")
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> tuple[MaskedDiffusionLM, Trajectory]:
     return model_and_rollouts(tmp_path_factory.mktemp("float32"))
+
+
+@pytest.fixture
+def model(narrow: tuple[MaskedDiffusionLM, Trajectory]) -> MaskedDiffusionLM:
+    return narrow[0]
 
 
 @pytest.fixture(scope="module")
@@ -52,22 +40,8 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> tuple[MaskedDiffusionLM, T
 
 
 @pytest.fixture
-def model(narrow: tuple[MaskedDiffusionLM, Trajectory]) -> MaskedDiffusionLM:
-    return narrow[0]
-
-
-@pytest.fixture
 def rollouts(narrow: tuple[MaskedDiffusionLM, Trajectory]) -> Trajectory:
     return narrow[1]
-
-
-def policies(model: MaskedDiffusionLM) -> dict[str, Any]:
-    return dict.fromkeys((CURRENT, OLD, BASE), model)
-
-
-def views_for(name: str, t: Trajectory, **knobs: Any) -> Views:
-    signal = torch.ones(len(t), dtype=torch.float64)
-    return make_objective({"name": name, **knobs}).views(t.in_rounds(), signal, range(len(t)), 0)
 
 
 def test_rounds_count_the_steps_of_each_block(rollouts: Trajectory):
@@ -82,38 +56,6 @@ def test_rounds_count_the_steps_of_each_block(rollouts: Trajectory):
     for row in range(len(rollouts)):  # rows do not depend on each other
         alone = rollouts.rows(torch.tensor([row])).in_rounds().reveal_step[0]
         assert torch.equal(again.reveal_step[row], alone)
-
-
-replayed = pytest.mark.parametrize(
-    ("name", "knobs"),
-    [("cj_grpo", {"after_eos": True}), ("trace_rl", {"shrink": 1}), ("egspo", {"steps": 99}), ("agrpo", {})],
-    ids=lambda x: x if isinstance(x, str) else "",
-)
-Write = tuple[int, int, int]  # row, position and step of a token that was written
-
-
-def asked_of_replay(name: str, views: Views, t: Trajectory, model: MaskedDiffusionLM) -> list[Write]:
-    """What the views of rounds `t` ask about: every token that the objective scores, once, with the log-probability
-    that was recorded when it was written."""
-    step_BW, confidence_BW = t.with_edits("reveal_step"), t.with_edits("confidence")
-    place_BW = t.at_writes(torch.arange(t.tokens.shape[1]).expand_as(t.tokens))
-    recorded: dict[Write, float] = {
-        (row, int(place_BW[row, w]), int(step_BW[row, w])): float(confidence_BW[row, w])
-        for row, w in (step_BW >= 0).nonzero().tolist()
-    }
-    view, column = views.target.nonzero().unbind(-1)
-    place = (column - t.prompt_ids.shape[1]).tolist()
-    if name == "trace_rl":  # whose views have no numbers: of each row one a step, in order
-        number = [step for row in range(len(t)) for step in t.distinct_steps()[row].tolist()]
-    else:
-        number = views.state.tolist()
-    asked = [(int(views.row[v]), p, number[v]) for v, p in zip(view.tolist(), place, strict=True)]
-    drawn = torch.tensor([recorded[key] for key in asked])
-    torch.testing.assert_close(Predictions(views, policies(model)).logp(), drawn.log(), rtol=0, atol=1e-4)
-    scored = t.scored(after_eos=name in ("cj_grpo", "egspo"))
-    every = {key for key in recorded if bool(scored[key[0], key[1]])}
-    assert set(asked) <= every and (name == "agrpo" or set(asked) == every) and len(asked) == len(set(asked))
-    return asked
 
 
 @replayed

@@ -31,8 +31,8 @@ from lfpo.plan.flops import forward_flops, rollout_flops
 from lfpo.plan.work import count, sampling_work
 from lfpo.rollout.sampling import rollout
 from lfpo.train.sft import accumulate_sft_gradients, sampled_length
+from rollout_cases import assert_same_rows, count_forwards
 from soon import soon
-from test_rollout import assert_same_rows, count_forwards
 from tiny import write_llada
 
 GOLDEN = FOLDER / "nemotron_labs_diffusion"

@@ -12,10 +12,10 @@ from unittest import mock
 import pytest
 import torch
 
+from fused_cases import chunks_of, plain, random_case
+from fused_cases import fused as rectified
 from lfpo.core import fused
 from lfpo.core.head import Precision
-from test_fused import chunks_of, plain, random_case
-from test_fused import fused as rectified
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="no Triton: pip install triton")

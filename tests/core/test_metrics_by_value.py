@@ -19,6 +19,7 @@ import torch
 
 import tiny
 from golden_families import golden
+from letter_runs import ROWS, config, even_letters, metrics
 from letters import Table, rollouts
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
@@ -50,9 +51,8 @@ from lfpo.rewards import Rewards
 from lfpo.rollout.edits import EditedTrajectory
 from lfpo.runs.context import Context
 from lfpo.train.rl import LFPOTrainer
+from scripted_engine import scripted
 from small_runs import AS_PUBLISHED
-from test_episodes import scripted
-from test_train import ROWS, config, even_letters, metrics
 
 PAGE = Path(__file__).parents[2] / "docs" / "run-directory.md"
 Test = TypeVar("Test", bound=Callable[..., None])

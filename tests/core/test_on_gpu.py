@@ -30,7 +30,7 @@ from lfpo.train.sft import train_sft
 from small_runs import choice_config
 from soon import soon
 
-# The losses of all objectives are compared by the check `losses-agree` (tests/gpu/agreement.py).
+# The losses of all objectives are compared by the check `losses-agree` (checks/gpu/agreement.py).
 OTHERS: list[dict[str, Any]] = [
     {"lora": {"r": 4}, "objective": {"name": "unigrpo"}, "merge_lora": False},  # as on the CPU
     *({name: True} for name in ("offload_reference", "gradient_checkpointing")),

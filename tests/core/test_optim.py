@@ -19,9 +19,9 @@ from lfpo.models import load_model
 from lfpo.train.adamw import build_adamw
 from lfpo.train.checkpoint import TABLES, latest_checkpoint
 from lfpo.train.rl import LFPOTrainer
+from rank_runs import assert_same_run, run
 from small_runs import choice_config as config
 from small_runs import whole_and_resumed
-from test_distributed import assert_same_run, run
 from tiny import optimiser_settings, random_ids
 
 installed = importlib.util.find_spec("bitsandbytes") is not None

@@ -1,6 +1,5 @@
 import itertools
 import math
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,10 +25,9 @@ from lfpo.rollout.reveal.published import dynamic, origin_steps
 from lfpo.rollout.reveal.rules import probability
 from lfpo.rollout.sampling import rollout
 from reference_sampler import dream_generate, generate
+from rollout_cases import assert_same_rows, blocks_of_code, count_forwards
 from soon import soon
 from tiny import write_dream
-
-PROMPTS = [[5, 6, 7, 8], [9, 10], [40, 41, 42, 43, 44, 45, 46], [100]]
 
 
 @pytest.fixture
@@ -39,6 +37,9 @@ def model(checkpoint: Path) -> MaskedDiffusionLM:
     model = load_model(checkpoint, dtype=torch.float64)
     model.backbone.lm_head.weight.data *= 4
     return model
+
+
+PROMPTS = [[5, 6, 7, 8], [9, 10], [40, 41, 42, 43, 44, 45, 46], [100]]
 
 
 @pytest.mark.parametrize("checkpoint", ["llada"], indirect=True)
@@ -65,17 +66,8 @@ def test_idle_steps_run_no_forward_but_are_counted(model: MaskedDiffusionLM, sch
     assert sorted(result.reveal_step[0, 4:].tolist()) == [e + 16 for e in expected]
 
 
-FIELDS = ("tokens", "reveal_step", "scheduled_steps", "nfe", "queries")
 ROWS = [*PROMPTS, PROMPTS[0]]  # two of the same prompt share their first forward
 SEEDS = [11, 12, 13, 14, 15]
-
-
-def assert_same_rows(found: Trajectory, expected: Trajectory, rows: list[int], *, but: tuple[str, ...] = ()) -> None:
-    """Row i of `found` is row rows[i] of `expected`: integers exactly, the others up to the last bits."""
-    for name in set(FIELDS) - set(but):
-        assert torch.equal(getattr(found, name), getattr(expected, name)[rows]), name
-    for name in ("confidence", "entropy"):
-        torch.testing.assert_close(getattr(found, name), getattr(expected, name)[rows], msg=name)
 
 
 def make_eos_common(model: MaskedDiffusionLM, sampler: SamplerConfig) -> None:
@@ -182,19 +174,6 @@ def test_origin_reveals_each_position_at_the_step_drawn_for_it(model: MaskedDiff
     assert result.scheduled_steps.tolist() == [steps] * 4
     other = rollout(model, PROMPTS, sampler, [7, 8, 9, 10])
     assert not torch.equal(other.reveal_step, result.reveal_step)
-
-
-def count_forwards(model: MaskedDiffusionLM, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """A list that grows by the shape of each whole forward."""
-    shapes: list[tuple[int, ...]] = []
-    hidden = model.hidden
-
-    def counting(ids: torch.Tensor, *rest: Any, **how: Any) -> torch.Tensor:
-        shapes.append(tuple(ids.shape))
-        return hidden(ids, *rest, **how)
-
-    monkeypatch.setattr(model, "hidden", counting)
-    return shapes
 
 
 @pytest.mark.parametrize(
@@ -319,13 +298,6 @@ def test_confidence_stop_commits_the_block_and_saves_its_steps(llada: Path):
     assert result.nfe.tolist() == [3]
     plain = rollout(model, [[1, 2]], SamplerConfig(**settings), [0])
     assert (plain.scheduled_steps.tolist(), plain.nfe.tolist()) == ([8], [4])
-
-
-def blocks_of_code(section: str) -> list[str]:
-    """The Python code in a section of CONTRIBUTING.md."""
-    text = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    body = re.split(r"^## ", text.split(f"\n## {section}\n")[1], flags=re.MULTILINE)[0]
-    return re.findall(r"^```python\n(.*?)^```", body, re.DOTALL | re.MULTILINE)
 
 
 def test_the_rule_in_contributing_works_from_outside_the_package(

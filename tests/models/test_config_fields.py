@@ -17,8 +17,8 @@ from lfpo.config.errors import UserError
 from lfpo.models import load_model
 from lfpo.models.config_checks import check_config
 from lfpo.models.loading import load_tokenizer
-from test_modernbert import write_modernbert
 from tiny_gemma import write_gemma
+from tiny_modernbert import write_modernbert
 
 MASKED = sorted(SPECIAL.keys() - {"llada"})  # with config.json's usual field names
 EXPERTS = ["lladamoe", "llada2_0", "sdar_moe"]

@@ -10,6 +10,8 @@ from peft import PeftModel
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
+from adapters import moved
+from fsdp_training import PROMPTS, SAMPLER, SEEDS, trains_as_one
 from golden_families import golden, golden_io
 from lfpo.cli.command_line import main
 from lfpo.config.errors import UserError
@@ -31,8 +33,6 @@ from lfpo.plan.flops import forward_flops
 from lfpo.plan.model import model_shape
 from lfpo.rollout.sampling import rollout
 from processes import run_ranks
-from test_fsdp import PROMPTS, SAMPLER, SEEDS, trains_as_one
-from test_lora import moved
 
 LORA = LoraSettings(r=2, lora_alpha=4)
 ON_EXPERTS = LoraSettings(r=2, lora_alpha=4, experts=True)

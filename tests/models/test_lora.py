@@ -9,6 +9,7 @@ import torch
 from peft import LoraConfig, PeftModel
 from safetensors.torch import load_file, save_file
 
+from adapters import moved
 from golden_families import golden
 from lfpo.config.errors import UserError
 from lfpo.config.models import LoraSettings
@@ -24,14 +25,6 @@ from small_runs import AS_PUBLISHED, choice_config, whole_and_resumed
 
 SMALL = LoraSettings(r=2, lora_alpha=4)
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10], [11, 12, 13, 14, 15, 16]])
-
-
-def moved(model: MaskedDiffusionLM) -> MaskedDiffusionLM:
-    """Give the current adapter values that change something."""
-    rng = torch.Generator().manual_seed(0)
-    for _, p in model.factors():
-        p.data.add_(torch.randn(p.shape, generator=rng) * 0.3)
-    return model
 
 
 def adapted(checkpoint: Path, dtype: torch.dtype = torch.float32) -> MaskedDiffusionLM:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
-from transformers import ModernBertConfig, ModernBertForMaskedLM
+from transformers import ModernBertForMaskedLM
 
+from letter_runs import metrics
 from lfpo.cli.command_line import main
 from lfpo.config.errors import UserError
 from lfpo.config.models import LoraSettings
@@ -21,67 +21,9 @@ from lfpo.models.modernbert import EXTRA
 from lfpo.models.policies import checkpoint_layers
 from lfpo.plan.model import model_shape
 from lfpo.rollout.sampling import rollout
-from test_distributed import assert_same_run, run
-from test_train import metrics
-from tiny import read_weights, write_tokenizer
-
-CHARACTERS, WINDOW, WIDTH = 128, 8, 32
-SPECIAL = ("[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]")
-UNK, CLS, SEP, PAD, MASK = range(CHARACTERS, CHARACTERS + len(SPECIAL))
-# As published: written by an early transformers, which had no `layer_types` and `rope_parameters`.
-CONFIG: dict[str, Any] = {
-    "architectures": ["ModernBertForMaskedLM"],
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "bos_token_id": CLS,
-    "classifier_activation": "gelu",
-    "classifier_bias": False,
-    "classifier_pooling": "mean",
-    "cls_token_id": CLS,
-    "decoder_bias": True,
-    "deterministic_flash_attn": False,
-    "embedding_dropout": 0.0,
-    "eos_token_id": SEP,
-    "global_attn_every_n_layers": 3,
-    "global_rope_theta": 160000.0,
-    "gradient_checkpointing": False,
-    "hidden_activation": "gelu",
-    "hidden_size": WIDTH,
-    "intermediate_size": 48,
-    "layer_norm_eps": 1e-05,
-    "local_attention": 2 * WINDOW,
-    "local_rope_theta": 10000.0,
-    "max_position_embeddings": 256,
-    "mlp_bias": False,
-    "mlp_dropout": 0.0,
-    "model_type": "modernbert",
-    "norm_bias": False,
-    "norm_eps": 1e-05,
-    "num_attention_heads": 4,
-    "num_hidden_layers": 4,
-    "pad_token_id": PAD,
-    "position_embedding_type": "absolute",
-    "sep_token_id": SEP,
-    "tie_word_embeddings": True,
-    "torch_dtype": "float32",
-    "vocab_size": CHARACTERS + len(SPECIAL) + 3,  # padded, as published
-}
-
-
-def write_modernbert(folder: Path, *, dtype: torch.dtype = torch.float32, **changes: Any) -> Path:
-    """A checkpoint with transformers' weights and a published config.json. changes: its fields."""
-    folder.mkdir(parents=True)
-    config = {**CONFIG, **changes}
-    rng = torch.Generator().manual_seed(0)
-    model = ModernBertForMaskedLM(ModernBertConfig(**CONFIG))
-    weights = {
-        name: ((p.ndim == 1 and not name.endswith("bias")) + 0.2 * torch.randn(p.shape, generator=rng)).to(dtype)
-        for name, p in model.named_parameters()
-    }
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config, indent=2))
-    write_tokenizer(folder, SPECIAL, characters=CHARACTERS, eos_token="[PAD]", pad_token="[PAD]")
-    return folder
+from rank_runs import assert_same_run, run
+from tiny import read_weights
+from tiny_modernbert import CHARACTERS, CONFIG, MASK, PAD, UNK, WIDTH, WINDOW, write_modernbert
 
 
 @pytest.fixture(scope="module")

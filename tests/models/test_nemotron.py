@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from golden_families import NEMOTRON_TOKENS, TEXT, nemotron
+from letter_runs import assert_resume_is_exact, metrics
 from lfpo.cli.command_line import main
 from lfpo.config.errors import UserError
 from lfpo.config.models import LoraSettings
@@ -24,9 +25,8 @@ from lfpo.models.lora import attach
 from lfpo.rollout.sampling import as_it_is, rollout
 from lfpo.runs.card import CAUSAL_SAMPLER
 from lfpo.train.queue import RolloutQueue
+from rank_checks import assert_ranks_do_not_matter
 from small_runs import same
-from test_objective_training import assert_ranks_do_not_matter
-from test_train import assert_resume_is_exact, metrics
 from tiny import random_ids, read_weights
 
 BLOCK = 8

@@ -17,7 +17,7 @@ from lfpo.config.files import read_json, write_json
 from lfpo.models import init_model, load_model, load_tokenizer, save_model
 from lfpo.models.layouts import LAYOUTS
 from processes import run_lfpo
-from test_distributed import metrics
+from rank_runs import metrics
 from tiny import read_weights, write_tokenizer
 from written_runs import write_rows
 

@@ -10,16 +10,17 @@ import pytest
 import torch
 from dtree_rpo import DTreeRPO, node_values, nodes, tree_rollout
 
+from letter_runs import ROWS, config, metrics
 from letters import rollouts
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
+from lfpo.contrib.states import StateViews
 from lfpo.core.trajectory import GIVES, Trajectory
 from lfpo.models import load_model
 from lfpo.objectives.needs import check_rollouts
 from lfpo.rollout.sampling import rollout
 from lfpo.train.rl import LFPOTrainer
-from test_objectives import loss_of
-from test_train import ROWS, config, metrics
+from loss_cases import loss_of
 
 LN2 = log(2)
 HALF = 0.5 + LN2 - 1  # k3 where the other policy gives a token half the probability
@@ -52,6 +53,7 @@ def test_edges_that_reveal_nothing_to_score_count_in_the_mean():
     signal = torch.zeros(2, dtype=torch.float64)
     objective = DTreeRPO(tree=[1, 2], beta=0.0, lambda_max=0.0)
     views = objective.views(t, signal, [0, 1], 0)
+    assert isinstance(views, StateViews)
     views = dataclasses.replace(views, advantage=torch.tensor([0.5, 0.5, -0.5]).double())
     assert views.target.sum(-1).tolist() == [2, 0, 0]
     odds = {"___": "111 111 111"}

@@ -26,17 +26,9 @@ from lfpo.objectives.espo import ESPO
 from lfpo.objectives.justgrpo import JustGRPO
 from lfpo.objectives.sequences import elbo_views, masked_views
 from lfpo.objectives.vrpo import VRPO
+from loss_cases import GOOD_BAD, HALF, LN2, loss_of, masks
 from small_runs import step_of
-from test_objective_views import check_rate, views_of
-from test_objectives import GOOD_BAD, loss_of
-
-LN2 = log(2)
-HALF = 0.5 + LN2 - 1  # k3 where the other policy gives a token half the probability
-
-
-def masks(*states: list[str]) -> torch.Tensor:
-    """States written as text, one list a mask with a state for each rollout, as positions [D, B, C]."""
-    return torch.tensor([[[x == "_" for x in state] for state in row] for row in states])
+from view_cases import check_rate, views_of
 
 
 def test_rldf_of_several_passes_by_hand():

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
 import tiny
-from lfpo.cli.command_line import main
+from fused_cases import Products, chunks_of, widest
+from letter_runs import ROWS, config, even_letters, metrics
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.learner import accumulate_gradients
 from lfpo.core.roles import BASE, CURRENT, OLD
@@ -18,11 +18,15 @@ from lfpo.core.views import passes
 from lfpo.models import load_model
 from lfpo.objectives import OBJECTIVES
 from lfpo.train.rl import LFPOTrainer
+from rank_checks import SMALL_RUNS, assert_ranks_do_not_matter
+from rollout_cases import blocks_of_code
 from small_runs import step_of
-from test_distributed import ARGUMENTS, assert_same_run, run
-from test_fused import Products, chunks_of, widest
-from test_rollout import blocks_of_code
-from test_train import ROWS, config, even_letters, metrics
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_llada(tmp_path_factory.mktemp("objectives") / "llada")
+
 
 # One of each kind: random masks, one state, likelihoods of whole answers, replayed states, a mixture, sampled steps.
 # The others are tested in the long suite.
@@ -87,30 +91,6 @@ def run_of(tmp_path: Path, model: Path, objective: dict[str, Any], **changes: An
     return trainer, len(updates), changed
 
 
-SMALL_RUNS: dict[str, dict[str, Any]] = {
-    "lfpo": {"num_iterations": 2},
-    "dtm": {"num_iterations": 2},
-    "diffu_grpo": {"num_iterations": 2},
-    "unigrpo": {"num_iterations": 2, "min_step": 900},  # so that every view has a target, however views are packed
-    "spg": {"block_length": 2, "num_iterations": 1},
-    "agrpo": {"mc_samples": 2, "num_iterations": 2},
-    "wd1": {"num_iterations": 1},
-    "rejection": {"min_reward": 0.4},
-    "trace_rl": {"min_accuracy": 0.0, "max_accuracy": 1.0},
-    "slim_rl": {"min_accuracy": 0.0, "max_accuracy": 1.0},
-    "ebpo": {"mc_samples": 2},
-    "mask_aware": {"num_iterations": 2},
-    "espo": {"num_iterations": 2},
-    "gdsd": {"num_iterations": 2, "epsilon": 0.5},
-    "rldf": {"num_iterations": 2},
-    "bgpo": {"mc_samples": 2},
-    "cj_grpo": {"num_iterations": 2},
-    "gdpo": {"num_iterations": 2},
-    "stable_drl": {"block_length": 2, "num_iterations": 1},
-    "mdpo": {"steps": 2},
-}
-
-
 @pytest.mark.parametrize(("name", "family"), [*((name, "llada") for name in OBJECTIVES), ("coupled_grpo", "dream")])
 def test_every_objective_trains(name: str, family: str, tmp_path: Path, request: pytest.FixtureRequest):
     objective, model = {"name": name, **SMALL_RUNS.get(name, {})}, request.getfixturevalue(family)
@@ -136,33 +116,8 @@ def test_the_objective_in_contributing_trains_from_outside_the_package(
     assert updates == 2 and changed
 
 
-@pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.write_llada(tmp_path_factory.mktemp("objectives") / "llada")
-
-
 # The one whose signal has a number for each state, and those that need other ranks' numbers or whole sequences.
 RANKED = ("egspo", "lfpo", "mdpo", "agrpo", "espo", "rldf", "stable_drl", "trace_rl")
-
-
-def assert_ranks_do_not_matter(name: str, start: Path, tmp_path: Path, **changes: float) -> None:
-    """Two ranks with FSDP and LoRA start a run and one process ends it: metrics are those of one process alone."""
-    settings = yaml.safe_dump({"name": name, **SMALL_RUNS.get(name, {}), **changes}, default_flow_style=True)
-    given = ["--objective", settings.strip(), "--lora", "{r: 2, lora_alpha: 4}", "--prompts_per_iteration", "2"]
-    # Two blocks of two rollouts, and two of one, which leave a rank without any.
-    given += ["--num_generations", "3", "--optimizer_steps_per_iteration", "4"]
-    # Steps of 1e-2 are so long that the last bits of a gradient decide which token a rollout draws.
-    given += ["--learning_rate", "1e-3", "--eval_size", "1"]
-    if name == "justgrpo":
-        given += ["--sampler.block_length", "1"]
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    alone = [*ARGUMENTS, "--model", str(start), *given, "--max_steps", "2", "--output_dir"]
-    assert main([*alone, str(whole)]) == 0
-    process = run(parts, start, 2, *given, "--max_steps", "1", "--fsdp", "true")
-    assert process.returncode == 0, process.stderr
-    assert main([*alone, str(parts), "--resume"]) == 0
-    assert all(row["grad_norm"] > 0 for row in metrics(whole)[1:])
-    assert_same_run(whole, parts)
 
 
 @pytest.mark.long

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import small_runs
-from letters import MASK, rollouts, spell
-from lfpo.contrib.kept import kept
+from letters import rollouts, spell
+from lfpo.contrib.kept import kept as with_predictions
 from lfpo.contrib.wd1 import WD1
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views, noised
@@ -23,21 +23,9 @@ from lfpo.objectives.spg import SPG
 from lfpo.objectives.step_views import step_means
 from lfpo.objectives.trace_rl import TraceRL
 from lfpo.objectives.unigrpo import UniGRPO
+from view_cases import check_rate, hidden, views_of
 
 N = 1500
-
-
-def views_of(objective: Any, t: Trajectory, iteration: int = 0) -> Views:
-    """Views of a pass, row r drawing from seed r, every rollout right and better than the others."""
-    return objective.views(t, torch.ones(len(t)), range(len(t)), iteration)
-
-
-def check_rate(hits: torch.Tensor, probability: float) -> None:
-    """Every column of independent rows is true with the given probability."""
-    hits = hits.double()
-    rate = hits.mean(0)
-    spread = (probability * (1 - probability) / len(hits)) ** 0.5
-    assert bool(((rate - probability).abs() <= 4 * spread).all()), (rate, probability)
 
 
 def check_mean(values: torch.Tensor, expected: float) -> None:
@@ -46,11 +34,6 @@ def check_mean(values: torch.Tensor, expected: float) -> None:
     spread = values.std(0) / len(values) ** 0.5
     assert bool((spread > 0).all())
     assert bool(((values.mean(0) - expected).abs() <= 4 * spread).all()), (values.mean(0), expected)
-
-
-def hidden(views: Views, width: int = 0) -> torch.Tensor:
-    """Masked positions, of the completion when the prompt's width is given."""
-    return views.input_ids[:, width:] == MASK
 
 
 # What every objective's views have in common.
@@ -74,7 +57,8 @@ def mixed() -> Trajectory:
     entropy = (0.5 + torch.rand(6, 8, generator=torch.Generator().manual_seed(0))).tolist()
     t = rollouts(completions, reveal, prompts=PROMPTS, entropy=entropy, temperature=1.0, steps=8)
     # What an objective of predictions at steps 0 and 3 needs besides; the others do not see it.
-    known = kept(t, torch.tensor([[0, 3]] * 6), t.tokens[:, None].expand(-1, 2, -1), torch.full((6, 2, 8), 0.5))
+    at, tokens = torch.tensor([[0, 3]] * 6), t.tokens[:, None].expand(-1, 2, -1)
+    known = with_predictions(t, at, tokens, torch.full((6, 2, 8), 0.5))
     return dataclasses.replace(known, advantage=torch.ones(6, 2).double())
 
 

@@ -8,15 +8,13 @@ import pytest
 import torch
 import yaml
 
-from letters import Table, rollouts
+from letters import rollouts
 from lfpo.config.errors import UserError
 from lfpo.config.lfpo import Advantage
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.advantages import group_advantages
 from lfpo.core.kept_tokens import kept_tokens
-from lfpo.core.learner import accumulate_gradients
-from lfpo.core.objective import Objective
-from lfpo.core.views import Views, noised
+from lfpo.core.views import noised
 from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.objectives.agrpo import AGRPO
 from lfpo.objectives.diffu_grpo import DiffuGRPO
@@ -25,16 +23,7 @@ from lfpo.objectives.rejection import Rejection
 from lfpo.objectives.sequences import masked_views
 from lfpo.objectives.spg import SPG
 from lfpo.objectives.trace_rl import TraceRL
-
-GOOD_BAD = torch.tensor([1.0, -0.5], dtype=torch.float64)  # the advantages of most tests below
-
-
-def loss_of(objective: Objective, views: Views, signal: Any, **tables: dict[str, str]) -> float:
-    """The loss of one optimiser step under table policies, which splitting into passes must not change."""
-    models: Any = {name: Table(odds) for name, odds in tables.items()}
-    whole = accumulate_gradients(objective, models, views, signal, update_tokens=10**6)[0]
-    assert accumulate_gradients(objective, models, views, signal, update_tokens=1)[0] == pytest.approx(whole, rel=1e-12)
-    return whole
+from loss_cases import GOOD_BAD, loss_of
 
 
 def test_diffu_grpo_by_hand():

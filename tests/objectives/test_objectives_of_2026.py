@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from fused_cases import chunks_of, random_case, within
 from letters import Table, rollouts
 from lfpo.core.learner import accumulate_gradients
 from lfpo.core.predictions import Predictions
@@ -17,10 +18,8 @@ from lfpo.objectives.ebpo import EBPO
 from lfpo.objectives.mask_aware import MaskAware
 from lfpo.objectives.sequences import gauss_legendre
 from lfpo.objectives.slim_rl import SLIMRL
-from test_fused import chunks_of, random_case, within
-from test_newer_objectives import HALF, LN2, masks
-from test_objective_views import check_rate, hidden, views_of
-from test_objectives import GOOD_BAD, loss_of
+from loss_cases import GOOD_BAD, HALF, LN2, loss_of, masks
+from view_cases import check_rate, hidden, views_of
 
 DOUBLE = 1 - LN2  # k3 where the other policy gives a token twice the probability
 

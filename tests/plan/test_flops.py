@@ -15,7 +15,7 @@ from lfpo.models import load_model
 from lfpo.objectives import make_objective
 from lfpo.plan.flops import forward_flops, pass_flops, rollout_flops
 from lfpo.rollout.sampling import rollout
-from test_rollout import count_forwards
+from rollout_cases import count_forwards
 
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12]]
 

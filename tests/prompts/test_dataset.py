@@ -117,9 +117,9 @@ def test_rows_that_cannot_be_prepared_name_their_line(tmp_path, changes, told):
     ("changes", "told"),
     [
         ({"task": "choice", "dataset_name": "a/b"}, "give one of 'task', 'data_file' and 'dataset_name'"),
-        ({"task": "choice"}, "'columns' and 'map_row' are for the rows of a data set"),
-        ({"data_file": "rows.jsonl", "dataset_test_split": "test"}, "go with 'dataset_name'"),
-        ({"push_to_hub": True}, "'push_to_hub' needs 'hub_model_id': USER/NAME"),
+        ({"task": "choice"}, "'columns' or 'map_row' goes with the rows of a data set"),
+        ({"data_file": "rows.jsonl", "dataset_test_split": "test"}, "'dataset_test_split' goes with 'dataset_name'"),
+        ({"push_to_hub": True}, "'push_to_hub' goes with 'hub_model_id', USER/NAME"),
         ({"push_to_hub": True, "hub_model_id": "name"}, "'hub_model_id' 'name' must have the form USER/NAME"),
     ],
 )

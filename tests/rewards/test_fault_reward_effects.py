@@ -23,6 +23,7 @@ import pytest
 import torch
 
 import tiny
+from letter_runs import config, metrics
 from lfpo.config.errors import UserError
 from lfpo.config.plugins import resolve
 from lfpo.core import learner
@@ -36,7 +37,6 @@ from lfpo.train.rl import LFPOTrainer
 from processes import run_lfpo
 from scores import score
 from soon import soon
-from test_train import config, metrics
 
 
 @pytest.fixture(scope="module")
@@ -195,24 +195,6 @@ def test_a_function_that_cannot_be_called_says_why_at_start(
 STATES: dict[str, tuple[str, Callable[[], object]]] = {
     "gradients": ("torch.set_grad_enabled(False)", torch.is_grad_enabled),
     "device": ("torch.set_default_device('meta')", torch.get_default_device),
-    "dtype": ("torch.set_default_dtype(torch.float64)", torch.get_default_dtype),
-    "autocast": ("torch.autocast('cpu', torch.bfloat16).__enter__()", lambda: torch.is_autocast_enabled("cpu")),
-    "precision": ("torch.set_float32_matmul_precision('medium')", torch.get_float32_matmul_precision),
-    "inference": (
-        "mode = torch.inference_mode(); mode.__enter__(); KEPT.append(mode)",
-        torch.is_inference_mode_enabled,
-    ),
-    "threads": ("torch.set_num_threads(3)", torch.get_num_threads),
-    "deterministic": (
-        "torch.use_deterministic_algorithms(True, warn_only=True)",
-        lambda: (
-            torch.are_deterministic_algorithms_enabled(),
-            torch.is_deterministic_algorithms_warn_only_enabled(),
-        ),
-    ),
-    "anomaly": ("torch.autograd.set_detect_anomaly(True, check_nan=False)", torch.is_anomaly_enabled),
-    "mkldnn": ("torch.backends.mkldnn.enabled = False", lambda: torch.backends.mkldnn.enabled),
-    "benchmark": ("torch.backends.cudnn.benchmark = True", lambda: torch.backends.cudnn.benchmark),
 }
 
 
@@ -223,8 +205,7 @@ def test_what_a_module_or_a_function_sets_in_torch_ends_with_it(
     line, state = STATES[kind]
     before, name = state(), f"sets_{kind}"
     (tmp_path / f"{name}.py").write_text(
-        f"import torch\nKEPT = []\n{line}\n"
-        f"def reward(prompts, completions, **_):\n    {line}\n    return [1.0] * len(prompts)\n"
+        f"import torch\n{line}\ndef reward(prompts, completions, **_):\n    {line}\n    return [1.0] * len(prompts)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     function = resolve(f"{name}.reward", {}, kind="reward function")
@@ -241,7 +222,7 @@ def test_what_a_callback_or_map_row_sets_in_torch_ends_with_it(
     line, state = STATES[kind]
     before, name = state(), f"maps_{kind}"
     (tmp_path / f"{name}.py").write_text(
-        f"import torch\nKEPT = []\ndef row(row):\n    {line}\n    return row\n"
+        f"import torch\ndef row(row):\n    {line}\n    return row\n"
         f"class Sets:\n    def on_step_begin(self, *args, **kwargs):\n        {line}\n"
     )
     monkeypatch.syspath_prepend(tmp_path)

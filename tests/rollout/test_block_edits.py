@@ -9,6 +9,8 @@ import pytest
 import torch
 
 import tiny
+from block_rollout_cases import SEEDS, edits_of
+from block_view_cases import asked_of_replay, replayed, views_for
 from lfpo.cli.command_line import main
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
@@ -27,8 +29,6 @@ from lfpo.rollout.reveal import Proposal
 from lfpo.rollout.sampling import rollout
 from lfpo.train.records import completion_record
 from small_runs import AS_PUBLISHED
-from test_block_rollout import SEEDS, edits_of
-from test_block_views import asked_of_replay, replayed, views_for
 
 BLOCK = 4
 # Of 4, 2, 9, 1 and 7 tokens, so that completions begin at each place of a block.

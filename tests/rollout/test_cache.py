@@ -8,6 +8,7 @@ import torch
 
 import tiny
 from benchmarks.spent import recorded
+from block_rollout_cases import count_graphs, count_tokens
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.compiled import compiled_body
 from lfpo.models import MaskedDiffusionLM, init_model, load_model
@@ -16,7 +17,6 @@ from lfpo.plan.flops import rollout_flops
 from lfpo.rollout.cached import cache_capacity
 from lfpo.rollout.sampling import rollout
 from reference_sampler import cached_generate
-from test_block_rollout import count_graphs, count_tokens
 
 PROMPTS = [[5, 6, 7, 8], [9, 10], [40, 41, 42, 43, 44, 45, 46], [100]]
 SEEDS = [1, 2, 3, 4]

@@ -163,9 +163,9 @@ def ray() -> Iterator[Any]:
     """Ray on this machine, with cores for three workers."""
     ray = pytest.importorskip("ray")
     # Workers unpickle what this module defines.
-    paths = os.pathsep.join(
-        dict.fromkeys([*(str(p) for p in Path(__file__).parents[:2]), *os.environ.get("PYTHONPATH", "").split(":")])
-    )
+    here = Path(__file__).parent
+    folders = [here, here.parent / "helpers", *os.environ.get("PYTHONPATH", "").split(":")]
+    paths = os.pathsep.join(dict.fromkeys(map(str, folders)))
     environment = {"env_vars": {"PYTHONPATH": paths, "TORCHDYNAMO_DISABLE": "1"}}
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, runtime_env=environment)
     yield ray

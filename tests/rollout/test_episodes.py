@@ -2,90 +2,38 @@
 
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 
 import games
 import tiny
+from letter_runs import config, metrics, without_times
 from lfpo import LFPOConfig, LFPOTrainer, SamplerConfig
 from lfpo.config.errors import UserError
 from lfpo.core.batch import Batch
-from lfpo.core.batch_metrics import gathered
 from lfpo.core.encoding import encode_prompt
-from lfpo.core.engine import Engine, Request
-from lfpo.core.forward import left_pad
-from lfpo.core.observer import Observer
+from lfpo.core.engine import Request
 from lfpo.core.passes import fully_masked
-from lfpo.core.rollouts import FreshRollouts
-from lfpo.core.trajectory import Trajectory, of_completions
 from lfpo.core.visited import replay
 from lfpo.models import load_model, load_tokenizer
 from lfpo.objectives import make_objective
 from lfpo.objectives.needs import samplers
 from lfpo.plan.estimate import Estimate
-from lfpo.prompts.sources import PromptSource
 from lfpo.report.completions import rollout_sample
 from lfpo.report.records import Kept
-from lfpo.rollout.episodes import Environment, Played, play
+from lfpo.rollout.episodes import Environment, play
 from lfpo.rollout.sampling import as_it_is
 from lfpo.train.records import rollout_records
-from test_distributed import assert_same_run
-from test_distributed import run as run_distributed
-from test_train import config, metrics, without_times
-from test_update import Whole
+from rank_runs import assert_same_run
+from rank_runs import run as run_distributed
+from scripted_engine import SAMPLER, scripted
+from update_cases import Whole
 from written_runs import write_rows
 
-SAMPLER = SamplerConfig(temperature=1.0).for_length(3)
-SCRIPTED = Environment(games.Scripted, max_turns=2, timeout=0.0)
 ROWS: list[dict[str, Any]] = [{"prompt": text, "turns": turns} for text, turns in (("ab", 1), ("c", 2), ("dd", 3))]
-
-
-class ScriptedEngine:
-    """An engine whose completions are given: one list a call. A token is revealed at each step from the left."""
-
-    def __init__(self, model: Any, tokenizer: Any, calls: list[list[str]]):
-        self.model, self.tokenizer, self.calls, self.requests = model, tokenizer, calls, list[Request]()
-
-    def update(self, version: Any, policy: Any) -> None:
-        pass
-
-    def sample(self, request: Request, finished: Any = None) -> Trajectory:
-        self.requests.append(request)
-        texts, size = self.calls.pop(0), len(request.prompts)
-        length = request.sampler.gen_length or 0
-        eos = self.model.eos_id
-        tokens = [(self.tokenizer.encode(text, add_special_tokens=False) + [eos] * length)[:length] for text in texts]
-        return of_completions(
-            *left_pad(request.prompts, self.model.pad_id),
-            torch.tensor(tokens),
-            torch.arange(length).expand(size, -1).clone(),
-            nfe=torch.full((size,), length),
-            sampler=request.sampler,
-            mask_id=self.model.mask_id,
-            eos_id=eos,
-        )
-
-    def metrics(self) -> dict[str, float]:
-        return {}
-
-
-def scripted(checkpoint: Path, prompts: Sequence[Any], calls: list[list[str]], n: int = 1) -> Any:
-    """A batch of scripted completions, two turns at most; the engine that gave them, and the tokenizer."""
-    model, tokenizer = load_model(checkpoint), load_tokenizer(checkpoint)
-    engine = ScriptedEngine(model, tokenizer, calls)
-    rows = [{"prompt": prompt} for prompt in prompts]
-    source = PromptSource("rows", lambda index: rows[index], [], lambda split, index: "", [], rows=rows)
-    args = LFPOConfig("unused", prompts_per_iteration=len(prompts), num_generations=n, optimizer_steps_per_iteration=1)
-    state = {"rows_skipped": 0}
-    sampled = FreshRollouts(
-        args, source.train_row, source.scorer, model, tokenizer, cast(Engine, engine), SAMPLER, None, state
-    )
-    batch = gathered(Played(SCRIPTED, sampled).roll(0, Observer()), len(prompts), n)
-    return batch, engine, tokenizer
 
 
 def spelled(ids: torch.Tensor, mask: torch.Tensor, batch: Batch, tokenizer: Any) -> str:
@@ -297,8 +245,8 @@ KEYS: list[tuple[dict[str, Any], str]] = [
     ({"environment": "games:Nothing"}, "environment 'games:Nothing': module 'games' has no 'Nothing'"),
     ({"environment": "games:Raises"}, "'Raises' failed on its first call: ConnectionError: nobody there (games.py:"),
     ({"environment": "games:Gym"}, "'Gym': reset returned 'first observation', expected None; an episode begins with"),
-    ({"max_turns": 0}, "'environment' and 'max_turns', the most turns of an episode, go together"),
-    ({"environment": None}, "'environment' and 'max_turns', the most turns of an episode, go together"),
+    ({"max_turns": 0}, "'environment' goes with 'max_turns'"),
+    ({"environment": None}, "'max_turns' goes with 'environment'"),
     ({"max_turns": -1}, "max_turns -1 must not be negative"),
     ({"engine": {"max_staleness": 1}}, "'engine.max_staleness' does not work with 'environment'"),
     ({"engine": {"reward_workers": 1}}, "'engine.reward_workers' does not work with 'environment'"),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from letter_runs import ROWS, config, even_letters, metrics, without_times
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
 from lfpo.contrib.kept import KeepPredictions
@@ -21,13 +22,12 @@ from lfpo.core.trajectory import join
 from lfpo.models import load_model
 from lfpo.rollout.sampling import rollout
 from lfpo.runs.context import Stopped
-from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.queue import part
 from lfpo.train.rl import LFPOTrainer
+from rank_runs import assert_same_run, run
 from small_runs import AS_PUBLISHED, same
 from soon import soon
-from test_distributed import assert_same_run, run
-from test_train import ROWS, config, even_letters, metrics, without_times
+from update_cases import assert_same_bits
 
 SAMPLER = SamplerConfig(temperature=1.0, steps=4).for_length(8)
 
@@ -119,15 +119,6 @@ def test_a_run_killed_with_a_queue_resumes_to_the_same_bits(changes: dict[str, A
         shutil.rmtree(tmp_path / "run" / "checkpoints" / f"step-{step}")
     trainer_of(llada, tmp_path, "run", 2, **changes).train(resume=True)
     assert_same_bits(tmp_path / "whole", tmp_path / "run")
-
-
-def assert_same_bits(whole: Path, run: Path) -> None:
-    """All metrics but times, and every file of the last checkpoint, are the same."""
-    assert without_times(metrics(whole)) == without_times(metrics(run))
-    a, b = latest_checkpoint(whole), latest_checkpoint(run)
-    assert a is not None and b is not None
-    for file in a.rglob("*.safetensors"):
-        assert file.read_bytes() == (b / file.relative_to(a)).read_bytes()
 
 
 def test_a_stop_while_a_batch_is_scored_keeps_the_batch(llada: Path, tmp_path: Path):

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 import tiny
+from length_runs import ROWS, config, reward
 from lfpo.report.data import evaluation_pairs, run_data
 from lfpo.runs.card import model_card
 from lfpo.runs.changes import changes_of, comparable, measured_since, settings_at, told, with_change
 from lfpo.runs.directory import Run
 from lfpo.runs.health import Health
 from lfpo.train.rl import LFPOTrainer
-from test_fault_length import ROWS, config, reward
 
 GREEDY = {"temperature": 0.0, "threshold": None}
 

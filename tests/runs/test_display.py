@@ -17,7 +17,7 @@ from lfpo.core import observer as observer_module
 from lfpo.core.observer import Observer
 from lfpo.runs import display as display_module
 from lfpo.runs.display import Display, _iterations, sparkline
-from test_cli import train_arguments
+from train_arguments import train_arguments
 
 METRICS: dict[str, float] = {"step": 3, "reward": 0.5, "steps": 16.0, "nfe": 9.5, "loss": 1.25, "grad_norm": 0.3}
 METRICS |= {"time/rollout": 2.0, "time/reward": 0.0, "time/update": 1.0, "eval/greedy/accuracy": 0.75}

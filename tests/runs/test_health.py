@@ -11,7 +11,7 @@ from lfpo.eval.estimates import wilson_interval
 from lfpo.runs import health
 from lfpo.runs.directory import Run
 from lfpo.runs.health import Health
-from test_cli import train_arguments
+from train_arguments import train_arguments
 
 
 def rows(**columns: list[Any]) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import tiny
+from letter_runs import metrics
 from lfpo import LFPOConfig, LFPOTrainer
 from lfpo.config.sft import SFTConfig
 from lfpo.core.learner import Learner
@@ -21,8 +22,7 @@ from lfpo.train.sft import train_sft
 from processes import start, start_lfpo
 from small_runs import choice_config
 from soon import soon
-from test_staleness import assert_same_bits
-from test_train import metrics
+from update_cases import assert_same_bits
 
 
 @pytest.fixture(scope="module")

@@ -6,13 +6,13 @@ import pytest
 
 import tiny
 from golden_families import golden
+from letter_runs import ROWS, assert_resume_is_exact, config, even_letters, metrics
 from lfpo.cli.command_line import main
 from lfpo.config.sampler import SamplerConfig
 from lfpo.models import load_model
 from lfpo.train.rl import LFPOTrainer
+from rank_checks import assert_ranks_do_not_matter
 from small_runs import AS_PUBLISHED
-from test_objective_training import assert_ranks_do_not_matter
-from test_train import ROWS, assert_resume_is_exact, config, even_letters, metrics
 
 BLOCK = 4
 

@@ -20,7 +20,7 @@ from lfpo.prompts.tasks import Task, get_task
 from lfpo.runs.context import Context
 from lfpo.train.dpo import DPOTrainer, as_trajectory, train_dpo
 from processes import run_lfpo
-from test_distributed import metrics
+from rank_runs import metrics
 from written_runs import write_rows
 
 ROWS: list[dict[str, Any]] = [

@@ -14,6 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 import tiny
+from length_runs import ROWS, config, reward
+from letter_runs import metrics
 from lfpo.base import distributed
 from lfpo.config.errors import LOST, ProcessLost, UserError
 from lfpo.config.export import ExportConfig
@@ -28,8 +30,6 @@ from lfpo.train.export import run_export
 from lfpo.train.rl import LFPOTrainer
 from lfpo.train.sft import SFTTrainer, train_sft
 from processes import run_ranks
-from test_fault_length import ROWS, config, reward
-from test_train import metrics
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 KEPT = r"checkpoints/step-2 holds everything learned; --resume continues"

@@ -14,12 +14,13 @@ from transformers import EarlyStoppingCallback, PrinterCallback, ProgressCallbac
 from transformers.trainer_callback import DefaultFlowCallback
 
 import tiny
+from length_runs import ROWS, config, reward
+from letter_runs import metrics
 from lfpo.config.build import build, load_yaml
 from lfpo.config.dpo import DPOConfig
 from lfpo.config.errors import UserError
 from lfpo.config.length import described, run_length
 from lfpo.config.plan import PlanConfig
-from lfpo.config.sampler import SamplerConfig
 from lfpo.config.sft import SFTConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.plan.command import _planner
@@ -29,27 +30,11 @@ from lfpo.runs.directory import Run
 from lfpo.train.callbacks import EVENTS, REFUSED
 from lfpo.train.rl import LFPOTrainer
 from processes import run_ranks
-from test_train import metrics
-
-ROWS = [{"prompt": f"{i}+1="} for i in range(5)]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.write_llada(tmp_path_factory.mktemp("length") / "llada")
-
-
-def reward(prompts, completions, completion_ids, **columns):
-    return [float(sum(ids) % 3) for ids in completion_ids]
-
-
-def config(folder: Path, **changes: Any) -> LFPOConfig:
-    """Two prompts an iteration: 2.5 iterations are an epoch of ROWS."""
-    sampler = SamplerConfig(gen_length=4, temperature=1.0)
-    settings = {"output_dir": str(folder), "prompts_per_iteration": 2, "num_generations": 2, "sampler": sampler}
-    settings |= {"eval_samplers": {"greedy": SamplerConfig(gen_length=4)}, "eval_steps": 0, "save_steps": 100}
-    settings |= {"optimizer_steps_per_iteration": 2, "objective": {"name": "diffu_grpo", "num_iterations": 1}}
-    return LFPOConfig(**(settings | changes))
 
 
 def trainer(model: Path, folder: Path, *callbacks: Any, held_out: Any = None, **changes: Any) -> LFPOTrainer:
@@ -75,7 +60,6 @@ def steps(folder: Path) -> list[int]:
         ),  # 10 rows, 2 at a time; an iteration may hold the end of one epoch and the begin of another
         (-1, 0.5, 5, 2, 2, 1),
         (-1, 1, 5, 7, 1, 1),  # an iteration of more rows than there are
-        (-1, 1e-9, 5, 2, 1, 1),
         (-1, 0.1, 10, 1, 1, 1),  # 0.1 as a float is above a tenth
         (-1, 7 / 3, 9, 1, 21, 3),  # as a float it is above 7/3
         (-1, 0.1 + 0.2, 10, 1, 3, 1),

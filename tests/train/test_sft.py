@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from fused_cases import Products, chunks_of, widest
+from letter_runs import metrics
 from lfpo.config.build import build, to_dict, yaml_text
 from lfpo.config.errors import UserError
 from lfpo.config.sft import SFTConfig
@@ -20,8 +22,6 @@ from lfpo.train.dpo import as_trajectory
 from lfpo.train.sft import MIN_T, Example, accumulate_sft_gradients, encode_example, sampled_length, train_sft
 from processes import run_lfpo
 from soon import soon
-from test_fused import Products, chunks_of, widest
-from test_train import metrics
 from tiny import LLADA_CONFIG, write_dream, write_llada
 
 INIT: dict[str, Any] = {"model_type": "llada", "d_model": 32, "n_layers": 1, "n_heads": 2, "n_kv_heads": 2}

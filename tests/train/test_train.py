@@ -11,47 +11,23 @@ import torch
 from transformers import TrainerCallback
 
 import tiny
+from letter_runs import ROWS, assert_resume_is_exact, config, even_letters, metrics, without_times
 from lfpo.config.build import build, to_dict
 from lfpo.config.engine import EngineSettings
 from lfpo.config.errors import UserError
-from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.core.lfpo import LFPO
 from lfpo.core.optim import Average
 from lfpo.models import load_model, load_tokenizer
-from lfpo.models.weights import saved_weights
 from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.copies import AverageFiles, in_place
 from lfpo.train.rl import LFPOTrainer
-from small_runs import AS_PUBLISHED, ONE_PASS, choice_config
-
-ROWS = [{"prompt": text, "want": text[0]} for text in ("abc", "b", "cd", "dada")]
+from small_runs import AS_PUBLISHED, choice_config
 
 
 def first_letter(prompts, completions, want, **columns):
     """1 for a completion that is the prompt's first letter, twice."""
     return [float(c == w * 2) + 0.5 * float(c[:1] == w) for c, w in zip(completions, want, strict=True)]
-
-
-def even_letters(prompts, completions, **columns):
-    """Learnable by a random model in seconds: the share of characters from the first half of the byte alphabet."""
-    return [sum(ord(ch) % 2 == 0 for ch in c) / max(1, len(c)) for c in completions]
-
-
-def config(tmp_path: Path, **changes) -> LFPOConfig:
-    settings: dict[str, Any] = {"output_dir": str(tmp_path / "run"), "max_steps": 3, "prompts_per_iteration": 2}
-    settings |= {"num_generations": 4, "sampler": SamplerConfig(gen_length=4, temperature=1.0)}
-    settings |= {"eval_samplers": {"greedy": SamplerConfig(gen_length=4)}, "optimizer_steps_per_iteration": 2}
-    settings |= {"learning_rate": 1e-2, "eval_steps": 2, "save_steps": 1, "objective": ONE_PASS}
-    return LFPOConfig(**{**settings, **changes})
-
-
-def metrics(run: Path) -> list[dict]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def without_times(rows: list[dict]) -> list[dict]:
-    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
 
 
 def test_learns_and_leaves_a_complete_run(llada: Path, tmp_path: Path):
@@ -70,24 +46,6 @@ def test_learns_and_leaves_a_complete_run(llada: Path, tmp_path: Path):
     assert {"prompt_ids", "token_ids", "reveal_step", "confidence", "rewards", "reward", "r"} <= records[0].keys()
     saved = load_model(folder)
     assert all(torch.equal(a, b) for a, b in zip(saved.parameters(), trainer.model.parameters(), strict=True))
-
-
-def assert_resume_is_exact(model: Path, tmp_path: Path, **changes: Any) -> Path:
-    """Four iterations in one go and in two parts: same metrics and weights. Returns the last checkpoint's folder."""
-    for name, steps in (("whole", 4), ("run", 2), ("run", 4)):
-        sizes = {"output_dir": str(tmp_path / name), "max_steps": steps, "save_steps": 2}
-        args = config(tmp_path, **sizes, ema_decay=0.5, **changes)
-        trainer = LFPOTrainer(str(model), even_letters, args=args, train_dataset=ROWS, eval_dataset=ROWS)
-        trainer.train(resume=(tmp_path / name).exists())
-    assert all(row["grad_norm"] > 0 for row in metrics(tmp_path / "whole")[1:])
-    assert without_times(metrics(tmp_path / "run")) == without_times(metrics(tmp_path / "whole"))
-    whole, run = (latest_checkpoint(tmp_path / name) for name in ("whole", "run"))
-    assert whole is not None and run is not None
-    exported = [(tmp_path / name / "model") for name in ("whole", "run")]
-    for one, other in ((whole / "model", run / "model"), (whole / "reference", run / "reference"), exported):
-        a, b = load_model(one), load_model(other)
-        assert all(torch.equal(x, saved_weights(b)[key]) for key, x in saved_weights(a).items())
-    return run
 
 
 def test_resume_is_bit_identical_to_an_unbroken_run(llada: Path, tmp_path: Path):

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from letter_runs import metrics, without_times
 from lfpo.cli.command_line import main
 from lfpo.config.build import build, load_yaml
 from lfpo.config.sft import SFTConfig
@@ -23,9 +24,8 @@ from lfpo.models.uniform import expected_embeddings
 from lfpo.train.rl import LFPOTrainer
 from lfpo.train.sft import MIN_T, Example, accumulate_sft_gradients, noise_of, train_sft
 from processes import run_lfpo
+from rank_runs import assert_same_run
 from small_runs import choice_config
-from test_distributed import assert_same_run
-from test_train import metrics, without_times
 from tiny import read_weights
 from tiny_gemma import CANVAS, CHARACTERS, write_gemma
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from lfpo.config.arguments import configure, read_arguments
+from lfpo.config.arguments import configure, file_first, read_arguments
 from lfpo.config.build import build, merge
 from lfpo.config.errors import UserError
 from lfpo.config.help import describe
@@ -207,6 +207,7 @@ def plan(rest: list[str]) -> None:
     from lfpo.config.train import LFPOConfig
 
     about = describe(PlanConfig, "plan", takes_file=True)
+    rest = file_first(rest)
     values, overrides = read_arguments(rest, "train", about, PlanConfig, LFPOConfig)
     config, args = configure(values, overrides)
     from lfpo.plan.command import run_plan

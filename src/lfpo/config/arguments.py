@@ -68,6 +68,7 @@ def read_arguments(
         print(about, flush=True)
         raise SystemExit(0)
     values: Json = {}
+    rest = file_first(rest) if takes_file else rest
     if takes_file and rest and not rest[0].startswith("--"):
         path, *rest = rest
         values = load_yaml(path, texts=set().union(*map(text_keys, classes)))
@@ -80,6 +81,16 @@ def read_arguments(
         if kind != command and not Path(path).is_file() and path.partition("/")[0] not in PARTS:
             raise UserError(f"config {path!r}: this recipe is for `lfpo {kind}`; `lfpo recipes` lists all of them")
     return values, parse_overrides(rest, set().union(*map(text_keys, classes)))
+
+
+def file_first(rest: list[str]) -> list[str]:
+    """The arguments with the file of `--config FILE`, TRL's way to name it, in front, where this program expects it."""
+    for i, argument in enumerate(rest):
+        if argument == "--config" and i + 1 < len(rest):
+            return [rest[i + 1], *rest[:i], *rest[i + 2 :]]
+        if argument.startswith("--config="):
+            return [argument.partition("=")[2], *rest[:i], *rest[i + 1 :]]
+    return rest
 
 
 def configure(

@@ -7,7 +7,9 @@ not checked here (an objective checks its own knobs).
 import contextlib
 import copy
 import dataclasses
+import enum
 import functools
+import os
 import re
 import types
 import typing
@@ -17,13 +19,14 @@ from typing import Any, TypeVar
 
 import yaml
 
-from lfpo.config.checks import type_hints
+from lfpo.config.checks import check_ranges, type_hints
 from lfpo.config.errors import UserError, nearest
 from lfpo.config.files import user_path
 from lfpo.config.json import Json
 
 T = TypeVar("T")
 RECIPES = Path(__file__).parents[1] / "recipes"  # YAML files, no code
+_VARIABLE = re.compile(r"\$([A-Za-z_]\w*|\{[A-Za-z_]\w*\})", re.ASCII)
 PARTS = ("models", "algorithms", "protocols", "tasks")  # folders of recipes to include, which are no runs by themselves
 
 
@@ -59,13 +62,28 @@ def load_yaml(path: str | Path, including: tuple[Path, ...] = (), texts: Collect
         raise UserError(f"{file}{place}: not readable as YAML ({' '.join(str(problem).split())})") from error
     if not isinstance(value, dict):
         raise UserError(f"{file}: expected `key: value` lines, found {type(value).__name__}")
-    names = value.pop("include", [])
+    names = expanded(value.pop("include", []), f"{file}: include")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise UserError(f"{file}: 'include' must be a list of files or recipes, found {names!r}")
     result: Json = {}
     for name in names:
         result = merge(result, load_yaml(name, (*including, file), texts))
-    return merge(result, _as_written(value, written, texts) if written else value)
+    value = _as_written(value, written, texts) if written else value
+    return merge(result, expanded(value, str(file)))
+
+
+def expanded(value: Any, where: str) -> Any:
+    """A value of a YAML file with $NAME and ${NAME} in its texts replaced by environment variables, as in
+    `output_dir: $SCRATCH/run`. Raises UserError, beginning with `where`, for a variable that is not set: a folder of
+    that name would be made in its place."""
+    if isinstance(value, dict):
+        return {key: expanded(part, f"{where}: {key}") for key, part in value.items()}
+    if isinstance(value, list):
+        return [expanded(part, where) for part in value]
+    for name in _VARIABLE.findall(value) if isinstance(value, str) else ():
+        if name.strip("{}") not in os.environ:
+            raise UserError(f"{where}: {value!r} names the environment variable {name.strip('{}')}, which is not set")
+    return os.path.expandvars(value) if isinstance(value, str) else value
 
 
 @functools.lru_cache(maxsize=256)
@@ -204,7 +222,7 @@ def build(cls: type[T], values: Json, where: str = "config", defaults: T | None 
     for written, value in values.items():
         name = aliases.get(written, written)
         listed = f"; `{where} --help` lists the keys" if where.startswith("lfpo ") and ":" not in where else None
-        if problem := refusal(written, value, getattr(cls, "REFUSED", {}), [*fields, *aliases], listed):
+        if problem := refusal(written, getattr(cls, "REFUSED", {}), [*fields, *aliases], listed):
             raise UserError(f"{where}: {problem}")
         if name in arguments:
             both = " and ".join(repr(key) for key in values if aliases.get(key, key) == name)
@@ -225,22 +243,14 @@ def build(cls: type[T], values: Json, where: str = "config", defaults: T | None 
         raise UserError(f"{where}: {error}") from error
 
 
-def refusal(
-    name: str, value: object, refused: Mapping[str, str], known: Collection[str], listed: str | None = None
-) -> str | None:
-    """Why a key, or this value of it, is not taken, and what to do; None where it is.
+def refusal(name: str, refused: Mapping[str, str], known: Collection[str], listed: str | None = None) -> str | None:
+    """Why a key is not taken, and what to do; None where it is.
 
-    refused: names, or "name: value", with the reason. known: the names that are taken. listed: what says so in place of
-    the list of all.
+    refused: names with the reason. known: the names that are taken. listed: what says so in place of the list of all.
     """
-    shown = next((text for text in (name, f"{name}: {value}") if text in refused and name not in known), None)
-    shown = shown or (f"{name}: {value}" if f"{name}: {value}" in refused else None)
-    if shown == name and isinstance(value, Mapping):  # a group of settings: of the first one that has a counterpart
-        inner = (f"{name}.{key}".split(".") for key in flattened(dict(value)))
-        shown = next((key for p in inner for n in range(len(p), 1, -1) if (key := ".".join(p[:n])) in refused), shown)
-    if shown is not None:
-        return f"{shown!r} {refused[shown]}"
-    return None if name in known else f"unknown key {name!r}{nearest(name, known, listed)}"
+    if name in known:
+        return None
+    return f"{name!r} {refused[name]}" if name in refused else f"unknown key {name!r}{nearest(name, known, listed)}"
 
 
 def checked_new(cls: type[T], *values: object, **keys: object) -> T:
@@ -248,18 +258,19 @@ def checked_new(cls: type[T], *values: object, **keys: object) -> T:
     names, aliases = [f.name for f in dataclasses.fields(cls) if f.init], getattr(cls, "ALIASES", {})  # type: ignore[arg-type]
     called = {other: f"is called {name!r}" for other, name in aliases.items()}
     for name in keys:
-        if name not in names and (problem := refusal(name, keys[name], getattr(cls, "REFUSED", {}) | called, names)):
+        if problem := refusal(name, getattr(cls, "REFUSED", {}) | called, names):
             raise UserError(f"{cls.__name__}: {problem}")
     return object.__new__(cls)
 
 
-def check_types(config: Any) -> None:
-    """Convert the fields of a dataclass instance to their types, as `build` does, in place: for classes that are made
-    by their own constructor too. Raises UserError."""
+def check_fields(config: Any) -> None:
+    """Convert the fields of a dataclass instance to their types, as `build` does, in place, and check their ranges:
+    for classes that users make by their constructors. Raises UserError or ValueError."""
     hints = type_hints(type(config))
     for field in dataclasses.fields(config):
         value = read_value(getattr(config, field.name), hints[field.name], f"{type(config).__name__}: {field.name}")
         object.__setattr__(config, field.name, value)  # frozen classes too
+    check_ranges(config)
 
 
 def default_of(field: dataclasses.Field[object]) -> object:
@@ -269,8 +280,7 @@ def default_of(field: dataclasses.Field[object]) -> object:
 def read_value(value: Any, hint: Any, where: str) -> object:
     """`value` converted to the type `hint`. Raises UserError, beginning with `where`, where it does not fit."""
     origin, inner, errors = typing.get_origin(hint), typing.get_args(hint), []
-    if hasattr(value, "item") and getattr(value, "shape", None) == ():
-        value = value.item()  # a number of numpy or torch
+    value = _as_data(value)
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in inner:
@@ -303,9 +313,25 @@ def read_value(value: Any, hint: Any, where: str) -> object:
     raise _wrong(value, hint, where)
 
 
+def _as_data(value: Any) -> Any:
+    """A value of a Python program as YAML has it: the text of a path and of torch's dtype, the value of an enum, the
+    numbers of arrays and tensors, a dict."""
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if callable(listed := getattr(value, "tolist", None)):  # of numpy and torch; a single number is no list
+        return listed()
+    if type(value).__name__ == "dtype" and str(value).startswith("torch."):  # torch itself is not loaded here
+        return str(value).removeprefix("torch.")
+    return value
+
+
 def _items(value: object, hint: object, where: str) -> list[object]:
     """A list's items; of text those between its commas, as a shell may expand brackets; of another value itself."""
-    if isinstance(value, list | tuple):
+    if isinstance(value, Collection) and not isinstance(value, str | dict):
         return list(value)
     if isinstance(value, str):
         read = str if typing.get_args(hint) == (str,) else typed

@@ -9,7 +9,7 @@ from typing import Annotated
 from lfpo.config.build import build, load_yaml, merge, to_dict
 from lfpo.config.checks import Count, check_ranges
 from lfpo.config.errors import UserError, nearest
-from lfpo.config.files import check_folder_name, user_path, writing
+from lfpo.config.files import user_path, writing
 from lfpo.config.json import Json
 from lfpo.config.objectives import OBJECTIVES, OfObjective
 from lfpo.config.train import LFPOConfig
@@ -103,7 +103,6 @@ class CompareConfig:
 def check_folder(config: CompareConfig) -> None:
     """Raise UserError for a folder that holds something else than a comparison."""
     path = Path(config.output_dir)
-    check_folder_name(path)
     with writing(path, "; give another output_dir"):
         if path.exists() and not (path / "cells").is_dir() and (path.is_file() or any(path.iterdir())):
             raise UserError(f"{path}: exists already and holds no comparison; give another output_dir")

@@ -6,7 +6,7 @@ from typing import Literal
 
 from lfpo.config.checks import Count, check_ranges
 from lfpo.config.errors import UserError
-from lfpo.config.files import check_folder_name, read_json, user_path
+from lfpo.config.files import read_json, user_path
 from lfpo.config.json import Json
 from lfpo.config.models import check_model_name
 
@@ -51,7 +51,6 @@ def check_paths(config: ConvertConfig) -> None:
     """Raise UserError where the source is missing or not of a kind that can be converted, or the folder is taken. The
     config.json of a source on the hub is looked at once it is downloaded."""
     folder, source = user_path(config.folder), user_path(config.source)
-    check_folder_name(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: exists already and is not empty; remove it, or name another folder")
     if config.is_gguf:

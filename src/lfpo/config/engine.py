@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from lfpo.config.checks import Count, CountOrZero, NotNegative, OneOf, Seconds, check_ranges
+from lfpo.config.build import check_fields
+from lfpo.config.checks import Count, CountOrZero, NotNegative, OneOf, Seconds
 from lfpo.config.plugins import DOTTED, dotted
 
 # Name -> what makes an engine (lfpo.core.engine.Engine) from an LFPOConfig.
@@ -47,7 +48,7 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         dotted(self.name, ENGINES, kind="engine")
-        check_ranges(self)
+        check_fields(self)
         if self.name == "local":
             others = ["workers", "gpus_per_worker", "cpus_per_worker", "unit_timeout"]
             others += [] if self.reward_workers else ["address"]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from lfpo.config.errors import UserError
-from lfpo.config.files import check_folder_name, user_path
+from lfpo.config.files import user_path
 
 Layout = Literal["family", "transformers"]
 Dtype = Literal["float32", "bfloat16"]
@@ -47,7 +47,7 @@ def output_folder(config: ExportConfig) -> Path:
     """The folder to write. Raises UserError where it is taken, or where nothing says where it is."""
     run, _ = located(config.run)
     if config.output is not None:
-        check_folder_name(folder := user_path(config.output))
+        folder = user_path(config.output)
     elif (run / "config.yaml").exists():
         folder = run / ("adapter" if config.adapter else f"model-{config.layout}")
     else:

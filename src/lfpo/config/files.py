@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import shutil
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,27 +16,8 @@ from lfpo.config.json import Json
 
 
 def user_path(name: str | Path) -> Path:
-    """A path as a user wrote it, with ~ replaced by the home folder. Raises UserError for ~NAME of an unknown user, and
-    for a path that nothing can be asked about: it has too long a name, or is in a folder that is closed to the user."""
-    try:
-        path = Path(name).expanduser()
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # it may be new; ValueError: a zero byte
-        return path
-    except RuntimeError:
-        user = Path(name).parts[0]
-        advice = f"write ~/ for your home folder, or ./{user} for a folder of this name"
-        raise UserError(f"{name}: there is no user {user[1:]!r}; {advice}") from None
-    except OSError as error:
-        raise UserError(f"{str(name)[:200]}: cannot be reached ({error.strerror or error})") from error
-    return path
-
-
-def check_folder_name(path: Path) -> None:
-    """Raise UserError for a folder to write whose name is not UTF-8, which libraries cannot save into, or holds control
-    characters, which break the lines that show it."""
-    if any(unicodedata.category(c) in ("Cc", "Cs") for c in str(path)):
-        raise UserError(f"{str(path)!r}: a folder's name must be UTF-8 text without control characters")
+    """A path as a user wrote it, with ~ replaced by the home folder."""
+    return Path(name).expanduser()
 
 
 def read_json(path: Path) -> Json:
@@ -145,10 +125,4 @@ def writing(path: Path, advice: str = "") -> Iterator[None]:
         yield
     except OSError as error:
         full = "; free disk space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        raise UserError(f"{path}: could not be written ({error.strerror or reason(error)}){full}{advice}") from error
-
-
-def reason(error: Exception) -> object:
-    """The error itself, or what the first of those says that shutil collects while it copies a folder."""
-    collected = isinstance(error, shutil.Error) and isinstance(error.args[0], list)
-    return error.args[0][0][2] if collected else error
+        raise UserError(f"{path}: could not be written ({error.strerror or error}){full}{advice}") from error

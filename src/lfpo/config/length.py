@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Protocol
 
 from lfpo.config.errors import UserError
@@ -25,11 +24,11 @@ class Length:
         """Iterations of an epoch, not rounded."""
         return self.rows / self.batch if self.rows else float(self.iterations)
 
-    def passed(self, iterations: int, skipped: int = 0) -> Fraction:
+    def passed(self, iterations: int, skipped: int = 0) -> float:
         """Epochs that so many iterations go through. skipped: rows that were left out at the ends of epochs."""
         if not self.rows:
-            return Fraction(iterations, self.iterations)
-        return Fraction(iterations * self.batch + skipped, self.rows)
+            return iterations / self.iterations
+        return (iterations * self.batch + skipped) / self.rows
 
 
 def run_length(
@@ -47,14 +46,12 @@ def run_length(
             f"num_train_epochs: {endless} makes new prompts without end, which has no epochs; give max_steps"
         )
     if by_epochs:
-        # From the decimals as they were typed: 0.1 as a float is a little more, which would round up.
-        passes = Fraction(str(num_train_epochs))
-        # Less a billionth, so that a float such as 7/3 does not round up either.
-        iterations = math.ceil(passes * rows / batch * (1 - Fraction(1, 10**9)))
+        # Rounded first: 0.3 epochs of 10 rows are 3 iterations of one, although the float product is a little more.
+        iterations, epochs = max(1, math.ceil(round(num_train_epochs * rows / batch, 6))), num_train_epochs
     else:
         iterations = default if max_steps == UNSET else max_steps
-        passes = Fraction(iterations * batch, rows) if rows else Fraction(1)
-    return Length(iterations, math.ceil(passes), rows, batch)
+        epochs = iterations * batch / rows if rows else 1
+    return Length(iterations, math.ceil(epochs), rows, batch)
 
 
 class Settings(Protocol):

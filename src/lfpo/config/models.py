@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from lfpo.config.checks import Count, OneOf, Positive, check_ranges
+from lfpo.config.build import check_fields
+from lfpo.config.checks import Count, OneOf, Positive
 from lfpo.config.errors import UserError
 from lfpo.config.files import read_json, user_path
 
@@ -35,7 +36,7 @@ class LoraSettings:
     adapted."""
 
     def __post_init__(self) -> None:
-        check_ranges(self)
+        check_fields(self)
 
 
 # Model types without blocks by default.

@@ -5,7 +5,7 @@ import logging
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
-from lfpo.config.build import check_types, checked_new
+from lfpo.config.build import check_fields, checked_new
 from lfpo.config.checks import (
     Count,
     CountOrZero,
@@ -15,7 +15,6 @@ from lfpo.config.checks import (
     Share,
     ShareAboveZero,
     ShareInside,
-    check_ranges,
 )
 from lfpo.config.errors import UserError
 from lfpo.config.models import has_full_attention
@@ -191,8 +190,7 @@ class SamplerConfig:
     }
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_ranges(self)
+        check_fields(self)
         self._check_rule()
         if self.cache != "none" and self.cfg_scale:
             raise ValueError("cache does not go with cfg_scale, whose two prompts would need two caches")

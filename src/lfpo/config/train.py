@@ -1,6 +1,5 @@
 """The configuration of `lfpo train`."""
 
-import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -185,47 +184,44 @@ class LFPOConfig(PolicyConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.objective = all_settings({"name": "lfpo", **self.objective})
-        for name in self.eval_samplers:
-            if not name or "/" in name:
-                raise ValueError(
-                    f"'eval_samplers': the name {name!r} must be text without '/', which separates the parts of "
-                    "metrics' names"
-                )
-        for i, weight in enumerate(self.reward_weights or ()):
-            if not math.isfinite(weight):
-                raise ValueError(f"reward_weights[{i}]: {weight} must be finite")
         if not self.sampler.is_random:
             raise ValueError("sampler temperature 0 makes all rollouts of a prompt the same; set it above 0")
         if sum(source is not None for source in (self.task, self.data_file, self.dataset_name)) > 1:
             raise ValueError("give one of 'task', 'data_file' and 'dataset_name'")
-        if self.task is not None and (self.columns or self.map_row):
-            raise ValueError("'columns' and 'map_row' are for the rows of a data set; a task makes its own")
-        if (self.task or self.data_file) and (self.dataset_config or self.dataset_test_split):
-            raise ValueError("'dataset_config' and 'dataset_test_split' go with 'dataset_name'")
-        if self.push_to_hub and self.hub_model_id is None:
-            raise ValueError("'push_to_hub' needs 'hub_model_id': USER/NAME")
+        for name in self.eval_samplers:
+            if not name or "/" in name:  # it separates the parts of metrics' names
+                raise ValueError(f"'eval_samplers': the name {name!r} must be text without '/'")
         if self.hub_model_id is not None:
             check_repo("hub_model_id", self.hub_model_id)
-        if self.eval_file is not None and self.data_file is None:
-            raise ValueError("'eval_file' goes with 'data_file'; a task brings its own test split")
-        if self.merge_lora and self.lora is None:
-            raise ValueError("'merge_lora' needs 'lora'")
-        by_layer = self.rollout_gather == "layer"
-        if by_layer and not self.fsdp:
-            raise ValueError("'rollout_gather' layer is for 'fsdp: true'")
-        moved = "a compiled forward needs its weights to stay where they are"
-        for is_set, key, name, why in (
-            (self.merge_lora, "'merge_lora'", "rollout_compile", moved),
-            (by_layer, "'rollout_gather' layer", "merge_lora", "it needs whole weights"),
-            (by_layer, "'rollout_gather' layer", "rollout_compile", "it needs whole weights"),
-            (self.offload_reference, "'offload_reference'", "lora", "the reference is an adapter, and small"),
-            (self.offload_reference, "'offload_reference'", "fsdp", "the reference is split over ranks already"),
-            (self.offload_reference, "'offload_reference'", "rollout_compile", moved),
+        by_layer, compiled = (
+            self.rollout_gather == "layer",
+            "a compiled forward needs its weights to stay where they are",
+        )
+        own_rows, of_hub = self.columns or self.map_row, self.dataset_config or self.dataset_test_split
+        # Keys that nothing reads without another one.
+        for is_set, key, is_read, needs in (
+            (own_rows, "'columns' or 'map_row'", not self.task, "the rows of a data set; a task makes its own"),
+            (of_hub, "'dataset_test_split'", not self.task and not self.data_file, "'dataset_name'"),
+            (self.eval_file, "'eval_file'", self.data_file, "'data_file'; a task brings its own test split"),
+            (self.push_to_hub, "'push_to_hub'", self.hub_model_id, "'hub_model_id', USER/NAME"),
+            (self.merge_lora, "'merge_lora'", self.lora, "'lora'"),
+            (by_layer, "'rollout_gather' layer", self.fsdp, "'fsdp: true'"),
+            (self.environment, "'environment'", self.max_turns, "'max_turns', the most turns of an episode"),
+            (self.max_turns, "'max_turns'", self.environment, "'environment'"),
         ):
-            if is_set and getattr(self, name):
-                raise ValueError(f"{key} does not work with '{name}': {why}")
-        if bool(self.environment) != bool(self.max_turns):
-            raise ValueError("'environment' and 'max_turns', the most turns of an episode, go together")
+            if is_set and not is_read:
+                raise ValueError(f"{key} goes with {needs}")
+        # Keys that exclude each other. Without these lines a run would fail only once it samples or updates.
+        for is_set, key, other, why in (
+            (self.merge_lora, "merge_lora", "rollout_compile", compiled),
+            (by_layer, "rollout_gather", "merge_lora", "it needs whole weights"),
+            (by_layer, "rollout_gather", "rollout_compile", "it needs whole weights"),
+            (self.offload_reference, "offload_reference", "lora", "the reference is an adapter, and small"),
+            (self.offload_reference, "offload_reference", "fsdp", "the reference is split over ranks already"),
+            (self.offload_reference, "offload_reference", "rollout_compile", compiled),
+        ):
+            if is_set and getattr(self, other):
+                raise ValueError(f"{key!r} does not work with {other!r}: {why}")
         for name in ("max_staleness", "reward_workers"):
             if self.environment and getattr(self.engine, name):
                 raise ValueError(f"'engine.{name}' does not work with 'environment', whose turns need the ones before")

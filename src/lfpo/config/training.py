@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol
 
-from lfpo.config.build import check_types, checked_new
-from lfpo.config.checks import Count, CountOrZero, NotNegative, Positive, Seconds, ShareBelowOne, check_ranges
+from lfpo.config.build import check_fields, checked_new
+from lfpo.config.checks import Count, CountOrZero, NotNegative, Positive, Seconds, ShareBelowOne
 from lfpo.config.length import Length, run_length
 from lfpo.config.models import LoraSettings, ModelName
 from lfpo.config.other_names import SHARED
@@ -109,8 +109,7 @@ class TrainingConfig:
     offload_reference = False
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_ranges(self)
+        check_fields(self)
         if self.dtype == "bfloat16" and self.lora is None:
             raise ValueError(
                 "'dtype' bfloat16 needs 'lora': trained weights must be float32, bfloat16 rounds small steps away"

@@ -47,7 +47,7 @@ class KeptTrajectory(Trajectory):
 
 def kept(trajectory: Trajectory, at: torch.Tensor, tokens: torch.Tensor, confidence: torch.Tensor) -> KeptTrajectory:
     """A trajectory with predictions, not yet rewarded. The tensors are those of KeptTrajectory."""
-    predicted = {"predicted_at": at, "predicted_tokens": tokens, "predicted_confidence": confidence}
+    predicted: Json = {"predicted_at": at, "predicted_tokens": tokens, "predicted_confidence": confidence}
     return KeptTrajectory(**vars(trajectory), **predicted, advantage=torch.zeros(at.shape).double().to(at.device))
 
 

@@ -20,7 +20,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from lfpo.config.convert import ConvertConfig, check_kind
 from lfpo.config.errors import UserError
-from lfpo.config.files import new_folder, read_json, reason, user_path, write_json
+from lfpo.config.files import new_folder, read_json, user_path, write_json
 from lfpo.config.json import Json
 from lfpo.models.families import family_of
 from lfpo.models.family import build_backbone, replace_prefix
@@ -88,7 +88,7 @@ def run_convert(settings: ConvertConfig) -> Path:
         with new_folder(folder) as partial:
             mask = write_model(source, settings, partial)
     except OSError as error:
-        raise UserError(f"{folder}: could not be written ({reason(error)})") from error
+        raise UserError(f"{folder}: could not be written ({error})") from error
     attends = f"blocks of {settings.block_length} tokens" if settings.block_length else "full"
     print(f"mask token  {mask.text} (id {mask.id}): {mask.about}")
     print(f"attention   {attends}")

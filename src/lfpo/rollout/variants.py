@@ -52,10 +52,9 @@ def variant(
         like = torch.empty(shape, dtype=torch.long, device=model.device)
         hooks.append(EditRecord(like))
     arguments: Json = {"rule": rule, "forward_type": forward_type, "hooks": hooks}
-    if unit.variant is not None:
-        unit = dataclasses.replace(unit, sampler=sampler)
-        return unit.variant(model, unit, arguments)
-    return arguments
+    if unit.variant is None:
+        return arguments
+    return unit.variant(model, dataclasses.replace(unit, sampler=sampler), arguments)
 
 
 def run_canvases(

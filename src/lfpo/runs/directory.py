@@ -14,7 +14,7 @@ from pathlib import Path
 from lfpo.base.environment import describe_environment, versions
 from lfpo.config.build import flattened, load_yaml, to_dict, yaml_text
 from lfpo.config.errors import UserError
-from lfpo.config.files import check_folder_name, json_lines, read_json, replace_file, user_path, writing
+from lfpo.config.files import json_lines, read_json, replace_file, user_path, writing
 from lfpo.config.json import Json
 from lfpo.runs.changes import changes_of, with_change
 
@@ -189,7 +189,6 @@ KEPT = ("model", "task", "tasks", "data_file", "dataset_name", "gen_length", "sa
 def check_folder(path: Path, config: object, *, resume: bool, kind: str) -> None:
     """Raise UserError where `open_run` could not open the folder. Writes nothing."""
     path = user_path(path)
-    check_folder_name(path)
     marker = path / "config.yaml"
     with writing(path):
         if not marker.exists():

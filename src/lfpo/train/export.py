@@ -19,7 +19,7 @@ from lfpo.base.terminal import Terminal, fitted
 from lfpo.config.build import load_yaml, yaml_text
 from lfpo.config.errors import UserError, first_line
 from lfpo.config.export import ExportConfig, PushConfig, located, output_folder
-from lfpo.config.files import new_folder, read_json, reason, user_path, write_json
+from lfpo.config.files import new_folder, read_json, user_path, write_json
 from lfpo.config.json import Json
 from lfpo.core.optim import Average
 from lfpo.models.export import (
@@ -120,7 +120,7 @@ def run_export(config: ExportConfig) -> Path:
         with new_folder(folder) as partial:
             write_export(source, config, partial)
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{folder}: could not be written ({reason(error)})") from error
+        raise UserError(f"{folder}: could not be written ({error})") from error
     print(folder)
     return folder
 

@@ -85,9 +85,9 @@ class LFPOTrainer(Algorithm, Trainer):
         callbacks: object = (),
         **others: object,
     ):
-        for name, value in others.items():
+        for name in others:
             arguments = list(inspect.signature(LFPOTrainer).parameters)[:-1]
-            raise UserError(f"LFPOTrainer: {refusal(name, value, ARGUMENTS | LFPOConfig.REFUSED, arguments)}")
+            raise UserError(f"LFPOTrainer: {refusal(name, ARGUMENTS | LFPOConfig.REFUSED, arguments)}")
         if not isinstance(args, LFPOConfig | None):
             raise UserError(f"args: expected an LFPOConfig, found {type(args).__name__}; write LFPOConfig(KEY=VALUE)")
         if tokenizer is not None and not hasattr(tokenizer, "convert_ids_to_tokens"):

@@ -1,4 +1,4 @@
-"""Numbers of benchmarks/RESULTS.md: `PYTHONPATH=src:tests python -m ray_numbers nodes` (or `ahead`, `weights`).
+"""Numbers of benchmarks/RESULTS.md: `PYTHONPATH=src:tests/helpers python -m ray_numbers nodes` (or `ahead`, `weights`).
 
 nodes: rollouts of the embedded model by one worker, and by two of which the second has a node of its own, of the
     same speed or a third of it. A unit takes a fixed time, so that the cores of this machine do not decide.

@@ -26,7 +26,7 @@ from unittest import mock
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PRELOADED = [
     "lfpo.cli.command_line",
     "lfpo.train.rl",
@@ -40,8 +40,10 @@ SECONDS = 300.0  # after which a process counts as hanging
 
 def environment(**changes: str) -> dict[str, str]:
     """This process's environment with lfpo and the test modules importable, one thread, and `changes`."""
+    # Functions of test files are pickled by name.
     folders = {file.parent for file in (ROOT / "tests").glob("*/test_*.py")}
-    paths = [ROOT / "src", ROOT / "tests", *sorted(folders), *filter(None, [os.environ.get("PYTHONPATH")])]
+    shared = [ROOT / "src", ROOT / "tests" / "helpers", ROOT / "checks"]
+    paths = [*shared, *sorted(folders), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "OMP_NUM_THREADS": "1", **changes}
 
 

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from lfpo.models import load_model
 from tiny import write_tokenizer
 
-FOLDER = Path(__file__).parent / "goldens" / "families"
+FOLDER = Path(__file__).parents[1] / "goldens" / "families"
 NEMOTRON_TOKENS = {"bos_token_id": "<s>", "eos_token_id": "</s>", "pad_token_id": "</s>"}
 NEMOTRON_TOKENS |= {"mask_token_id": "<SPECIAL_100>"}
 TEXT = 128  # ordinary tokens: the ASCII characters

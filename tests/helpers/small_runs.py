@@ -13,6 +13,7 @@ import tiny
 from lfpo.config.build import build
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
+from lfpo.contrib.kept import KeptTrajectory
 from lfpo.contrib.mdpo import MDPO
 from lfpo.core.completions import tensor_fields
 from lfpo.core.engine import Variant
@@ -74,12 +75,9 @@ def step_of(family: str, name: str, **knobs: Any) -> tuple[Objective, dict[str, 
     for model in models.values():
         model.zero_grad()
     objective = make_objective({"name": name, **KNOBS.get(name, {}), **knobs})
-    t = _rolled_once(family, objective.variant(SHORT))
+    t = rewarded(objective, _rolled_once(family, objective.variant(SHORT)))
     rewards = torch.tensor([1.0, 0.0, 1.0, 0.5], dtype=torch.float64)
     group = torch.tensor([0, 0, 1, 1])
-    of_states = torch.tensor([[0.0, 0, 1, 1], [0, 1, 0, 0], [1, 0, 1, 1], [0, 0, 0, 0.5]], dtype=torch.float64)
-    if isinstance(objective, MDPO):
-        t = dataclasses.replace(t, advantage=objective.step_advantages(of_states, group))
     signal = objective.signal(rewards, group)
     return objective, models, objective.views(t, signal, [1, 2, 3, 4], 0), signal
 
@@ -96,7 +94,16 @@ def _rolled_once(family: str, variant: Variant | None) -> Trajectory:
 
 def rolled(objective: Objective, model: Any, prompts: list[list[int]]) -> Trajectory:
     """Four rollouts that an objective can use."""
-    return rollout(model, prompts, SHORT, [1, 2, 3, 4], keep_steps=kept_steps(objective, SHORT))
+    return rewarded(objective, rollout(model, prompts, SHORT, [1, 2, 3, 4], variant=objective.variant(SHORT)))
+
+
+def rewarded(objective: Objective, t: Trajectory) -> Trajectory:
+    """Four rollouts of two prompts, their kept predictions rewarded where the objective needs that."""
+    if not isinstance(objective, MDPO):
+        return t
+    assert isinstance(t, KeptTrajectory)
+    of_states = torch.tensor([[0.0, 0, 1, 1], [0, 1, 0, 0], [1, 0, 1, 1], [0, 0, 0, 0.5]], dtype=torch.float64)
+    return dataclasses.replace(t, advantage=objective.step_advantages(of_states, torch.tensor([0, 0, 1, 1])))
 
 
 def same(a: Trajectory, b: Trajectory) -> bool:

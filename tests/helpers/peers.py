@@ -13,7 +13,7 @@ from lfpo.config.sampler import SamplerConfig
 from lfpo.core.learner import accumulate_gradients
 from lfpo.core.trajectory import Trajectory, of_completions
 
-FOLDER = Path(__file__).parent / "goldens"
+FOLDER = Path(__file__).parents[1] / "goldens"
 GOLDEN = json.loads((FOLDER / "peers.json").read_text())
 NEWER = json.loads((FOLDER / "peers2.json").read_text())  # the same model and batch
 MASK, EOS, VOCAB = GOLDEN["mask_id"], GOLDEN["eos_id"], GOLDEN["vocab"]

@@ -1,6 +1,6 @@
 """Checks that an engine returns what it says: for whoever has a server and writes an adapter for it.
 
-    PYTHONPATH=src:tests:. python -m engine_conformance my_module:make --model FOLDER
+    PYTHONPATH=src:tests/helpers:. python -m engine_conformance my_module:make --model FOLDER
 
 my_module:make takes an LFPOConfig (its `model` is FOLDER) and returns the engine. Prints one line a check and exits
 with 1 if one fails.

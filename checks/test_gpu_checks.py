@@ -10,6 +10,9 @@ from gpu.checks import CHECKS
 from gpu.command import failed, in_own_process, markdown, run_checks
 from gpu.rows import Machine, at_most, measured
 
+pytestmark = pytest.mark.long  # all of checks/
+
+
 SMALL = Machine(gpu=False)
 # tests/plan/test_plan.py measures memory against the plan in `make test`, by the same function.
 QUICK = {"attention", "blocks", "loss", "loss-kernel"}

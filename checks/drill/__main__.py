@@ -1,4 +1,7 @@
-"""`python -m drill`, with tests/ on PYTHONPATH (see drill.command), and what the drill itself starts by that name."""
+"""`python -m drill` (see drill.command), and what the drill itself starts by that name.
+
+src/, tests/helpers and checks must be on PYTHONPATH.
+"""
 
 import sys
 

@@ -35,6 +35,9 @@ from lfpo.sandbox import Sandbox
 from reference_sampler import generate
 from soon import soon
 
+pytestmark = pytest.mark.long  # all of checks/
+
+
 CPU = torch.device("cpu")
 # Without the unused ids at the end: there a layout's special tokens are the last ones.
 SMALL: dict[str, dict[str, Any]] = {
@@ -67,7 +70,6 @@ def bench(folder: Path, *arguments: str) -> dict[str, Any]:
     return json.loads((folder / "rollout.json").read_text())
 
 
-@pytest.mark.long
 def test_bench_on_tasks_writes_numbers_and_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     # Three prompts and a twin of each.
     small = ("--n", "3", "--generations", "2", "--tasks", "[words, choice]", "--gen_length", "4", "--block_length", "2")
@@ -145,7 +147,6 @@ def test_the_flops_spent_are_those_of_padded_rows(llada: Path, cache: str):
     assert forwards.flops(model) == pytest.approx(forward_flops(model, torch.full((4,), 6), 4 * 6))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("family", ["llada", "dream"])
 def test_bench_on_a_layout_with_random_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str):
     monkeypatch.setitem(LAYOUTS, "small", SMALL[family])
@@ -165,7 +166,6 @@ def test_bench_on_a_layout_with_random_weights(tmp_path: Path, monkeypatch: pyte
         assert all(row["accuracy"] is None for row in modes.values())
 
 
-@pytest.mark.long
 def test_bench_of_blocks_counts_the_tokens_through_the_model(tmp_path: Path):
     small = ("--n", "2", "--generations", "2", "--tasks", "[words]", "--gen_length", "8", "--block_length", "4")
     blocks = ("--causal_blocks", "true", "--tokens_per_step", "[2]")
@@ -206,7 +206,6 @@ def test_peak_memory_sees_what_was_held_for_a_moment():
     assert peak < 0.2 * size
 
 
-@pytest.mark.long
 def test_both_layouts_are_the_same_step():
     cases, padding = padding_cases(BenchUpdateConfig(update_tokens=300, prompts=6), CPU)
     losses = [work() for work in cases.values()]
@@ -222,7 +221,6 @@ def test_both_layouts_are_the_same_step():
     assert 0 <= padding["like lengths together"] <= padding["padded to the longest"]
 
 
-@pytest.mark.long
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the peak is read from Linux's /proc")
 def test_bench_update_writes_numbers_and_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     sizes = ("--vocabulary", "2000", "--width", "256", "--tokens", "1024", "--sizes", "[8, 16]", "--prompts", "6")
@@ -317,7 +315,6 @@ def test_bench_sandbox_measures_correct_programs(
     assert f"a right program failed on rung {rung}: test 0: AssertionError" in capsys.readouterr().err
 
 
-@pytest.mark.long
 def test_a_model_of_true_width_trains_resumes_and_exports_within_its_plan(tmp_path: Path):
     """LLaDA-8B with one layer, whose checkpoint takes 2.4 GiB."""
     assert true_size([str(tmp_path), "--rows", "smallest"]) == 0
@@ -327,7 +324,6 @@ def test_a_model_of_true_width_trains_resumes_and_exports_within_its_plan(tmp_pa
     assert max(row["commands"].values()) < 1, "a bfloat16 checkpoint stays in its files"
 
 
-@pytest.mark.long
 def test_a_side_of_the_peers_benchmark_reports_each_turn(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     write_model(tmp_path, 512, 1)
     numbers = {**DEFAULTS, "tokens": 8, "steps": 4, "block": 8, "passes": 2, "lora": 1, "turns": 2}

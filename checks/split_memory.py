@@ -1,10 +1,10 @@
 """Memory and traffic of one rank with weights split by FSDP: in a pass through many layers, and at the start of a run.
 
-    python tests/split_memory.py pass                     # 4, 8, 16 layers of width 1,024 on 2 ranks
-    python tests/split_memory.py traffic
-    python tests/split_memory.py rollout
-    python tests/split_memory.py start --width 4096 --mlp 12288 --vocabulary 126464 --dtype bfloat16
-    python tests/split_memory.py save --layers 1 --width 4096 --mlp 12288 --vocabulary 126464
+    python checks/split_memory.py pass                     # 4, 8, 16 layers of width 1,024 on 2 ranks
+    python checks/split_memory.py traffic
+    python checks/split_memory.py rollout
+    python checks/split_memory.py start --width 4096 --mlp 12288 --vocabulary 126464 --dtype bfloat16
+    python checks/split_memory.py save --layers 1 --width 4096 --mlp 12288 --vocabulary 126464
 
 Ranks are processes on the CPU over gloo. What is counted is a process's anonymous memory (not pages of files that are
 mapped into it), read every 2 ms, above that before. `pass`: forward and backward of 8 tokens, so that little else but

@@ -15,7 +15,7 @@ from lfpo.config.train import LFPOConfig
 from lfpo.report import write_report
 from lfpo.runs.directory import Run
 from lfpo.train.rl import LFPOTrainer
-from test_report_watch import add_iteration, served
+from served_report import add_iteration, served
 from written_runs import CODE, HOSTILE, record, write_comparison, write_rows, write_run
 
 pytestmark = pytest.mark.long  # a browser takes seconds to start

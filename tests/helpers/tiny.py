@@ -33,7 +33,7 @@ def _dump(path: Path, value: Any) -> None:
 
 def _published(name: str) -> dict[str, Any]:
     """A family's config.json as published, at a tiny size."""
-    config: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "tiny" / f"{name}.json").read_text())
+    config: dict[str, Any] = json.loads((Path(__file__).parents[1] / "data" / "tiny" / f"{name}.json").read_text())
     return config
 
 

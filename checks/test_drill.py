@@ -14,6 +14,8 @@ from drill.harness import ITERATIONS, Drill, Recovery, Row, difference, progress
 from lfpo.models import load_model, save_model
 from written_runs import write_run
 
+pytestmark = pytest.mark.long  # all of checks/
+
 
 @pytest.fixture(scope="module")
 def drill(tmp_path_factory: pytest.TempPathFactory) -> Drill:
@@ -21,7 +23,6 @@ def drill(tmp_path_factory: pytest.TempPathFactory) -> Drill:
     return Drill(tmp_path_factory.mktemp("drill"), small, random.Random(0))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("faults", command.FAULTS)
 def test_a_group_of_faults(faults: str, drill: Drill):
     rows = command.FAULTS[faults](drill)
