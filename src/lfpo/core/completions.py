@@ -35,11 +35,6 @@ class Completions:
     sampler: the settings, with their lengths filled in. mask_id, eos_id: the model's.
     structure: how tokens attended to each other. The tokens of a block, after an EOS too, are all that the sampler saw
         there.
-
-    Only where the rollout was asked for them:
-    predicted_at [B, M] int64: the scheduled steps whose whole predictions were kept. predicted_tokens [B, M, C] int64
-        and predicted_confidence [B, M, C] float32: those predictions, and the probability at temperature 1 of what was
-        drawn at masked positions, 0 elsewhere (see lfpo.rollout.kept).
     """
 
     prompt_ids: torch.Tensor
@@ -55,9 +50,6 @@ class Completions:
     mask_id: int
     eos_id: int
     structure: Structure = FULL
-    predicted_at: torch.Tensor | None = None
-    predicted_tokens: torch.Tensor | None = None
-    predicted_confidence: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)

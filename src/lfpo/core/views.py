@@ -36,7 +36,6 @@ class Views:
     clean [S, L]: the clean tokens, where a label is not the final token; None: the labels.
     from_clean [S, L]: targets that the clean tokens before them predict, by the shifted logits of the causal context;
         None: none.
-    second [S, L]: for losses of two terms, a second weight of the targets, 0 elsewhere.
 
     Only where noise is uniform over the vocabulary:
     before [S, L]: the tokens whose prediction by theta_old conditions that of input_ids. temperature [S, L]: of that
@@ -59,7 +58,6 @@ class Views:
     structure: Structure = FULL
     clean: torch.Tensor | None = None
     from_clean: torch.Tensor | None = None
-    second: torch.Tensor | None = None
     before: torch.Tensor | None = None
     temperature: torch.Tensor | None = None
     condition: Callable[[MaskedDiffusionLM, Views], torch.Tensor] | None = None
@@ -78,8 +76,7 @@ class Views:
         """Drop the columns on the left and on the right that are padding in every view."""
         used = self.attention_mask.any(0).int()
         columns = slice(int(used.argmax()), len(used) - int(used.flip(0).argmax()))
-        narrow = ("row", "unit", "state", "prompt", "length")
-        wide = {name: value[:, columns] for name, value in tensor_fields(self).items() if name not in narrow}
+        wide = {name: value[:, columns] for name, value in tensor_fields(self).items() if value.dim() == 2}
         return dataclasses.replace(self, **wide)
 
 

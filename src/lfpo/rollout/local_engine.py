@@ -95,7 +95,7 @@ def run_unit(
     if not (sampler.gen_length and sampler.block_length and (sampler.steps or rule.schedule is None)):
         sampler = sampler.fitted("sampler", DEFAULT_LENGTH, model.block_length)
     # Plain denoising runs whole rows, and revealed tokens stay. Any of these needs another rule, forward or hook.
-    special = hook, unit.keep_steps, model.block_length, sampler.first_token, sampler.edits, sampler.cache != "none"
+    special = hook, unit.variant, model.block_length, sampler.first_token, sampler.edits, sampler.cache != "none"
     options["rule"] = rule
     if any(special) or sampler.stops_at_confidence:
         options |= variant(model, unit, sampler, rule, hook, store_blocks=store_blocks)
