@@ -24,6 +24,7 @@ StopRule = Literal[
     "entropy_runs_away",
     "threshold_slides",
     "accuracy_falls",
+    "reward_rises_alone",
 ]
 
 
