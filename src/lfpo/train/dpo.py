@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from lfpo.config.dpo import DPOConfig
 from lfpo.config.errors import UserError
 from lfpo.config.json import Json
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler
 from lfpo.config.training import examples_length
 from lfpo.core import collectives
 from lfpo.core.batch_metrics import means_of_sums
@@ -153,7 +153,7 @@ def as_trajectory(pairs: Sequence[Pair], model: MaskedDiffusionLM) -> Trajectory
         mask,
         tokens,
         revealed.long() - 1,
-        sampler=SamplerConfig(gen_length=length),
+        sampler=Sampler(gen_length=length, block_length=length),
         mask_id=model.mask_id,
         eos_id=model.eos_id,
         structure=model.structure,
