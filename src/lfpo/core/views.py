@@ -68,6 +68,16 @@ class Views:
     def select(self, index: torch.Tensor) -> Views:
         return dataclasses.replace(self, **{name: value[index] for name, value in tensor_fields(self).items()})
 
+    def without(self, unscored_BC: torch.Tensor) -> Views:
+        """The same views without targets at these completion positions of their rollouts."""
+        unscored_SL = F.pad(unscored_BC[self.row], (self.target.shape[1] - unscored_BC.shape[1], 0))
+        weights = {
+            n: getattr(self, n).masked_fill(unscored_SL, 0)
+            for n in ("weight", "second")
+            if getattr(self, n) is not None
+        }
+        return dataclasses.replace(self, target=self.target & ~unscored_SL, **weights)
+
     def ran_by(self, policy: str, *, backward: bool) -> Pass:
         """What the FLOPs of a policy's forward over these views depend on."""
         return Pass(policy, self.attention_mask.sum(-1), self.prompt, self.target.sum(), self.structure, backward)
