@@ -71,12 +71,8 @@ class Views:
     def without(self, unscored_BC: torch.Tensor) -> Views:
         """The same views without targets at these completion positions of their rollouts."""
         unscored_SL = F.pad(unscored_BC[self.row], (self.target.shape[1] - unscored_BC.shape[1], 0))
-        weights = {
-            n: getattr(self, n).masked_fill(unscored_SL, 0)
-            for n in ("weight", "second")
-            if getattr(self, n) is not None
-        }
-        return dataclasses.replace(self, target=self.target & ~unscored_SL, **weights)
+        weight = self.weight.masked_fill(unscored_SL, 0)
+        return dataclasses.replace(self, target=self.target & ~unscored_SL, weight=weight)
 
     def ran_by(self, policy: str, *, backward: bool) -> Pass:
         """What the FLOPs of a policy's forward over these views depend on."""
