@@ -34,13 +34,12 @@ from lfpo.models.lora import settings_of
 from lfpo.models.policies import load_policies
 from lfpo.models.uniform import with_noise
 from lfpo.objectives import make_objective
-from lfpo.objectives.needs import check_rollouts, kept_steps, samplers
+from lfpo.objectives.needs import check_rollouts, samplers
 from lfpo.plan.flops import pass_flops, rollout_flops
 from lfpo.prompts.sources import fingerprint, plain_values
 from lfpo.rewards import RewardFunction
 from lfpo.rollout.episodes import Environment, Played
 from lfpo.rollout.hinted import Hinted
-from lfpo.rollout.kept import WithPredictions
 from lfpo.rollout.variants import check_context
 from lfpo.runs.context import Context
 from lfpo.runs.directory import Run
@@ -117,7 +116,6 @@ class LFPOTrainer(Algorithm, Trainer):
         self.args = args = replace(args, max_steps=self.length.iterations)
         block_length = trained_block_length(model or args.model)
         self.sampler, self.eval_samplers = samplers(args, self.source.gen_length, self.objective, block_length)
-        self.keep_steps = kept_steps(self.objective, self.sampler)
         self.policies, self.tokenizer = load_policies(args, model, tokenizer, needs_base=self.objective.needs_base)
         self.model, self.reference = self.policies[CURRENT], self.policies[OLD]  # theta, theta_old
         self.optimizer = build_adamw(self.model, args)
@@ -168,7 +166,7 @@ class LFPOTrainer(Algorithm, Trainer):
             self.tokenizer,
             self.engine,
             self.sampler,
-            self.keep_steps,
+            self.objective.variant(self.sampler),
             self.state,
         )
         self.sizes = args.prompts_per_iteration, args.num_generations
@@ -181,8 +179,7 @@ class LFPOTrainer(Algorithm, Trainer):
             self.rollouts = Hinted(sampled)
         if self.environment is not None:
             self.rollouts = Played(self.environment, sampled)
-        if self.keep_steps:
-            self.rollouts = WithPredictions(self.rollouts, self.tokenizer, self.source.score)
+        self.rollouts = self.objective.rewarded(self.rollouts, self.tokenizer, self.source.score, args.num_generations)
         self.state["rows_skipped"] = 0  # of the data set, where a callback ended an epoch early
         self.events = Callbacks(self)
         self.events.call("on_init_end", 0)
