@@ -411,6 +411,7 @@ def exact(prompts, completions, answer, **columns):
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The arguments of an evaluation on a CSV of four questions, whose answers are 0, 1, 2, 0."""
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "own_rewards", raising=False)  # of another test, in a folder that is gone
     (tmp_path / "own_rewards.py").write_text(OWN)
     (tmp_path / "test.csv").write_text("question,answer\n" + "".join(f"q{i},{i % 3}\n" for i in range(4)))
     return ["--eval_file", str(tmp_path / "test.csv"), "--columns", "{question: prompt}", "--sampler.gen_length", "4"]
