@@ -68,7 +68,6 @@ class MDPO(settings.MDPO, Objective):
 
     def loss(self, predictions: Predictions, signal_BM: torch.Tensor) -> tuple[torch.Tensor, Measures]:
         views, sampler = predictions.views, predictions.views.sampler
-        assert sampler.gen_length
         masked_T, heat = views.target.sum(-1)[predictions.view_T], sampler.temperature
         advantage_T = predictions.at_targets(signal_BM)
         logp = predictions.logp(temperature=heat)

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler
 from lfpo.core.denoise import Finished, Forwarded
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.trajectory import Trajectory
@@ -24,7 +24,7 @@ class Request:
 
     prompts: Sequence[Sequence[int]]
     seeds: Sequence[int]
-    sampler: SamplerConfig
+    sampler: Sampler
     generations: int = 1
     keep_steps: Sequence[int] = ()
 

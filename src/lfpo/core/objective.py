@@ -11,7 +11,7 @@ import torch
 from lfpo.config.checks import check_ranges
 from lfpo.config.errors import CannotGoOn, UserError
 from lfpo.config.lfpo import Advantage
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler
 from lfpo.core.advantages import group_advantages
 from lfpo.core.measures import Measures
 from lfpo.core.predictions import Predictions
@@ -58,7 +58,7 @@ class Objective:
         """The objective at this share of training, 0 to below 1, where its knobs follow a schedule."""
         return self
 
-    def check_sampler(self, sampler: SamplerConfig) -> None:
+    def check_sampler(self, sampler: Sampler) -> None:
         """Raise UserError when rollouts sampled this way cannot be learned from."""
 
     def prepare(self, views: Views, logp: Callable[[Views, str], torch.Tensor]) -> Views:

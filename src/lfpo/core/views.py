@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler
 from lfpo.core.completions import tensor_fields
 from lfpo.core.model import NO_MASK, MaskedDiffusionLM
 from lfpo.core.rng import generator
@@ -54,7 +54,7 @@ class Views:
     state: torch.Tensor
     prompt: torch.Tensor
     length: torch.Tensor
-    sampler: SamplerConfig
+    sampler: Sampler
     mask_id: int
     structure: Structure = FULL
     clean: torch.Tensor | None = None

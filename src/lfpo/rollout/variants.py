@@ -8,7 +8,7 @@ import torch
 
 from lfpo.config.errors import UserError
 from lfpo.config.json import Json
-from lfpo.config.sampler import DEFAULT_LENGTH, SamplerConfig
+from lfpo.config.sampler import Sampler
 from lfpo.core.engine import Request
 from lfpo.core.forward import Forward, completion_columns
 from lfpo.core.hooks import Hook
@@ -25,7 +25,7 @@ from lfpo.rollout.reveal.early_stop import stopping_early
 def variant(
     model: MaskedDiffusionLM,
     unit: Request,
-    sampler: SamplerConfig,
+    sampler: Sampler,
     rule: Rule,
     hook: Hook | None,
     *,
@@ -69,11 +69,10 @@ def run_canvases(
                 f"{name}: {model.family.name} models revise their tokens, and {name} needs tokens that stay; "
                 "leave it out"
             )
-    sampler = unit.sampler.fitted("sampler", DEFAULT_LENGTH, model.block_length)
-    return denoise_canvases(model, unit.prompts, sampler, unit.seeds, **options)
+    return denoise_canvases(model, unit.prompts, unit.sampler, unit.seeds, **options)
 
 
-def check_context(sampler: SamplerConfig, model: MaskedDiffusionLM, where: str = "sampler") -> None:
+def check_context(sampler: Sampler, model: MaskedDiffusionLM, where: str = "sampler") -> None:
     """Raise UserError, beginning with `where`, for settings that do not go with how the model attends."""
     if model.uniform != (sampler.rule_name == "canvas"):
         what = "are sampled by the rule 'canvas' alone" if model.uniform else "fill in masks, and 'canvas' has none"
