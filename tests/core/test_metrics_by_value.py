@@ -112,8 +112,6 @@ def test_the_share_of_rollouts_with_a_signal():
     signal_R = double(0.5, 0.0, 0.5, 1.0, 0.5)
     assert share_with_signal(lfpo, signal_R) == 2 / 5
     assert share_with_signal(others, signal_R) == 4 / 5
-    of_states = torch.stack([double(0, 0), double(0, 1), double(1, 1)])
-    assert share_with_signal(others, of_states) == 2 / 3  # a rollout counts if any of its states has one
 
 
 @by_hand("completions/frac_same_ending")

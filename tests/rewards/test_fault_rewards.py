@@ -216,7 +216,7 @@ def test_the_only_scored_rollout_of_a_group_is_neutral_where_groups_are_compared
     # An objective that needs whole groups gets none with a rollout that has no reward.
     tree = make_objective({"name": "dtree_rpo:DTreeRPO", "tree": [2]})
     edges = signal_of(tree, rewards, group)
-    assert edges.tolist() == [[0], [0], [0.5], [-0.5]]
+    assert edges.tolist() == [0, 0, 0.5, -0.5]
     # The case of the report: what could not be judged is not the best of a group with rewards below 0.
     below = torch.tensor([-1, -0.5, NAN, -1], dtype=torch.float64)
     signal = signal_of(make_objective({"name": "lfpo"}), below, torch.tensor([0, 0, 0, 0]))
