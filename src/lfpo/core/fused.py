@@ -85,8 +85,9 @@ def rectified_sum(
 
     Loss and gradient are computed together, a chunk of tokens at a time: two products with a head for the logits, one
     for the gradient of the states, one more for that of a trained head. Where both policies share one head, r is 0 or 1
-    everywhere and there is no logit_map, one product gives all logits: mixed logits are those of mixed states. precision: of
-    these products (lfpo.core.head); their sums and everything else are float32 (float64 for float64 states).
+    everywhere and there is no logit_map, one product gives all logits: mixed logits are those of mixed states.
+    precision: of these products (lfpo.core.head); their sums and everything else are float32 (float64 for float64
+    states).
 
     On a GPU with Triton the step from a chunk's float32 logits to their gradient is one kernel (kernel.py), which
     reads the logits twice; elsewhere it is a dozen tensor operations. Both give the same to float32 rounding.

@@ -7,7 +7,7 @@ Shapes: R rollouts of an iteration on all ranks, B of them on this rank; S views
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path

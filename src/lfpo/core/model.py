@@ -86,8 +86,8 @@ class MaskedDiffusionLM(nn.Module):
         """Hidden states of rows all of whose tokens are noised; of `lfpo plan`."""
         return self.hidden(input_ids_BL)
 
-    def sample_unit(self, unit: Any, **options: Any) -> Any:
-        """The trajectories of a request (lfpo.core.engine) by `own_rule`."""
+    def sample_unit(self, unit: Any, hook: Any = None, compiled: bool = False, **options: Any) -> Any:
+        """The trajectories of a request, sampled by `own_rule`. options: as of lfpo.rollout.local_engine.run_unit."""
         raise NotImplementedError
 
     def __init__(

@@ -93,8 +93,8 @@ class Trajectory(Completions):
         return self.tokens_before(step_B).masked_fill(self.masked_before(step_B), self.mask_id)
 
     def as_visited(self, views: Any, step_B: torch.Tensor) -> Any:
-        """A hook of trajectories whose states are more than their tokens: the views of `state_before` (lfpo.core.views),
-        a kind that holds the rest, too. step_B: as for `masked_before`."""
+        """A hook of trajectories whose states are more than their tokens: the given views of `state_before`
+        (lfpo.core.views), as a kind that holds the rest, too. step_B: as for `masked_before`."""
         return views
 
     def recorded(self, b: int, tokenizer: object) -> Json:

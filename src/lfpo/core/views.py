@@ -33,8 +33,8 @@ class Views:
         or all that were revealed.
     sampler: the settings the rollouts were drawn with. mask_id: the mask token.
 
-    The forward of these inputs has full attention. Other kinds of views derive from this one: `BlockViews`, and those of
-    lfpo.contrib.
+    The forward of these inputs has full attention. Other kinds of views derive from this one: `BlockViews`, and those
+    of lfpo.contrib.
     """
 
     row: torch.Tensor

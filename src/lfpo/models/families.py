@@ -5,7 +5,6 @@ raises KeyError for a missing field, and UserError for a feature that the class 
 """
 
 from dataclasses import replace
-from typing import Any
 
 from transformers import Glm4MoeConfig, LlamaConfig, Ministral3Config, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 from transformers import __version__ as VERSION

@@ -215,7 +215,7 @@ def token_ids(config: Json, vocab_size: int, source: Path | None, tokenizer: Any
     """The ids of the mask, eos and pad tokens (mask_id ...), from the configuration or else from the tokenizer."""
     where = source or "init config"
     family = family_of(config, where)
-    fields = {**config.get(family.text_section, {}), **config}
+    fields = {**config.get(family.text_section or "", {}), **config}
     ids: Json = {name: fields.get(f"{name}_token_id") for name in ("mask", "eos", "pad")}
     if family.mask_token is None:
         ids["mask"] = NO_TOKEN

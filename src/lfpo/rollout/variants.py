@@ -2,7 +2,6 @@
 confidence stop."""
 
 import dataclasses
-from typing import Any
 
 import torch
 

@@ -15,6 +15,7 @@ from lfpo.config.build import build, to_dict
 from lfpo.config.errors import UserError
 from lfpo.config.files import read_json, write_json
 from lfpo.config.json import Json
+from lfpo.config.plugins import resolve
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives, devices

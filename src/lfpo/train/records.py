@@ -2,6 +2,8 @@
 
 import math
 
+import torch
+
 from lfpo.config.json import Json
 from lfpo.core.batch import Batch
 from lfpo.core.trajectory import Trajectory

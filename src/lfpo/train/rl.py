@@ -4,7 +4,6 @@ import contextlib
 import inspect
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 

@@ -138,7 +138,7 @@ def noise_of(model: MaskedDiffusionLM, length: int, rng: torch.Generator) -> Noi
     return Noise(draw_C, *model.noise(length, rng))
 
 
-class ExamplePass(NamedTuple):
+class Examples(NamedTuple):
     """Examples that run together, [B, L], on the CPU. noised, clean: token ids. scored: positions whose clean token is
     predicted from the noised ones, with `weight`; next_weight: of tokens that the clean ones before them predict.
     temperature: of the prediction that conditions a token, 0 for none (read where noise is uniform)."""
@@ -178,7 +178,7 @@ def accumulate_sft_gradients(
     has_next = has_next_loss(model)
     masked_weight = config.masked_loss_weight if has_next else 1.0
     every = model.asks_about_all and config.loss_weight == "1/t"  # nothing tells the model which tokens are noised
-    passes, idle = list[ExamplePass](), None
+    passes, idle = list[Examples](), None
     for packed in pack_by_tokens(lengths, config.update_tokens):
         group = [indices[j] for j in packed]
         ids, attention = left_pad([rows[j] for j in packed], model.pad_id)
@@ -197,23 +197,23 @@ def accumulate_sft_gradients(
                 known = through_eos(batch[i][1], model)
                 next_weight[j, ids.shape[1] - length :][:known] = 1 / (known * size)
         if scored.any() or next_weight.any():
-            passes.append(ExamplePass(noised, ids, attention, prompts[packed], scored, weight, next_weight, temperature))
+            passes.append(Examples(noised, ids, attention, prompts[packed], scored, weight, next_weight, temperature))
     if filler is not None:
         ids, attention = left_pad([filler[0] + filler[1]], model.pad_id)
         none, prompt_B = torch.zeros(ids.shape), torch.tensor([len(filler[0])])
-        idle = ExamplePass(ids, ids, attention, prompt_B, torch.ones_like(ids, dtype=torch.bool), none, none, none)
+        idle = Examples(ids, ids, attention, prompt_B, torch.ones_like(ids, dtype=torch.bool), none, none, none)
     total = 0.0
     if idle is not None:
         passes = with_fillers(passes, idle)
     for group_pass in passes:
         with one_pass([model]):
-            loss = float(group_pass is not idle) * loss_of(model, ExamplePass(*(x.to(model.device) for x in group_pass)))
+            loss = float(group_pass is not idle) * loss_of(model, Examples(*(x.to(model.device) for x in group_pass)))
             loss.backward()
         total += loss.item()
     return total
 
 
-def loss_of(model: MaskedDiffusionLM, p: ExamplePass) -> torch.Tensor:
+def loss_of(model: MaskedDiffusionLM, p: Examples) -> torch.Tensor:
     """The weighted cross-entropies of a pass, summed."""
     structure, row = training_structure(model), (p.noised, p.clean, p.attention, p.prompt_B)
     signal = model.signal(*row, p.temperature, structure=structure)

@@ -11,11 +11,11 @@ class Cap:
 
     cap: float
 
-    def __call__(self, z: torch.Tensor) -> torch.Tensor:
-        return (z / self.cap).tanh() * self.cap
+    def __call__(self, products: torch.Tensor) -> torch.Tensor:
+        return (products / self.cap).tanh() * self.cap
 
-    def in_place(self, z: torch.Tensor) -> torch.Tensor:
-        return z.div_(self.cap).tanh_().mul_(self.cap)
+    def in_place(self, products: torch.Tensor) -> torch.Tensor:
+        return products.div_(self.cap).tanh_().mul_(self.cap)
 
     def pull_back(self, gradient: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         return gradient.mul_(logits.div_(self.cap).square_().neg_().add_(1))

@@ -54,8 +54,17 @@ class CanvasModel(MaskedDiffusionLM):
     def noised_views(self, views: Views, seeds: Sequence[int], inner: int) -> Views:
         return with_noise(views, seeds, inner, self.vocab_size)
 
-    def signal(self, *row: Any, structure: Structure) -> torch.Tensor:
-        return conditioning(self, *row, structure)
+    def signal(
+        self,
+        noised_BL: torch.Tensor,
+        clean_BL: torch.Tensor,
+        attention_mask_BL: torch.Tensor,
+        prompt_B: torch.Tensor,
+        temperature_BL: torch.Tensor,
+        *,
+        structure: Structure,
+    ) -> torch.Tensor:
+        return conditioning(self, noised_BL, clean_BL, attention_mask_BL, prompt_B, temperature_BL, structure)
 
     def doubled_inputs(self, columns: int, signal: torch.Tensor | None) -> Json:
         return {"canvas": columns, "conditioning": signal}
@@ -70,7 +79,9 @@ class CanvasModel(MaskedDiffusionLM):
             canvas=input_ids_BL.shape[1],
         )
 
-    def sample_unit(self, unit: Request, *, hook: Hook | None, compiled: bool = False, **options: Any) -> Trajectory:
+    def sample_unit(
+        self, unit: Request, hook: Hook | None = None, compiled: bool = False, **options: Any
+    ) -> Trajectory:
         """Raises UserError for what needs tokens that stay as revealed."""
         for name, value in (("rollout_compile", compiled), ("variant", unit.variant), ("hook", hook)):
             if value:

@@ -94,7 +94,7 @@ class Backbone(published.DiffusionGemmaPreTrainedModel):
 
 
 def _update(layer: int, cache: Any, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The cache itself knows whether it stores (lfpo.contrib.canvases.sampler.CanvasContext); transformers' decoder only reads."""
+    """The cache itself knows whether it stores (CanvasContext); transformers' decoder only reads."""
     return cache.update(key, value, layer)
 
 
