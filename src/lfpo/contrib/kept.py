@@ -15,7 +15,7 @@ import torch
 
 from lfpo.config.errors import UserError
 from lfpo.config.json import Json
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler
 from lfpo.core import collectives
 from lfpo.core.active_rows import ActiveRows
 from lfpo.core.batch import RolloutSource, ScoredRollouts
@@ -58,7 +58,6 @@ class WholeCompletions(Forward):
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
-        assert self.sampler.gen_length
         self.block_length = self.sampler.gen_length
 
     def _block_start(self, active: ActiveRows) -> torch.Tensor:
@@ -75,7 +74,7 @@ class KeptPredictions(Hook):
     like: any int64 [B, C] on the model's device. Raises UserError for forwards that do not predict whole completions.
     """
 
-    def __init__(self, steps: Sequence[int], like: torch.Tensor, sampler: SamplerConfig, model: MaskedDiffusionLM):
+    def __init__(self, steps: Sequence[int], like: torch.Tensor, sampler: Sampler, model: MaskedDiffusionLM):
         if sampler.cache != "none":
             raise UserError(f"whole predictions cannot be kept with sampler cache {sampler.cache!r}; leave it out")
         if model.block_length:

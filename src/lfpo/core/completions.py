@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 
 from lfpo.config.json import Json
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler
 from lfpo.core.structure import FULL, Structure
 
 
@@ -46,7 +46,7 @@ class Completions:
     scheduled_steps: torch.Tensor
     nfe: torch.Tensor
     queries: torch.Tensor
-    sampler: SamplerConfig
+    sampler: Sampler
     mask_id: int
     eos_id: int
     structure: Structure = FULL

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from lfpo.config.errors import UserError
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler
 from lfpo.core.active_rows import ActiveRows
 from lfpo.core.forward import Forward, block_sizes, join, select, unstarted
 from lfpo.core.hooks import Hook
@@ -33,7 +33,7 @@ Forwarded = Callable[[int], None]
 def denoise(
     model: MaskedDiffusionLM,
     prompts: Sequence[Sequence[int]],
-    sampler: SamplerConfig,
+    sampler: Sampler,
     seeds: Sequence[int],
     rule: Rule,
     *,
@@ -82,7 +82,7 @@ def denoise(
             row_ids, waiting, entering = row_ids + waiting[:room], waiting[room:], waiting[:room]
             active = join([active, select(every, entering)])
         hidden = forward.hidden(active, row_ids)
-        at_most = len(row_ids) * (sampler.block_length or 0)  # masked positions of the active blocks
+        at_most = len(row_ids) * sampler.block_length  # masked positions of the active blocks
         denoiser.step(active, hidden, at_most if pace is None else pace.advance(row_ids))
         step += 1
         if forwarded is not None:
@@ -109,7 +109,7 @@ def denoise(
 
 
 def finished_trajectory(
-    finished: ActiveRows, sampler: SamplerConfig, model: MaskedDiffusionLM, hooks: Sequence[Hook] = ()
+    finished: ActiveRows, sampler: Sampler, model: MaskedDiffusionLM, hooks: Sequence[Hook] = ()
 ) -> Trajectory:
     """Finished rows as a trajectory, with what hooks add to it, in the caller's order."""
     order = finished.row.argsort()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from lfpo.config.json import Json
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler
 from lfpo.core.denoise import Finished, Forwarded
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.trajectory import Trajectory
@@ -30,7 +30,7 @@ class Request:
 
     prompts: Sequence[Sequence[int]]
     seeds: Sequence[int]
-    sampler: SamplerConfig
+    sampler: Sampler
     generations: int = 1
     variant: Variant | None = None
 

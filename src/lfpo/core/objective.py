@@ -11,7 +11,7 @@ import torch
 from lfpo.config.checks import check_ranges
 from lfpo.config.errors import CannotGoOn, UserError
 from lfpo.config.lfpo import Advantage
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler
 from lfpo.core.advantages import group_advantages
 from lfpo.core.batch import RolloutSource
 from lfpo.core.engine import Variant
@@ -57,7 +57,7 @@ class Objective:
         """The objective at this share of training, 0 to below 1, where its knobs follow a schedule."""
         return self
 
-    def check_sampler(self, sampler: SamplerConfig) -> None:
+    def check_sampler(self, sampler: Sampler) -> None:
         """Raise UserError when rollouts sampled this way cannot be learned from."""
 
     advantage: Advantage = "mean"
@@ -115,7 +115,7 @@ class Objective:
 
     # Points where an objective hangs in that needs more than the rewards and the states of plain rollouts.
 
-    def variant(self, sampler: SamplerConfig) -> Variant | None:
+    def variant(self, sampler: Sampler) -> Variant | None:
         """Another way to sample its rollouts (see lfpo.core.engine.Request). sampler: with its lengths filled in."""
         return None
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler
 from lfpo.core.completions import tensor_fields
 from lfpo.core.doubled import noised_hidden
 from lfpo.core.model import MaskedDiffusionLM
@@ -47,7 +47,7 @@ class Views:
     state: torch.Tensor
     prompt: torch.Tensor
     length: torch.Tensor
-    sampler: SamplerConfig
+    sampler: Sampler
     mask_id: int
 
     def __len__(self) -> int:

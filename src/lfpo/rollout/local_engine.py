@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from lfpo.config.json import Json
-from lfpo.config.sampler import DEFAULT_LENGTH
 from lfpo.core.denoise import Finished, Forwarded, denoise
 from lfpo.core.engine import Request, Ticket, Version
 from lfpo.core.hooks import Hook
@@ -94,8 +93,6 @@ def run_unit(
         sampled: Trajectory = model.sample_unit(unit, hook=hook, **options)
         return sampled
     rule = find_rule(sampler.rule_name)
-    if not (sampler.gen_length and sampler.block_length and (sampler.steps or rule.schedule is None)):
-        sampler = sampler.fitted("sampler", DEFAULT_LENGTH, model.block_length)
     # Plain denoising runs whole rows, and revealed tokens stay. Any of these needs another rule, forward or hook.
     special = hook, unit.variant, model.block_length, sampler.first_token, sampler.edits, sampler.cache != "none"
     options["rule"] = rule

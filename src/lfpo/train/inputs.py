@@ -15,8 +15,7 @@ from lfpo.config.sampler import check_length
 from lfpo.config.train import LFPOConfig
 from lfpo.core.reward_values import ASYNCHRONOUS
 from lfpo.prompts.dataset import read_rows
-from lfpo.prompts.files import load_rows
-from lfpo.prompts.preferences import load_preferences
+from lfpo.prompts.examples import demonstration, preference, read_examples
 from lfpo.prompts.tasks import Row, get_task
 from lfpo.rewards import RewardFunction, reward_name
 from lfpo.runs import trackers
@@ -41,9 +40,8 @@ def check_run(args: Any, kind: str, *, resume: bool = False) -> None:
         return
     for task in args.tasks:
         get_task(task)
-    files = [args.data_file, args.eval_file] if kind == "dpo" else [args.data_file]
-    for file in (file for file in files if file is not None):
-        load_preferences(file) if kind == "dpo" else load_rows(file, required=("prompt", "completion"))
+    if args.data_file is not None:  # a data set of the hub is loaded with the model
+        read_examples(args, preference if kind == "dpo" else demonstration)
 
 
 def _check_prompts(args: LFPOConfig) -> None:
