@@ -85,7 +85,7 @@ class FreshRollouts:
         sampled = time.perf_counter()
         observer.begin("verdicts", len(rows), "completions")
         texts = decode_completions(self.tokenizer, trajectory.tokens, self.policy.eos_id)
-        rewards = collectives.raise_on_all(partial(self.scorer.score, rows, texts, trajectory.completion_ids()))
+        rewards = collectives.raise_on_all(partial(self.scorer.score, rows, texts, trajectory.for_rewards()))
         observer.advance(len(rows))
         turns = list(map(Turn, range(len(rows)), rows, request.seeds, texts))
         times = {"time/rollout": sampled - started, "time/reward": time.perf_counter() - sampled}

@@ -84,6 +84,12 @@ def samplers(
     evaluated = {name: s.fitted("sampler", length, block_length) for name, s in args.eval_samplers.items()}
     check_rollouts(objective, sampler, trained_block=block_length)
     check_old_policy(objective, args.old_policy)
+    separate = args.multi_objective_aggregation == "normalize_then_sum"
+    if separate and not (objective.compares and "variant" not in objective.needs):
+        raise UserError(
+            f"multi_objective_aggregation normalize_then_sum adds each function's advantages within a group, and "
+            f"objective {type(objective).__name__} takes none of whole rollouts; leave it out"
+        )
     if args.environment is not None and (objective.whole_groups or "variant" in objective.needs):
         name = type(objective).__name__
         raise UserError(f"objective {name} needs rollouts of one row each, which an environment does not give")
