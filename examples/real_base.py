@@ -3,7 +3,7 @@
 python examples/real_base.py merge CONVERTED examples/real-base/competent.safetensors FOLDER
 python examples/real_base.py pack ADAPTER FILE
 
-`pack` rounds the factors of an adapter that `lfpo sft` saved (FOLDER/checkpoints/step-N/adapter). `merge` writes the
+`pack` rounds the factors of an adapter that `lfpo sft` saved (FOLDER/checkpoints/step-N/model). `merge` writes the
 model that they give, with the same bits on every processor: scales are powers of two, so that in float64 the products
 of factors and their sums are exact, and each weight is rounded once.
 """
