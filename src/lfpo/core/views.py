@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler
 from lfpo.core.completions import tensor_fields
 from lfpo.core.model import NO_MASK, MaskedDiffusionLM
 from lfpo.core.rng import generator
@@ -36,7 +36,6 @@ class Views:
     clean [S, L]: the clean tokens, where a label is not the final token; None: the labels.
     from_clean [S, L]: targets that the clean tokens before them predict, by the shifted logits of the causal context;
         None: none.
-    second [S, L]: for losses of two terms, a second weight of the targets, 0 elsewhere.
 
     Only where noise is uniform over the vocabulary:
     before [S, L]: the tokens whose prediction by theta_old conditions that of input_ids. temperature [S, L]: of that
@@ -54,12 +53,11 @@ class Views:
     state: torch.Tensor
     prompt: torch.Tensor
     length: torch.Tensor
-    sampler: SamplerConfig
+    sampler: Sampler
     mask_id: int
     structure: Structure = FULL
     clean: torch.Tensor | None = None
     from_clean: torch.Tensor | None = None
-    second: torch.Tensor | None = None
     before: torch.Tensor | None = None
     temperature: torch.Tensor | None = None
     condition: Callable[[MaskedDiffusionLM, Views], torch.Tensor] | None = None
@@ -70,6 +68,12 @@ class Views:
     def select(self, index: torch.Tensor) -> Views:
         return dataclasses.replace(self, **{name: value[index] for name, value in tensor_fields(self).items()})
 
+    def without(self, unscored_BC: torch.Tensor) -> Views:
+        """The same views without targets at these completion positions of their rollouts."""
+        unscored_SL = F.pad(unscored_BC[self.row], (self.target.shape[1] - unscored_BC.shape[1], 0))
+        weight = self.weight.masked_fill(unscored_SL, 0)
+        return dataclasses.replace(self, target=self.target & ~unscored_SL, weight=weight)
+
     def ran_by(self, policy: str, *, backward: bool) -> Pass:
         """What the FLOPs of a policy's forward over these views depend on."""
         return Pass(policy, self.attention_mask.sum(-1), self.prompt, self.target.sum(), self.structure, backward)
@@ -78,8 +82,7 @@ class Views:
         """Drop the columns on the left and on the right that are padding in every view."""
         used = self.attention_mask.any(0).int()
         columns = slice(int(used.argmax()), len(used) - int(used.flip(0).argmax()))
-        narrow = ("row", "unit", "state", "prompt", "length")
-        wide = {name: value[:, columns] for name, value in tensor_fields(self).items() if name not in narrow}
+        wide = {name: value[:, columns] for name, value in tensor_fields(self).items() if value.dim() == 2}
         return dataclasses.replace(self, **wide)
 
 

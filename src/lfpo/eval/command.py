@@ -16,7 +16,7 @@ from lfpo.config.errors import UserError
 from lfpo.config.eval import EvalConfig
 from lfpo.config.files import user_path
 from lfpo.config.json import Json
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler
 from lfpo.core import collectives, devices
 from lfpo.core.encoding import encode_rows
 from lfpo.core.messages import prefill
@@ -54,7 +54,7 @@ class Job:
     task: Task | DataTask
     rows: list[Row]
     prompted: list[Row]
-    sampler: SamplerConfig
+    sampler: Sampler
     settings: Json
     path: Path | None
 
@@ -103,7 +103,7 @@ def plan(config: EvalConfig, console: Console, digest: Callable[[Path], str]) ->
             protocol = f"protocol {config.protocol!r}: " if config.protocol else ""
             check_context(job.sampler, model, f"lfpo eval: {protocol}task {job.task.name!r}: sampler")
             places = [f"{protocol}{row_place(job.task, 'eval', i)}" for i in range(len(job.rows))]
-            encode_rows(job.prompted, tokenizer, model, job.sampler.gen_length or 0, places)
+            encode_rows(job.prompted, tokenizer, model, job.sampler.gen_length, places)
         dtype = getattr(torch, config.dtype)
         collectives.together(lambda: check_memory(resolve(config.model), dtype, devices.device()))
     return list(zip(jobs, stored, strict=True))
@@ -158,7 +158,7 @@ def as_text(prompt: str | list[dict[str, str]]) -> str:
     open."""
     if isinstance(prompt, str):
         return prompt
-    paragraphs = "\n\n".join(m["content"] for m in without_prefill(prompt))
+    paragraphs = "\n\n".join(str(m.get("content") or "") for m in without_prefill(prompt))
     return f"{paragraphs}\n{prefill(prompt)}"
 
 

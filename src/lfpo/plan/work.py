@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from lfpo.config.json import Json
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler
 from lfpo.config.train import LFPOConfig
 from lfpo.core.learner import optimizer_blocks
 from lfpo.core.model import NO_MASK
@@ -19,7 +19,6 @@ from lfpo.core.views import Views
 from lfpo.models import init_model
 from lfpo.models.layouts import LAYOUTS
 from lfpo.models.uniform import with_noise
-from lfpo.objectives.needs import kept_steps
 from lfpo.plan.model import by_value
 from lfpo.rollout.canvas import CanvasTrajectory
 
@@ -41,7 +40,7 @@ class Work:
 
 
 @by_value
-def count(objective: Objective, sampler: SamplerConfig, *, structure: Structure = FULL, group: int = 1) -> Work:
+def count(objective: Objective, sampler: Sampler, *, structure: Structure = FULL, group: int = 1) -> Work:
     """The work of an objective on rollouts that do not stop early, counted by running it on toy rollouts.
 
     sampler: with its lengths set. structure: the model's, while it samples. group: rollouts of a prompt.
@@ -49,11 +48,8 @@ def count(objective: Objective, sampler: SamplerConfig, *, structure: Structure 
     size = group if objective.whole_groups else TOY_ROLLOUTS
     trajectory = _toy(objective, sampler, structure, size)
     reward = torch.arange(size, dtype=torch.float64)  # they differ, so that there are advantages
-    steps = kept_steps(objective, sampler)
-    signal = objective.signal(reward[:, None].expand(-1, len(steps)) if steps else reward, torch.zeros(size).long())
-    # Where a rollout has several numbers, those that are 0 may stand for states that are not trained.
-    chosen = torch.ones_like(signal) if signal.dim() == 1 else (signal != 0).to(signal.dtype)
-    views, before = objective.views(trajectory.in_rounds(), chosen, list(range(size)), 0), [0]
+    signal = objective.signal(reward, torch.zeros(size).long())
+    views, before = objective.views(trajectory.in_rounds(), torch.ones_like(signal), list(range(size)), 0), [0]
     if trajectory.uniform:  # theta_old runs conditioned views once more; the toy itself needs no conditioning
         views = with_noise(views, list(range(size)), 0, TOY["vocab_size"])
         assert views.temperature is not None
@@ -68,7 +64,7 @@ def count(objective: Objective, sampler: SamplerConfig, *, structure: Structure 
         return Predictions(views, policies).logp(policy)
 
     with torch.no_grad():
-        views = objective.prepare(views, logp)
+        views = objective.before_passes(views, logp)
     unit = int(views.unit.unique(return_counts=True)[1].max())
     predictions = Predictions(views.select((views.unit == views.unit[0]).nonzero().flatten()), policies)
     objective.loss(predictions, signal)
@@ -87,14 +83,13 @@ def fullest_rank(args: LFPOConfig, objective: Objective, ranks: int) -> list[int
 
 
 def sampling_work(
-    sampler: SamplerConfig, prompt_length: int, shift: bool, *, structure: Structure = FULL, group: int = 1
+    sampler: Sampler, prompt_length: int, shift: bool, *, structure: Structure = FULL, group: int = 1
 ) -> tuple[int, float]:
     """Forwards of one rollout that does not stop early, and all tokens that run for it. Forwards that only store a
     finished block are not among the first.
 
     shift: the family's logit shift. The other arguments are those of `count`.
     """
-    assert sampler.gen_length and sampler.block_length
     if sampler.rule_name == "canvas":
         canvases, size = sampler.gen_length // sampler.block_length, sampler.block_length
         forwards = canvases * sampler.canvas.max_denoising_steps
@@ -125,10 +120,10 @@ def sampling_work(
     return passes * steps * len(starts), passes * tokens
 
 
-def _revealed(sampler: SamplerConfig, structure: Structure) -> torch.Tensor:
+def _revealed(sampler: Sampler, structure: Structure) -> torch.Tensor:
     """Tokens that each step of a block reveals, by the sampler's schedule, or one where it has none; where the causal
     context predicts it, the first token alone comes first."""
-    counts, size = reveal_schedule(sampler), sampler.block_length or 0
+    counts, size = reveal_schedule(sampler), sampler.block_length
     counts = counts if len(counts) else torch.ones(size, dtype=torch.long)
     if not structure.causal or sampler.first_token == "masked":
         return counts
@@ -136,9 +131,8 @@ def _revealed(sampler: SamplerConfig, structure: Structure) -> torch.Tensor:
     return torch.cat([torch.ones(1, dtype=torch.long), done.diff(prepend=torch.zeros(1, dtype=torch.long))])
 
 
-def _toy(objective: Objective, sampler: SamplerConfig, structure: Structure, size: int) -> Trajectory:
+def _toy(objective: Objective, sampler: Sampler, structure: Structure, size: int) -> Trajectory:
     """`size` rollouts, with a prompt of one token or one block, revealed from left to right."""
-    assert sampler.gen_length and sampler.block_length
     counts, blocks = _revealed(sampler, structure), sampler.gen_length // sampler.block_length
     canvas = sampler.rule_name == "canvas"
     if canvas:
@@ -147,8 +141,6 @@ def _toy(objective: Objective, sampler: SamplerConfig, structure: Structure, siz
     steps = torch.arange(len(counts) * blocks).repeat_interleave(counts.repeat(blocks))
     prompt = torch.ones(size, structure.block_length or 1, dtype=torch.long)
     tokens = torch.ones(size, sampler.gen_length, dtype=torch.long)
-    predicted_at = torch.tensor(kept_steps(objective, sampler), dtype=torch.long).expand(size, -1)
-    predictions = tokens[:, None].expand(-1, predicted_at.shape[1], -1)
     trajectory = of_completions(
         prompt,
         prompt,
@@ -159,12 +151,9 @@ def _toy(objective: Objective, sampler: SamplerConfig, structure: Structure, siz
         eos_id=TOY["eos_token_id"],
         structure=structure,
         scheduled_steps=torch.full((size,), len(counts) * blocks),
-        predicted_at=predicted_at,
-        predicted_tokens=predictions,
-        predicted_confidence=predictions.float(),
     )
     if not canvas:
-        return trajectory
+        return objective.planned(trajectory)
     canvases = tokens[:, None].expand(-1, len(counts), -1).int()
     accepted = torch.ones(canvases.shape, dtype=torch.bool)
     accepted[:, -1] = False
