@@ -4,7 +4,6 @@ import contextlib
 import inspect
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,12 +26,11 @@ from lfpo.core.learner import Learner
 from lfpo.core.optim import Average
 from lfpo.core.roles import CURRENT, OLD
 from lfpo.core.rollouts import FreshRollouts
-from lfpo.core.structure import Pass
+from lfpo.core.structure import PolicyForward
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.loading import trained_block_length
 from lfpo.models.lora import settings_of
 from lfpo.models.policies import load_policies
-from lfpo.models.uniform import with_noise
 from lfpo.objectives import make_objective
 from lfpo.objectives.needs import check_rollouts, samplers
 from lfpo.plan.flops import pass_flops, rollout_flops
@@ -153,9 +151,8 @@ class LFPOTrainer(Algorithm, Trainer):
         # Training time and FLOPs without evaluation; skipped updates; reward function -> batches in a row it failed.
         self.state: Json = {"skipped": 0, "skipped_in_a_row": 0, "failing": {}, "seconds": 0.0, "flops": 0.0}
         self.run = replace(self.run, silent=collectives.rank() != 0)
-        fill = partial(with_noise, vocab_size=self.model.vocab_size) if self.model.uniform else None
         self.learner = Learner(
-            args, self.objective, self.policies, self.optimizer, self.average, self.state, self.run.dir, fill
+            args, self.objective, self.policies, self.optimizer, self.average, self.state, self.run.dir
         )
         self.failed_in_evaluation: set[str] = set()  # reward functions of which this was said
         sampled = FreshRollouts(
@@ -227,7 +224,7 @@ class LFPOTrainer(Algorithm, Trainer):
 
     def run_iteration(self, step: int, context: Context | None = None) -> Json:
         """`iterate`, then its accounts: FLOPs, records of rollouts, the queue. context: of the run, if any."""
-        context, passes = context or Context(), list[Pass]()
+        context, passes = context or Context(), list[PolicyForward]()
         context.observer.passes = passes
         batch, signal_R, metrics = self.iterate(step, context.observer)
         sampled = [t for t in (batch.trajectory, batch.discarded) if t is not None]
