@@ -14,10 +14,9 @@ from lfpo.contrib.canvases.trajectory import NEVER, CanvasTrajectory
 from lfpo.core.completions import tensor_fields
 from lfpo.core.doubled import noised_hidden
 from lfpo.core.lfpo import LFPO
-from lfpo.core.model import NO_TOKEN, MaskedDiffusionLM
+from lfpo.core.model import BASE, CURRENT, NO_TOKEN, OLD, MaskedDiffusionLM
 from lfpo.core.predictions import Predictions
 from lfpo.core.rectified import rectified_loss
-from lfpo.core.roles import BASE, CURRENT, OLD
 from lfpo.core.trajectory import join
 from lfpo.core.views import in_passes
 from lfpo.core.visited import stratified_indices

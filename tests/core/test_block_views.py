@@ -11,8 +11,8 @@ from block_view_cases import BLOCK, SEEDS, asked_of_replay, model_and_rollouts, 
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.learner import accumulate_gradients
+from lfpo.core.model import CURRENT
 from lfpo.core.predictions import Predictions
-from lfpo.core.roles import CURRENT
 from lfpo.core.structure import Structure
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import BlockViews, passes

@@ -12,9 +12,9 @@ from lfpo.config.models import LoraSettings
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core import collectives, optim, rank_tensors
 from lfpo.core.learner import accumulate_gradients
+from lfpo.core.model import CURRENT, OLD
 from lfpo.core.optim import ema_update
 from lfpo.core.passes import fully_masked
-from lfpo.core.roles import CURRENT, OLD
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.fsdp import frozen_copy, gathered, gathered_by_layer
 from lfpo.models.lora import attach, inject

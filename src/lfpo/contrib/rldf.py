@@ -7,10 +7,10 @@ import torch
 
 from lfpo.contrib import knobs as settings
 from lfpo.core.measures import Measures, measure_targets
+from lfpo.core.model import BASE, CURRENT, OLD
 from lfpo.core.objective import Objective
 from lfpo.core.predictions import Predictions
 from lfpo.core.rng import generator
-from lfpo.core.roles import BASE, CURRENT, OLD
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views, noised
 from lfpo.objectives.policy_gradient import KL_ESTIMATES, clipped_loss

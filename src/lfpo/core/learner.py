@@ -22,14 +22,13 @@ from lfpo.core.batch_metrics import means_of_sums
 from lfpo.core.collectives import local
 from lfpo.core.failures import count_skipped
 from lfpo.core.measures import Measures, add_measures
-from lfpo.core.model import MaskedDiffusionLM
+from lfpo.core.model import CURRENT, OLD, MaskedDiffusionLM
 from lfpo.core.objective import Objective, check_range, signal_of
 from lfpo.core.observer import Observer
 from lfpo.core.optim import Average, ema_update, set_lr, step_if_finite
 from lfpo.core.passes import dummy_views, logp_at_targets, with_fillers
 from lfpo.core.predictions import Predictions, one_pass
 from lfpo.core.rng import generator, key
-from lfpo.core.roles import CURRENT, OLD
 from lfpo.core.views import Views, in_passes
 
 
@@ -37,7 +36,7 @@ from lfpo.core.views import Views, in_passes
 class Learner:
     """What learns from scored rollouts: phases 2 and 3 of an iteration.
 
-    policies: by their names in lfpo.core.roles; theta is CURRENT, theta_old is OLD.
+    policies: by their names in lfpo.core.model; theta is CURRENT, theta_old is OLD.
     optimizer: of theta. average: theta's moving average, which follows each step; None where none is kept.
     state: counters that checkpoints hold, changed in place: skipped, skipped_in_a_row.
     run_dir: named in errors.

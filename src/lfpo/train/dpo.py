@@ -18,10 +18,10 @@ from lfpo.core import collectives
 from lfpo.core.batch_metrics import means_of_sums
 from lfpo.core.forward import left_pad
 from lfpo.core.learner import accumulate_gradients
+from lfpo.core.model import BASE, CURRENT
 from lfpo.core.observer import Observer
 from lfpo.core.passes import logp_at_targets
 from lfpo.core.rng import key, python_rng
-from lfpo.core.roles import BASE, CURRENT
 from lfpo.core.structure import PolicyForward
 from lfpo.core.trajectory import Trajectory, of_completions
 from lfpo.core.views import Views

@@ -18,7 +18,7 @@ from lfpo.config.json import Json
 from lfpo.config.plugins import resolve
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
-from lfpo.core import collectives, devices
+from lfpo.core import collectives
 from lfpo.core.batch import ScoredRollouts
 from lfpo.core.completions import tensor_fields
 from lfpo.core.denoise import Finished
@@ -137,7 +137,7 @@ class RolloutQueue:
                 raise _other_prompts(int(number))
             own = part(joined, prompts[0] * self.generations, len(prompts) * self.generations)
             self.tickets[int(number)] = Ticket(entry["version"], work=None)
-            self.sampled[int(number)] = own.to(devices.device())
+            self.sampled[int(number)] = own.to(collectives.device())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,11 +29,11 @@ from lfpo.core.encoding import encode_prompt, misfit, unusable
 from lfpo.core.failures import count_skipped
 from lfpo.core.forward import left_pad
 from lfpo.core.fused import rectified_sum
+from lfpo.core.model import CURRENT
 from lfpo.core.optim import set_lr, step_if_finite
 from lfpo.core.passes import with_fillers
 from lfpo.core.predictions import one_pass
 from lfpo.core.rng import generator, python_rng
-from lfpo.core.roles import CURRENT
 from lfpo.core.views import pack_by_tokens
 from lfpo.models import MaskedDiffusionLM, init_model
 from lfpo.models.policies import load_policies
