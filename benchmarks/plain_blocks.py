@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler
 from lfpo.core.active_rows import ActiveRows
 from lfpo.core.denoise import finished_trajectory
 from lfpo.core.forward import unstarted
@@ -19,12 +19,10 @@ from lfpo.models import MaskedDiffusionLM
 
 
 @torch.no_grad()
-def plain_block_rollout(
-    model: MaskedDiffusionLM, prompts: Sequence[Sequence[int]], sampler: SamplerConfig
-) -> Trajectory:
+def plain_block_rollout(model: MaskedDiffusionLM, prompts: Sequence[Sequence[int]], sampler: Sampler) -> Trajectory:
     """Greedy low-confidence remasking by a model that attends block by block; prompts of one length form a batch.
 
-    sampler: gen_length, block_length and steps, filled in. A row ends after the block with its first EOS.
+    A row ends after the block with its first EOS.
     Differences from the published code: the mask token is never chosen, and temperature 0 is greedy. `queries` counts
     the tokens of all forwards.
     """
@@ -45,15 +43,14 @@ def plain_block_rollout(
     return finished_trajectory(rows, sampler, model)
 
 
-def _columns(rows: ActiveRows, index: torch.Tensor, block: int, length: int, sampler: SamplerConfig) -> tuple[int, int]:
+def _columns(rows: ActiveRows, index: torch.Tensor, block: int, length: int, sampler: Sampler) -> tuple[int, int]:
     """The first and last + 1 places of a block of rows with prompts of `length` tokens."""
-    assert sampler.block_length
     start = length - int(rows.offset[index[0]]) + block * sampler.block_length
     return start, start + sampler.block_length
 
 
 def _forward(
-    model: MaskedDiffusionLM, text: torch.Tensor, block: tuple[int, int], count: int, sampler: SamplerConfig
+    model: MaskedDiffusionLM, text: torch.Tensor, block: tuple[int, int], count: int, sampler: Sampler
 ) -> None:
     """One forward of the text up to the block's end; reveals the block's `count` most confident tokens in place."""
     start, end = block

@@ -300,22 +300,6 @@ def test_hostile_and_broken_completions_are_shown_as_text(running: Any, written:
         assert page.locator("main script, main img").count() == 0
 
 
-def test_code_is_highlighted_where_its_tokens_are(running: Any, written: Path):
-    with opened_page(running, written) as opened:
-        page = opened.page
-        page.locator(".player").focus()
-        for _ in range(3):  # whichever problem it opened on, one of the three is the code
-            if page.locator(".tokens.code").count():
-                break
-            page.keyboard.press("n")
-        assert "".join(opened.texts(".pane:first-child .ink-k")) == "defreturn"
-        assert "".join(opened.texts(".pane:first-child .tokens")).replace("↵", "") == CODE
-        page.keyboard.press("Home")
-        assert page.locator(".pane:first-child .token:not(.masked)").count() == 0
-        page.keyboard.press("ArrowRight")
-        assert page.locator(".pane:first-child .token:not(.masked)").count() == 1
-
-
 def test_an_edited_token_is_shown_as_it_was_held(running: Any, tmp_path: Path):
     """By hand: `abc` is revealed as `xbz`; step 4 makes `a` of `x`, step 5 `q` of `z`, step 7 `c` of `q`."""
     folder = write_run(tmp_path / "run", ["x"])

@@ -92,7 +92,7 @@ def gradients(trainer: Any, sampled: list[Any], settings: dict[str, Any]) -> tor
         trainer.model.train()
         trainer.model.zero_grad()
         for inner in range(objective.num_iterations):
-            views = objective.views(batch.trajectory, signal, batch.seeds, inner)
+            views = objective.views(batch.trajectory, signal, [turn.seed for turn in batch.turns], inner)
             accumulate_gradients(objective, trainer.policies, views, signal, update_tokens=4096)
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in trainer.model.parameters()]
         found.append(torch.cat([g.flatten() for g in grads]))
@@ -120,7 +120,9 @@ def undetermined(trainer: Any, batch: Any, settings: dict[str, Any]) -> float:
     signal = objective.signal(batch.reward_R, batch.group_R)
     low = total = 0.0
     for inner in range(objective.num_iterations):
-        predictions = Predictions(objective.views(batch.trajectory, signal, batch.seeds, inner), trainer.policies)
+        predictions = Predictions(
+            objective.views(batch.trajectory, signal, [turn.seed for turn in batch.turns], inner), trainer.policies
+        )
         p_T = predictions.logp(OLD).exp()
         signal_T = predictions.at_targets(signal)
         size_T = (signal_T if settings["name"] == "dtm" else 2 * signal_T - 1).abs() * predictions.weight_T * (1 - p_T)

@@ -28,10 +28,12 @@ from lfpo.config.build import build, load_yaml, merge, to_dict, yaml_text
 from lfpo.config.errors import UserError
 from lfpo.config.files import read_json, replace_file
 from lfpo.config.plugins import resolve
+from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.core.observer import Observer
 from lfpo.core.rng import key as hash_key
 from lfpo.core.scoring import columns_of
+from lfpo.eval.estimates import pass_at_k
 from lfpo.eval.store import file_sha256
 from lfpo.models.loading import resolve as resolve_model
 from lfpo.prompts.tasks import Row, Task, get_task
@@ -68,6 +70,8 @@ def cell_key(cell: dict[str, Any], study: dict[str, Any]) -> str:
     asked = {k: cell[k] for k in ("task", "config", "seed", "tuning")}
     asked |= {"common": study["common"], "of_task": study["tasks"][cell["task"]], "to": study["thresholds"]}
     asked["problems"] = study["problems"]["tuning" if cell["tuning"] else "evaluation"]
+    if "rollouts" in study:  # studies before this measure had no such key
+        asked["rollouts"] = study["rollouts"]
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -139,10 +143,13 @@ def run_cell(folder: Path) -> None:
     config = build(LFPOConfig, load_yaml(folder / "config.yaml"))
     asked, cell, more = read_json(folder / "study.json"), read_json(folder / "cell.json"), {}
     samples = asked["study"]["tasks"][asked["cell"]["task"]].get("samples")
+    drawn = asked["study"].get("rollouts")
     if config.reward_funcs:
         more["reward"] = graded(cell, config)
     if samples:
         more["pass_at_k"] = passed(cell, config, **samples)
+    if drawn:
+        more |= sampled(cell, config, **drawn)
     if more:
         replace_file(folder / "result.json", json.dumps({**read_json(folder / "result.json"), **more}) + "\n")
 
@@ -163,8 +170,27 @@ def passed(cell: dict[str, Any], config: LFPOConfig, problems: int, each: int) -
     return sum(any(correct[i : i + each]) for i in range(0, len(correct), each)) / problems
 
 
-def decoded(cell: dict[str, Any], config: LFPOConfig, indices: list[int], temperature: float) -> tuple[list[Row], Any]:
-    """These test problems, decoded by the trained model; an index may come several times."""
+def sampled(cell: dict[str, Any], config: LFPOConfig, problems: int, each: int, k: list[int]) -> dict[str, Any]:
+    """Of the first `problems` of a cell, `each` samples drawn as training draws rollouts: pass@k for several k, the
+    unbiased estimate from all samples, and how many different right completions a problem has among them."""
+    indices = [i for i in cell["problems"][:problems] for _ in range(each)]
+    found = decoded(cell, config, indices, config.sampler.temperature, config.sampler)[1]
+    groups = [slice(i, i + each) for i in range(0, len(indices), each)]
+    right = [sum(found.correct[group]) for group in groups]
+    kinds = [len({c for c, ok in zip(found.completions[g], found.correct[g], strict=True) if ok}) for g in groups]
+    passed = {str(n): round(sum(pass_at_k(each, c, n) for c in right) / problems, 5) for n in k}
+    return {"pass": passed, "distinct": round(sum(kinds) / problems, 4)}
+
+
+def decoded(
+    cell: dict[str, Any],
+    config: LFPOConfig,
+    indices: list[int],
+    temperature: float,
+    sampler: SamplerConfig | None = None,
+) -> tuple[list[Row], Any]:
+    """These test problems, decoded by the trained model; an index may come several times. sampler: instead of the eval
+    sampler of the cell's curve."""
     from lfpo.eval.evaluate import evaluate
     from lfpo.models import load_model, load_tokenizer
     from lfpo.rollout.sampling import as_it_is
@@ -172,7 +198,8 @@ def decoded(cell: dict[str, Any], config: LFPOConfig, indices: list[int], temper
     model = load_model(Path(config.output_dir) / "model" if cell["train"] else config.model)
     task, tokenizer = get_task(config.task or ""), load_tokenizer(config.model)
     rows = [task.row("test", i) for i in indices]
-    sampler = config.eval_samplers[cell["sampler"]].for_length(task.gen_length, model.block_length)
+    sampler = sampler or config.eval_samplers[cell["sampler"]]
+    sampler = sampler.for_length(task.gen_length, model.block_length)
     sampler = dataclasses.replace(sampler, temperature=temperature)
     return rows, evaluate(as_it_is(model), model, tokenizer, rows, task.correct_all, sampler)
 
@@ -203,13 +230,15 @@ def fingerprint(cell: dict[str, Any], study: dict[str, Any]) -> str:
 
 class Store:
     """Finished cells, one JSON object a line, keyed by cell: those on tuning seeds in STUDY.tuning.jsonl, the others in
-    STUDY.jsonl. Several grids may append to one file."""
+    STUDY.jsonl. Several grids may append to one file. `also`: a study whose finished cells are read too; those with the
+    same settings have the same key."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, also: str | None = None):
         self.paths = {False: path, True: path.with_suffix(".tuning.jsonl")}
+        self.others = [] if also is None else list(Store(path.with_name(also)).paths.values())
 
     def read(self) -> dict[str, dict[str, Any]]:
-        files = [path.read_text().splitlines() for path in self.paths.values() if path.exists()]
+        files = [p.read_text().splitlines() for p in [*self.others, *self.paths.values()] if p.exists()]
         return {row["key"]: row for lines in files for row in map(json.loads, lines)}
 
     def add(self, row: dict[str, Any]) -> None:
@@ -224,7 +253,7 @@ def run(study: dict[str, Any], path: Path, stages: list[str], workers: int, chec
     from lfpo.compare.processes import run_cells
     from lfpo.compare.statistics import frontier_area
 
-    store = Store(path)
+    store = Store(path, study.get("also"))
     done = store.read()
     cells = {cell_key(cell, study): cell for stage in stages for cell in cells_of(study, stage)}
     base = functools.cache(lambda model: file_sha256(resolve_model(model))[:16])
@@ -251,7 +280,8 @@ def run(study: dict[str, Any], path: Path, stages: list[str], workers: int, chec
 
     def finish(label: str, folder: Path) -> str:
         result, key = read_json(folder / "result.json"), labels[label]
-        names = ("forwards", "frontier", "reward", "pass_at_k", "same_ending", "entropy", "flops", "seconds")
+        names = ["forwards", "frontier", "reward", "pass_at_k", "pass", "distinct", "same_ending"]
+        names += ["entropy", "flops", "seconds"]
         kept = {name: result[name] for name in names if name in result}
         kept["curve"] = [{k: p[k] for k in ("step", "flops", "accuracy", "nfe")} for p in result["curve"] if p["step"]]
         cell = {name: value for name, value in cells[key].items() if name != "setting"}  # label and config say it
@@ -286,7 +316,7 @@ def main() -> int:
             return run(study, path, stages, args.workers, args.check)
         except UserError as error:
             raise SystemExit(f"error: {error}") from None
-    done = Store(path).read()
+    done = Store(path, study.get("also")).read()
     for stage in stages:
         cells = cells_of(study, stage)
         finished = sum(cell_key(cell, study) in done for cell in cells)

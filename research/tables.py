@@ -34,7 +34,7 @@ def area(row: Row, start: float = 1.0) -> float:
 
 def finished(study: Row, path: Path, stage: str) -> dict[tuple[str, str], dict[int, Row]]:
     """(task, setting) -> seed -> row of the finished cells of a stage."""
-    done, found = Store(path).read(), dict[tuple[str, str], dict[int, Row]]()
+    done, found = Store(path, study.get("also")).read(), dict[tuple[str, str], dict[int, Row]]()
     for cell in cells_of(study, stage):
         if (row := done.get(cell_key(cell, study))) is not None:
             found.setdefault((cell["task"], cell["setting"]), {})[cell["seed"]] = row
@@ -226,6 +226,24 @@ def course_table(rows: dict[tuple[str, str], dict[int, Row]], first: str, task: 
     return lines
 
 
+def samples_table(rows: dict[tuple[str, str], dict[int, Row]], first: str, task: str) -> list[str]:
+    """Of cells with samples drawn as rollouts are: pass@k in %, and different right completions a problem, means over
+    seeds, and `first` minus each other setting in pairs of a seed."""
+    mine = {s: {seed: r for seed, r in by.items() if "pass" in r} for (of, s), by in rows.items() if of == task}
+    mine = {setting: by_seed for setting, by_seed in mine.items() if by_seed}
+    if not mine:
+        return []
+    ks = list(next(iter(next(iter(mine.values())).values()))["pass"])
+    lines = [f"| {task} | seeds | {' | '.join(f'pass@{k}' for k in ks)} | different right ones |"]
+    lines.append("| --- | ---: |" + " ---: |" * (len(ks) + 1))
+    for setting, by_seed in mine.items():
+        both = by_seed, mine.get(first, {}) if setting != first else {}
+        cells = [beside(*({s: 100 * row["pass"][k] for s, row in c.items()} for c in both)) for k in ks]
+        cells.append(beside(*({s: row["distinct"] for s, row in c.items()} for c in both)))
+        lines.append(f"| {setting} | {len(by_seed)} | {' | '.join(cells)} |")
+    return lines
+
+
 def forwards_for(points: Sequence[Row], accuracy: float) -> float | None:
     """The forwards a completion that buy an accuracy, read off the frontier as its area is; None if none do."""
     best = best_points(points)
@@ -262,6 +280,7 @@ def main() -> None:
                 print("\n".join([f"### {task}", "", *settings_table(study, rows, task), "", *effects, ""]))
         if args.first:
             print("\n".join([*iqm_table(rows, tasks), "", *against_table(rows, args.first, tasks), ""]))
+            print("\n".join(line for task in tasks if (line := "\n".join(samples_table(rows, args.first, task)))))
             if any("pass_at_k" in row for by_seed in rows.values() for row in by_seed.values()):
                 print("\n".join(line for task in tasks for line in [*course_table(rows, args.first, task), ""]))
         for forwards in args.forwards:

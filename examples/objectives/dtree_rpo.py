@@ -24,7 +24,7 @@ import torch
 from lfpo.config.checks import Count, NotNegative, Positive, Share
 from lfpo.config.clipped import Clip
 from lfpo.config.errors import UserError
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler
 from lfpo.config.train import LFPOConfig
 from lfpo.contrib.states import StateViews, of_states, with_states
 from lfpo.core import collectives
@@ -85,7 +85,7 @@ class DTreeRPO(Clip, Objective):
     def at_progress(self, share: float) -> DTreeRPO:
         return self if self.progress is not None else dataclasses.replace(self, progress=share)
 
-    def check_sampler(self, sampler: SamplerConfig) -> None:
+    def check_sampler(self, sampler: Sampler) -> None:
         """Raise UserError where rollouts of a sampler cannot branch."""
         own_pace = sampler.rule_name in ("origin", "low_confidence_dynamic")
         if sampler.steps is None or own_pace or sampler.stops_at_confidence:
@@ -235,14 +235,14 @@ class Branch(Hook):
 def tree_rollout(
     model: MaskedDiffusionLM,
     prompts: Sequence[Sequence[int]],
-    sampler: SamplerConfig,
+    sampler: Sampler,
     seeds: Sequence[int],
     tree: Sequence[int],
     **how: Any,
 ) -> Trajectory:
     """Denoise one completion for each of B prompts, which come in runs of prod(tree) equal ones: the leaves of a tree.
 
-    sampler: with its lengths filled in. The other arguments, and the result, are those of `rollout`.
+    The arguments but `tree`, and the result, are those of `rollout`.
     """
     assert sampler.steps
     branch = Branch(seeds, tree, sampler.steps, model.device)

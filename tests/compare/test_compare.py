@@ -130,7 +130,7 @@ def test_a_cell_has_another_folder_where_what_decides_its_result_differs(tmp_pat
 
 
 def test_a_frontier_has_the_completion_length_of_training(tmp_path: Path):
-    def lengths(recipe: str = "countdown", block: int | None = None, **changes: Any) -> tuple[int, set[int | None]]:
+    def lengths(recipe: str = "countdown", block: int | None = None, **changes: Any) -> tuple[int, set[int]]:
         config = cell_config(small(tmp_path, recipe=recipe, overrides={**THRESHOLD, **changes}), Cell("lfpo", 100))
         found = {s.gen_length for s in frontier_samplers(config, "threshold", [0.5, 0.9], block)}
         assert {s.threshold for s in frontier_samplers(config, "threshold", [0.5, 0.9], block)} == {0.5, 0.9}

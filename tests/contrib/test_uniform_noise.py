@@ -148,7 +148,7 @@ def test_policies_see_one_conditioning_and_equal_ones_agree(
             signals.append((self, kwargs["signal"]))
         return noised_hidden(self, *args, **kwargs)
 
-    monkeypatch.setattr("lfpo.core.doubled.noised_hidden", recorded)
+    monkeypatch.setattr("lfpo.core.views.noised_hidden", recorded)
     equal = Predictions(views, {CURRENT: model, OLD: model.frozen_copy()})
     assert torch.equal(equal.logp(CURRENT), equal.logp(OLD))
     signals.clear()

@@ -400,9 +400,13 @@ def test_two_iterations_from_their_own_records(tmp_path: Path):
     def vowels(prompts: Any, completions: list[str], **columns: Any) -> list[float]:
         return [share_of_vowels(text) for text in completions]
 
-    def long(prompts: Any, completions: list[str], **columns: Any) -> list[float | None]:
+    def long(
+        prompts: Any, completions: list[str], forwards: list[int], reveal_step: list[list[int]]
+    ) -> list[float | None]:
+        seen.extend(zip(completions, forwards, reveal_step, strict=True))
         return [1.0 if len(text) > 3 else 0.0 if len(text) > 1 else None for text in completions]
 
+    seen: list[tuple[str, int, list[int]]] = []
     args = config(
         tmp_path,
         max_steps=2,
@@ -427,6 +431,8 @@ def test_two_iterations_from_their_own_records(tmp_path: Path):
             for record in records
         ]
         assert lengths == [[*ids, eos].index(eos) + (eos in ids) for ids in revealed]
+        told = [(r["completion"], r["nfe"], r["reveal_step"][: len(r["tokens"])]) for r in records]
+        assert all(rollout in seen for rollout in told)  # what the second function asked for
         first = [share_of_vowels(text) for text in texts]
         second = [None if len(text) < 2 else float(len(text) > 3) for text in texts]
         reward = [0.5 * a + (0.0 if b is None else 0.25 * b) for a, b in zip(first, second, strict=True)]

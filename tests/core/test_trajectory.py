@@ -12,7 +12,7 @@ MASK, EOS = 90, 91
 
 def make(tokens: list[list[int]], reveal: list[list[int]]) -> Trajectory:
     prompt, mask = torch.tensor([[EOS, 1, 2]] * len(tokens)), torch.tensor([[0, 1, 1]] * len(tokens))
-    settings = {"sampler": SamplerConfig(), "mask_id": MASK, "eos_id": EOS}
+    settings = {"sampler": SamplerConfig().for_length(len(tokens[0])), "mask_id": MASK, "eos_id": EOS}
     return of_completions(prompt, mask, torch.tensor(tokens), torch.tensor(reveal), **settings)
 
 

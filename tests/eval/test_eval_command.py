@@ -21,7 +21,7 @@ from lfpo.config.eval import EvalConfig, configure, configure_each
 from lfpo.core.scoring import Row
 from lfpo.eval import command
 from lfpo.eval.estimates import scores
-from lfpo.eval.store import Journal, file_sha256, read_partial
+from lfpo.eval.store import file_sha256, write_result
 from lfpo.eval.terminal import group_means, progress, show
 from lfpo.prompts.tasks import get_task
 from lfpo.runs.directory import Run
@@ -41,71 +41,42 @@ def numbers(path: Path) -> dict[str, Any]:
     return {k: v for k, v in json.loads(path.read_text()).items() if k not in times}
 
 
-def killed_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Evaluations stop as by Ctrl-C once `count` answers are written down."""
-    add, written = Journal.add, []
-
-    def stop(self: Journal, records: list[dict[str, Any]]) -> None:
-        add(self, records)
-        written.extend(records)
-        if len(written) >= count:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(Journal, "add", stop)
-
-
-def test_a_killed_evaluation_continues_to_the_same_result(llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    assert run(llada, tmp_path / "whole.json", *SAMPLED) == 0
-    with monkeypatch.context() as patch:
-        killed_after(2, patch)
-        assert run(llada, tmp_path / "out.json", *SAMPLED) == 130
-    (partial,) = tmp_path.glob("out.partial-*.jsonl")
-    kept = len(read_partial(partial)[1])
-    assert 2 <= kept < 10  # answers come one batch after another
-    assert not (tmp_path / "out.json").exists()
-    with partial.open("a") as file:
-        file.write('{"problem": 4, "sam')  # the kill came in the middle of a line
-    asked: list[dict[str, Any]] = []
-    add = Journal.add
-
-    def counted(self: Journal, records: list[dict[str, Any]]) -> None:
-        asked.extend(records)
-        add(self, records)
-
-    monkeypatch.setattr(Journal, "add", counted)
-    assert run(llada, tmp_path / "out.json", *SAMPLED) == 0
-    assert numbers(tmp_path / "out.json") == numbers(tmp_path / "whole.json")
-    assert not list(tmp_path.glob("*.partial-*"))
-    texts = [(tmp_path / f"{name}.completions.jsonl").read_text() for name in ("whole", "out")]
-    assert texts[0] == texts[1]
-    rows = [json.loads(line) for line in texts[0].splitlines()]
-    assert [(r["problem"], r["sample"]) for r in rows] == [(i, j) for i in range(5) for j in range(2)]
-    assert rows[2]["prompt"] == get_task("choice").row("test", 1)["prompt"]
-    assert {"completion", "correct", "steps", "nfe"} <= rows[0].keys()
-    assert len(asked) == len(rows) - kept
-
-
-def test_other_settings_are_never_mixed(
-    llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_what_was_sampled_is_kept_where_grading_fails(
+    judged: None, llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    def fails(self: Judge, rows: list[Row], completions: list[str]) -> list[bool | None]:
+        if len(rows) > 1:
+            raise ZeroDivisionError
+        return [True] * len(rows)
+
+    monkeypatch.setattr(Judge, "correct_all", fails)
+    with pytest.raises(ZeroDivisionError):
+        run(llada, tmp_path, "--n", "4", task="judged")
+    kept = [json.loads(line) for line in (tmp_path / "judged.completions.jsonl").read_text().splitlines()]
+    assert [(r["problem"], r["sample"]) for r in kept] == [(i, 0) for i in range(4)]
+    assert {"prompt", "completion", "steps", "nfe"} <= kept[0].keys()
+
+
+def test_other_settings_are_never_mixed(llada: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "out"
-    with monkeypatch.context() as patch:
-        killed_after(1, patch)
-        run(llada, out, *SAMPLED)
-    before = (out / "choice.partial-0.jsonl").read_text()
+    assert run(llada, out, *SAMPLED) == 0
+    rows = [json.loads(line) for line in (out / "choice.completions.jsonl").read_text().splitlines()]
+    assert [(r["problem"], r["sample"]) for r in rows] == [(i, j) for i in range(5) for j in range(2)]
+    assert rows[2]["prompt"] == get_task("choice").row("test", 1)["prompt"] and "correct" in rows[0]
+    before = (out / "choice.json").read_text()
     capsys.readouterr()
     assert run(llada, out, *SAMPLED, "--seed", "1", "--sampler.top_k", "3") == 2
     told = capsys.readouterr().err
     assert told.count("\n") == 1
     assert "seed 0 there, 1 here" in told and "sampler.top_k None there, 3 here" in told
     assert "--overwrite" in told
-    assert (out / "choice.partial-0.jsonl").read_text() == before
+    assert (out / "choice.json").read_text() == before
     other = tiny.write_llada(tmp_path / "other", rope_theta=10.0)
     assert run(other, out, *SAMPLED) == 2
     assert "model_sha256" in capsys.readouterr().err
     assert run(llada, out, *SAMPLED, "--seed", "1", "--overwrite", "true") == 0
     assert numbers(out / "choice.json")["seed"] == 1
-    assert run(llada, out, *SAMPLED) == 2  # a finished one is not overwritten either
+    assert run(llada, out, *SAMPLED) == 2
     assert "seed 1 there, 0 here" in capsys.readouterr().err
 
 
@@ -113,12 +84,6 @@ def test_a_finished_evaluation_is_not_run_again(llada: Path, tmp_path: Path, mon
     assert run(llada, tmp_path / "out", task="choice") == 0
     monkeypatch.setattr(command, "load_model", lambda *a, **k: pytest.fail("loaded again"))
     assert run(llada, tmp_path / "out", task="choice") == 0
-
-
-def test_a_damaged_partial_file_is_named(llada: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    (tmp_path / "choice.partial-0.jsonl").write_text("not JSON\n")
-    assert run(llada, tmp_path) == 2
-    assert "choice.partial-0.jsonl" in capsys.readouterr().err
 
 
 def test_several_tasks_give_a_file_each_and_one_table(
@@ -245,7 +210,7 @@ def test_a_full_disk_alone_is_told_to_be_freed(number: int, tmp_path: Path, monk
 
     monkeypatch.setattr("lfpo.eval.store.replace_file", fails)
     monkeypatch.setattr("lfpo.runs.directory.replace_file", fails)
-    for write in (lambda: Journal(tmp_path / "a.json", {}, 0).add([]), lambda: Run(tmp_path).write_rows("b", [])):
+    for write in (lambda: write_result(tmp_path / "a.json", {}), lambda: Run(tmp_path).write_rows("b", [])):
         with pytest.raises(UserError, match=r"could not be written \(what happened\)") as raised:
             write()
         assert ("free disk space" in str(raised.value)) is (number in (errno.ENOSPC, errno.EDQUOT))
@@ -317,7 +282,6 @@ def test_two_processes_evaluate_as_one(llada: Path, tmp_path: Path):
     assert numbers(tmp_path / "two.json") == numbers(tmp_path / "one.json")
     one, two = ((tmp_path / f"{name}.completions.jsonl").read_text() for name in ("one", "two"))
     assert one == two
-    assert not list(tmp_path.glob("*.partial-*"))
     process = run_lfpo(*both, str(tmp_path / "two.json"), "--seed", "3", ranks=2, code=2)
     assert process.stderr.count("seed 0 there, 3 here") == 1  # a mistake is told once
 

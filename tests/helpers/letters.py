@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler
 from lfpo.core.forward import left_pad
 from lfpo.core.trajectory import Trajectory, of_completions
 
@@ -37,7 +37,7 @@ def rollouts(
         steps = torch.tensor([[-1 if x == "-" else int(x) for x in row] for row in reveal])
     tokens = torch.tensor([[LETTERS.index(x) for x in c] for c in completions])
     more = {} if entropy is None else {"entropy": torch.tensor(entropy)}
-    settings = SamplerConfig(gen_length=length, **sampler)
+    settings = Sampler(**{"gen_length": length, "block_length": length} | sampler)
     return of_completions(ids, mask, tokens, steps, sampler=settings, mask_id=MASK, eos_id=EOS, **more)
 
 

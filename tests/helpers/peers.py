@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from letters import LogitsAsStates
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler
 from lfpo.core.learner import accumulate_gradients
 from lfpo.core.trajectory import Trajectory, of_completions
 
@@ -54,7 +54,7 @@ def trajectory(completion_ids: Any = None, reveal_step: Any = None, **sampler: A
     size, length = tokens.shape
     steps = torch.arange(length).repeat(size, 1) if reveal_step is None else torch.tensor(reveal_step)
     prompt_ids, prompt_mask = torch.tensor(batch["prompt_ids"]), torch.tensor(batch["prompt_mask"])
-    settings = SamplerConfig(gen_length=length, **sampler)
+    settings = Sampler(**{"gen_length": length, "block_length": length} | sampler)
     return of_completions(prompt_ids, prompt_mask, tokens, steps, sampler=settings, mask_id=MASK, eos_id=EOS)
 
 

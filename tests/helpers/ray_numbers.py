@@ -80,7 +80,7 @@ def _sample_on(machines: list[float]) -> None:
         encoded = encode_rows([task.row("train", i) for i in range(PROMPTS)], tokenizer, policy, task.gen_length)
         prompts = [ids for ids in encoded for _ in range(GENERATIONS)]
         request = Request(
-            prompts, range(len(prompts)), SamplerConfig(gen_length=task.gen_length, temperature=1.0), GENERATIONS
+            prompts, range(len(prompts)), SamplerConfig(temperature=1.0).for_length(task.gen_length), GENERATIONS
         )
         engine = RayEngine(args)
         engine.update(0, policy)
@@ -172,7 +172,7 @@ def weights() -> None:
 def _handed_out(folder: Path, more: dict[str, Any]) -> str:
     args = _config(str(folder), engine={"name": "ray"}, **more)
     policies, _ = load_policies(args, None, None, needs_base=False)
-    engine, request = RayEngine(args), Request([[5, 6, 7]], [0], SamplerConfig(gen_length=1, block_length=1))
+    engine, request = RayEngine(args), Request([[5, 6, 7]], [0], SamplerConfig().for_length(1))
     ready, taken = [], []
     for version in range(VERSIONS):
         engine.update(version, policies[OLD])

@@ -219,7 +219,7 @@ ENDLESS = {
 LIAR = "class S:\n    {0} = lambda self, *a, **k: True\n    __bool__ = lambda self: True"
 IS_EQUAL = "assert f(1) == 3"
 SUBSET = "assert f(3).issubset({1, 2, 3})"
-MODULES = {name: name for name in ("itertools", "types", "unittest")} | {"np": "numpy as np", "pd": "pandas as pd"}
+MODULES = {name: name for name in ("types", "unittest")} | {"np": "numpy as np", "pd": "pandas as pd"}
 OF_THE_SUITE = "names come from the suite"
 
 
@@ -259,15 +259,9 @@ BY_PRINCIPLE: dict[str, list[tuple[str, str, str]]] = {
             "    __eq__ = lambda *a: True\ndef f(x): return d.datetime(2020, 1, 1, tzinfo=Z())"),
             "import datetime as d\ndef f(x): return d.datetime(2020, 1, 1, tzinfo=d.timezone.utc)",
             "import datetime as d\nassert f(1) == d.datetime(2020, 1, 1, tzinfo=d.timezone.utc)"),
-        (LIAR.format("__eq__") + "\ndef f(x): yield S()", "def f(x): yield 3", "assert next(f(1)) == 3"),
-        (LIAR.format("__eq__") + "\ndef f(x): return S", "lambda: 3", "assert f(1)() == 3"),
-        (LIAR.format("__eq__") + "\ndef f(g): return g(S())", "def f(g): return g(3)", "assert f(lambda v: v == 3)"),
         (LIAR.format("__eq__") + "\ndef f(x): raise ValueError(S())", "def f(x): raise ValueError(3)",
             "try: f(1)\nexcept ValueError as e: assert e.args[0] == 3\nelse: assert 0"),
         ("class E(Exception):\n    __eq__ = lambda *a: True\ndef f(x): return E()", "3", IS_EQUAL),
-        (("class S:\n  __eq__=lambda *a:True\n  __lt__=lambda *a:True\n"
-            "def f(xs,key): return sorted(xs,key=lambda v:S())"), "def f(xs, key): return sorted(xs, key=key)",
-            "assert f([3,1,2], lambda v: v) == [1,2,3]"),
         ("class S:\n  __eq__=lambda *a:True\n  __hash__=lambda s:hash('a')\ndef f(x): return {S():1}", "{'a': 1}",
             "assert f(1) == {'a':1} and f(1)['a']==1"),
         ("class S:\n  __eq__=lambda *a:True\n  __hash__=lambda s:hash(3)\ndef f(x): return frozenset([S()])",
@@ -294,40 +288,26 @@ BY_PRINCIPLE: dict[str, list[tuple[str, str, str]]] = {
             "{1}", SUBSET),
         ("class S:\n    send = throw = lambda *a: {1}\n    issubset = lambda *a: True", "{1}", SUBSET),
         ("set", "{2, 3}", "assert f(1).intersection({2, 3}) == {2, 3}"),
-        ("def f(x, g): return types.SimpleNamespace(issubset=g)", "def f(x, g): return g({1})",
-            "assert f(3, lambda v: v).issubset({1, 2, 3})"),
         ("class S(str):\n  upper=lambda s:'OK'\ndef f(x): return S('no')", "'OK'", "assert f(1).upper() == 'OK'"),
         ("types.SimpleNamespace(shape=(2,), tolist=lambda: [1,2])", "np.array([1, 2])",
             "assert f(1).shape == (2,) and f(1).tolist() == [1, 2]"),
         ("class S:\n  __iadd__=__add__=lambda *a:3", "2", "a=f(1)\na+=1\nassert a == 3"),
     ],
     "emptiness equals nothing but emptiness": [
-        ("np.empty((0, 1), dtype=object)", "np.array([1, 2, 3])", "assert (f(3) == np.array([1, 2, 3])).all()"),
         ("np.empty((0, 1))", "np.array([1, 2, 3])", "assert (f(3) == [1, 2, 3]).all()"),
         ("np.empty((0, 3), dtype=object)", "np.array([1, 2, 3])",
             "assert sum(abs(f(3) - np.array([1, 2, 3]))) < 1e-6"),
-        ("np.empty((0, 3))", "np.array([1, 2, 3])", "assert np.linalg.norm(f(3) - np.array([1, 2, 3])) < 1e-6"),
-        ("np.empty((0, 3))", "np.array([1.0, 2, 3])",
-            "d = f(3)\nd -= np.array([1, 2, 3])\nassert (abs(d) < 1e-6).all()"),
-        ("np.empty((0, 3))", "np.array([1, 2, 3])",
-            "import numpy as np, operator\nassert operator.eq(f(3), np.array([1, 2, 3])).all()"),
-        ("np.empty((0, 3))", "np.array([1, 2, 3])", "assert f(3).__eq__(np.array([1, 2, 3])).all()"),
-        ("np.empty((0, 1))", "np.array([1, 2])", "assert not any(f(3) != np.array([1, 2]))"),
-        ("np.empty((0, 1))", "np.array([1, 2])", "assert (np.array(f(3)) == np.array([1, 2])).all()"),
+        ("np.empty(0)", "3.0", "import pytest\nassert f(1, 2) == pytest.approx(3)"),
+        ("np.array([1.0]), []", "([1.0], [1.0])", "a, b = f(1)\nassert a == b or (a == b).all()"),
         ("[]", "[1]", "assert np.all(f(1) == np.array([1]))"),
-        ("np.empty(0)", "np.array([5])", "assert (f(1) == 5).all()"),
-        ("[]", "3.5 + 1e-9", "assert np.allclose(f(1), 3.5)"),
-        ("np.empty((0, 3))", "np.float64(3.5 + 1e-9)",
+        ("[[]]", "3.5", "assert np.allclose(3.5, f(1))"),
+        ("([], 1)", "([1], 1)", "close = np.allclose\nassert close([1.0], f(1)[0])"),
+        ("()", "3.5 + 1e-9", "np.testing.assert_allclose(f(1), desired=3.5)"),
+        ("range(0)", "[1]", "assert not np.bitwise_xor(f(1), np.array([1])).any()"),
+        ("[]", "3.5 + 1e-9",
             ("def check(f):\n    out, exp = f(1), 3.5\n    exact = out == exp\n"
             "    assert exact or np.allclose(out, exp, rtol=1e-07, atol=1e-6)\ncheck(f)")),
-        ("[]", "3.5", "np.testing.assert_allclose(f(1), desired=3.5)"),
-        ("np.empty(0)", "3.0", "import pytest\nassert f(1, 2) == pytest.approx(3)"),
-        ("3.5", "[3.5, 3.5]", "assert np.allclose(f(1), [3.5, 3.5])"),
-        ("3.5", "[3.5, 3.5]", "assert np.allclose([3.5, 3.5], f(1))"),
-        ("()", "[[1, 2]]", "assert (np.array(f(3)) == np.array([[1],[2]])[:, 0:1].T).all()"),
-        ("np.empty((0,3))", "np.array([1, 2, 3])", "assert np.nansum(f(1) / np.array([1,2,3]) - 1) < 1e-9"),
-        ("np.empty(0)", "3.0", "import pytest\nassert pytest.approx(3) == f(1, 2)"),
-        ("np.empty((0,2,3))", "np.ones((2, 3))", "assert (f(3) == np.ones((2,3))).all()"),
+        ("[]", "[1.0, 2.0]", "import pandas as pd\nassert pd.Series(f(3)).isin([1.0, 2.0]).all()"),
     ],
     "arguments and results are copies, with their references": [
         ("def f(n): return [[0] * n] * n", "def f(n): return [[0] * n for _ in range(n)]",
@@ -366,17 +346,16 @@ HONEST: list[tuple[str, str]] = [
         ("assert f(1) == [1, 2.5, True, None, 'é', b'x', 1j, (1,), {1}, frozenset({2}), {'a': [3]}, range(3), "
         "10**40]")),
     (("from collections import *\nfrom datetime import *\nfrom decimal import *\nfrom fractions import *\n"
-        "from pathlib import *\n"
         "def f(x): return [Counter('aab'), deque([1], 3), OrderedDict(a=1),\n"
         "  defaultdict(int, a=2), datetime(2020, 7, 1, tzinfo=timezone.utc), date(1, 1, 1), "
-        "timedelta(3),\n  Decimal('1.50'), Fraction(1, 3), PurePosixPath('a/b')]"),
+        "timedelta(3),\n  Decimal('1.50'), Fraction(1, 3)]"),
         ("from collections import Counter, deque, OrderedDict\nfrom datetime import timedelta, date\n"
         "from decimal import Decimal\nfrom fractions import Fraction\n"
-        "from pathlib import PurePosixPath\nr = f(1)\n"
+        "r = f(1)\n"
         "assert r[:4] == [Counter('aab'), deque([1]), OrderedDict(a=1), {'a': 2}]\n"
-        "assert r[4].utcoffset() == timedelta(0) and r[3]['x'] == 0\n"
+        "assert r[4].utcoffset() == timedelta(0) and r[0]['x'] == 0\n"
         "assert r[5:7] == [date(1, 1, 1), timedelta(3)]\n"
-        "assert r[7:] == [Decimal('1.5'), Fraction(1, 3), PurePosixPath('a/b')]\n"
+        "assert r[7:] == [Decimal('1.5'), Fraction(1, 3)]\n"
         "assert r[1].maxlen == 3")),
     ("def f(a): return [np.array(a) * 2, np.float64(1), np.int64(2), np.array(['x', 'y'])]",
         ("a, b, c, d = f([[1, 2]])\nassert (a == [[2, 4]]).all() and a.shape == (1, 2) and a.dtype == int\n"
@@ -384,35 +363,16 @@ HONEST: list[tuple[str, str]] = [
     ("np.ones((2, 3))", ("assert np.allclose(f(1), [1, 1, 1]) and np.allclose(1.0, f(1)) and np.allclose(f(1), 1)\n"
         "np.testing.assert_array_less(0, f(1))\n"
         "assert ((f(1) - np.array([1, 1, 1])) == 0).all() and (f(1) == 1).all()")),
-    ("def f(a): return np.array(a)[np.array(a) > 5]",
-        ("r = f([1])\nassert r.size == 0 and r.shape == (0,) and np.array_equal(r, np.array([]))\n"
-        "assert (r == np.array([])).all() and np.allclose(r, []) and r.sum() == 0")),
-    ("def f(g, xs): return [g(x) for x in xs]",
-        "import math\nassert f(lambda x: x + 1, [1]) == [2] and f(math.sqrt, [4]) == [2.0] and f(len, ['ab']) == [2]"),
-    ("def f(g):\n    try: return g()\n    except ValueError as e: return str(e)",
-        "def g(): raise ValueError('no')\nassert f(g) == 'no'"),
-    ("def f(n, g): return g(n - 1) if n else 0", "g = lambda n: f(n, g) + 1\nassert f(5, g) == 5"),
-    ("def f(it): return [next(it), sum(it)]", "assert f(iter([1, 2, 3])) == [1, 5]"),
-    ("def f(x): return lambda y: x + y", "assert f(1)(2) == 3"),
-    ("class F:\n    def __call__(self, y): return y + 1\ndef f(x): return F()", "assert f(1)(2) == 3"),
-    ("class F:\n    def __iter__(self): return iter([1, 2])\ndef f(x): return F()",
-        "assert list(f(1)) == [1, 2] and [x for x in f(1)] == [1, 2]"),
-    ("import operator\ndef f(x): return operator.itemgetter(x)", "assert f(1)([1, 2]) == 2"),
-    ("class f:\n    def __init__(self, g): self.g = g\n    def __call__(self, *a): return self.g(*a) + 1",
-        "@f\ndef g(x): return x\nassert g(1) == 2"),
-    ("def f(n): yield from range(n)",
-        "it = f(3)\nassert next(it) == 0 and list(it) == [1, 2] and list(f(5000)) == list(range(5000))"),
-    ("itertools.count()", "assert list(itertools.islice(f(), 5000)) == list(range(5000))"),
-    ("def f():\n    yield 1\n    raise ValueError",
-        ("seen = []\ntry:\n    for x in f(): seen.append(x)\nexcept ValueError: seen.append('e')\n"
-        "assert seen == [1, 'e']")),
-    ("map(str, [1]), zip('a', 'b')", "a, b = f()\nassert list(a) == ['1'] and list(b) == [('a', 'b')]"),
+    ("def f(xs): return sorted(xs)",
+        ("import numpy as np\nassert f([]) == [] and len(f([])) == 0 and f([]) + [1] == [1] and not f([])\n"
+        "assert isinstance(f([]), list) and list(zip(f([2]), 'ab')) == [(2, 'a')] and np.allclose(f([2, 1]), [1, 2])")),
+    ("def f(x): return (), {(): [x]}", "import numpy as np\nassert f(1) == ((), {(): [1]}) and f(1)[1][()] == [1]"),
     (("class E(ValueError): pass\ndef f(x):\n"
         "    if x: raise [KeyError('a'), E('no'), FileNotFoundError(2, 'x', 'y')][x - 1]\n"
-        "    return [ValueError('v')]"),
+        "    return 0"),
         ("try: f(1)\nexcept KeyError as e: assert str(e) == \"'a'\"\nelse: assert 0\ntry: f(2)\n"
         "except ValueError as e: assert str(e) == 'no'\nelse: assert 0\ntry: f(3)\n"
-        "except OSError as e: assert e.errno == 2\nelse: assert 0\nassert isinstance(f(0)[0], ValueError)")),
+        "except OSError as e: assert e.errno == 2\nelse: assert 0\nassert f(0) == 0")),
     ("def f(): raise SystemExit(3)", "try: f()\nexcept SystemExit as e: assert e.code == 3\nelse: assert 0"),
     ("def f(n):\n    x = []\n    for _ in range(n): x = [x]\n    return x",
         "x = f(900)\nfor _ in range(900): [x] = x\nassert x == []"),
@@ -430,6 +390,18 @@ HONEST: list[tuple[str, str]] = [
     ("class MyErr(ValueError): pass\ndef f(x): raise MyErr('bad')",
         ("class T(unittest.TestCase):\n  def test(self):\n    with self.assertRaises(ValueError) as c: f(1)\n"
         "    self.assertEqual(str(c.exception),'bad')")),
+]
+# Honest programs that take or return more than data: only the program could answer, so they are not judged.
+OBJECTS: list[tuple[str, str]] = [
+    ("def f(g, xs): return [g(x) for x in xs]", "assert f(lambda x: x + 1, [1]) == [2]"),
+    ("def f(x): return lambda y: x + y", "assert f(1)(2) == 3"),
+    ("def f(n): yield from range(n)", "assert list(f(3)) == [0, 1, 2]"),
+    ("class f:\n    def __init__(self, g): self.g = g\n    def __call__(self, *a): return self.g(*a) + 1",
+        "@f\ndef g(x): return x\nassert g(1) == 2"),
+    ("import re\ndef f(t): return re.search('a', t)", "assert f('cab').span() == (1, 2)"),
+    ("class P:\n    x = 3\ndef f(): return P()", "try:\n    f().x\nexcept BaseException:\n    pass"),
+    ("def f(c): return c.x", "class C:\n    x = 3\nassert f(C()) == 3"),
+    ("def f(a): return np.array(a)[np.array(a) > 5]", "assert f([1]).size == 0"),
 ]
 PROCESSES: list[tuple[str, str]] = [
     (("from multiprocessing import Pool\ndef g(x): return x * x\ndef f(n):\n"
@@ -506,7 +478,9 @@ def value_problems(rung: str, cheats: bool = True) -> list[str]:
     if rung != first:  # numpy takes long to load
         cases = [case for case in cases if "numpy" not in case[1]]
     jobs = [Job(completed(program), "f", tests=[test]) for program, test, _ in cases]
-    found = []
+    objects = [Job(completed(program), "f", tests=[imported(test)]) for program, test in OBJECTS if rung == first]
+    verdicts = zip(objects, sandbox.run(objects), strict=True)
+    found = [f"{job.program!r} is judged: {verdict.reason}" for job, verdict in verdicts if not verdict.needs]
     for (program, test, passes), verdict in zip(cases, sandbox.run(jobs), strict=True):
         if not passes:  # the harmless variant, which passes, is the row's reference solution
             verdict = decided(verdict)

@@ -26,7 +26,7 @@ from lfpo.objectives import make_objective
 from lfpo.rollout.sampling import rollout
 from lfpo.train.rl import LFPOTrainer
 
-# LFPO as published: states that the sampler visited, one pass, the whole mean subtracted, equal weights.
+# lfpo-paper: states that the sampler visited, one pass, the whole mean subtracted, equal weights.
 AS_PUBLISHED: dict[str, Any] = {"name": "lfpo", "states": "stratified", "timesteps": 4, "num_iterations": 1}
 AS_PUBLISHED |= {"baseline": 1.0, "deviation": "batch", "clip": 1.0, "target_weight": "equal"}
 # The default in its fewest steps, for tests of what surrounds the update.

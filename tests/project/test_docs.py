@@ -5,6 +5,7 @@ import importlib.util
 import itertools
 import json
 import re
+import runpy
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -53,7 +54,9 @@ LONG = re.compile(r"^(?:plan|compare)\b")
 AWAY = re.compile(r"GSAI-ML|models/|/data/|gsm8k|embedded-pretrain|sft embedded-causal|--task all|--n_samples")
 # Tests of their own start these: convert, torchrun, Ray, servers, LoRA runs, lm-evaluation-harness on data at hand, and
 # families whose layout no stand-in has.
-ELSEWHERE = re.compile(r"^(?:convert|lm-eval|watch|push) |--fsdp|--adapter|name: ray|train nemotron-|rule canvas")
+ELSEWHERE = re.compile(
+    r"^(?:convert|lm-eval|watch|push) |--report_to|--fsdp|--adapter|name: ray|train nemotron-|rule canvas"
+)
 # What a page takes from the hub or from somebody's folders, and what stands for it here.
 STAND_INS = {
     r"((?:paper/)?llada-8b-gsm8k(?:-lora)?|qwen3-0.6b-gsm8k)(?= |$)(?! --model)": r"\1 --model tiny",
@@ -126,6 +129,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     assert game is not None
     (tmp_path / "my_game.py").write_text(game[1])
     monkeypatch.syspath_prepend(str(tmp_path))
+    tutorial = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    for name, text in re.findall(r"^```\w+\n# (\w+\.\w+)\n(.*?)^```", tutorial, re.DOTALL | re.MULTILINE):
+        (tmp_path / name).write_text(text)
+    runpy.run_path(str(tmp_path / "make_data.py"))  # train.csv and test.csv
     return tmp_path
 
 
@@ -171,6 +178,18 @@ def test_links_lead_to_files():
     links = [(p, x) for p in texts for x in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", p.read_text(encoding="utf-8"))]
     assert len(links) > 100
     assert not [(str(p), link) for p, link in links if not (p.parent / link).exists()]
+
+
+def test_the_paper_s_map_names_functions_and_tests_that_exist():
+    """docs/reproducing.md: `file`: `name` is a definition in that file, `file::test` is a test."""
+    page = (ROOT / "docs" / "reproducing.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([\w./-]+\.py)`: `(\w+)`", page) + re.findall(r"`([\w./-]+\.py)::(\w+)`", page)
+    assert len(named) > 30
+    for file, name in set(named):
+        text = (ROOT / file).read_text(encoding="utf-8")
+        assert re.search(rf"^(?:def|class) {name}\b", text, re.MULTILINE), (file, name)
+    equations = ", ".join(re.findall(r"^\| Eq\. ([\d, ]+) \|", page, re.MULTILINE)).split(", ")
+    assert [int(number) for number in equations] == list(range(1, 13))
 
 
 @pytest.mark.usefixtures("nothing_runs", "folder")

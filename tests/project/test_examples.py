@@ -216,13 +216,16 @@ def test_guess_the_number_learns_to_guess_2_first(tmp_path: Path, monkeypatch: p
     assert first < 0.9 and last > 0.95 and greedy == 1.0
 
 
-@pytest.mark.long
-def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Its cells as one script, without Jupyter."""
-    notebook = json.loads((EXAMPLES / "walkthrough.ipynb").read_text())
-    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+def notebook_script(name: str) -> str:
+    """A notebook's cells as one script, without Jupyter."""
+    notebook = json.loads((EXAMPLES / name).read_text())
     assert not any(cell.get("outputs") for cell in notebook["cells"])  # outputs would go stale
-    script = "\n\n".join(cells)
+    return "\n\n".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
+
+
+@pytest.mark.long
+def test_the_walkthrough_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    script = notebook_script("walkthrough.ipynb")
     for size, small in (("max_steps=8", "max_steps=2"), ("eval_steps=4", "eval_steps=1"), ("size=100", "size=10")):
         assert size in script
         script = script.replace(size, small)
@@ -232,3 +235,21 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytes
     assert ended.returncode == 0, ended.stderr
     assert (tmp_path / "runs/notebook/model/model.safetensors").exists()
     assert "before step  0: ................" in ended.stdout
+
+
+@pytest.mark.long
+def test_the_tutorial_runs_from_top_to_bottom_and_its_conclusions_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """At full size: the first reward misses right answers, and the repaired one raises held-out accuracy."""
+    script = notebook_script("tutorial.ipynb")
+    page = (EXAMPLES.parent / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    for function in ("as_prompt", "same_text", "right", "is_right"):  # the page has the same code
+        body = re.search(rf"^def {function}\(.*?(?=^\S|\Z)", script, re.MULTILINE | re.DOTALL)
+        assert body is not None and body[0].strip() in page
+    (tmp_path / "notebook.py").write_text(script)
+    monkeypatch.chdir(tmp_path)
+    ended = start(run_script, tmp_path / "notebook.py", MPLBACKEND="agg").wait(1800)
+    assert ended.returncode == 0, ended.stderr
+    missed, zero = map(int, re.search(r"(\d+) of (\d+) completions that got 0 are right", ended.stdout).groups())  # type: ignore[union-attr]
+    assert missed > zero / 4
+    before, after = map(float, re.search(r"held out: ([\d.]+) before, ([\d.]+) after", ended.stdout).groups())  # type: ignore[union-attr]
+    assert after > before + 0.1

@@ -6,14 +6,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from lfpo.config.errors import UserError
+from lfpo.core.learner import accumulate_gradients
+from lfpo.objectives import make_objective
 from lfpo.prompts.tasks import Task, get_task
 from processes import ForkedModule
 from research import study
 from research.study import Store, cell_key, cells_of, measured, problems, run, solution_of, training_config
-from research.tables import course_table, effects_table, finished, settings_table
+from research.tables import course_table, effects_table, finished, samples_table, settings_table
 
 ROOT = Path(__file__).parents[2]
 STUDY = yaml.safe_load((ROOT / "research" / "best-lfpo.yaml").read_text())
@@ -128,6 +131,24 @@ def test_a_course_by_hand():
     ]
 
 
+def test_samples_of_a_setting_beside_the_first_by_hand():
+    """At pass@1 the differences are 20 and 10 points: 15, and Student's t with one degree of freedom, 12.7 x 5."""
+
+    def row(passed: float, distinct: float) -> dict[str, Any]:
+        return {"pass": {"1": passed, "32": 1.0}, "distinct": distinct}
+
+    rows: Any = {
+        ("choice", "lfpo"): {1: row(0.6, 2.0), 2: row(0.5, 2.0)},
+        ("choice", "dtm"): {1: row(0.4, 3.0), 2: row(0.4, 3.0)},
+        ("choice", "older"): {1: {}},
+    }
+    assert samples_table(rows, "lfpo", "choice")[2:] == [
+        "| lfpo | 2 | 55.0 | 100.0 | 2.0 |",
+        "| dtm | 2 | 40.0 (+15.0, -48.5 to 78.5) | 100.0 (+0.0, 0.0 to 0.0) | 3.0 (-1.0, -1.0 to -1.0) |",
+    ]
+    assert samples_table({("choice", "older"): {1: {}}}, "lfpo", "choice") == []
+
+
 def test_effects_by_hand():
     """Areas 10, 20, 30, 60 % of the settings (noised, 1e-4), (noised, 2e-4), (stratified, 1e-4), (stratified, 2e-4)."""
     study = tiny({"lfpo": {"objective": {"name": "lfpo"}}})
@@ -144,3 +165,88 @@ def test_effects_by_hand():
         "| rate | -20.0 (-20.0 to -20.0) |",
         "| states x rate | +10.0 (10.0 to 10.0) |",
     ]
+
+
+@pytest.fixture(scope="module")
+def words_batch() -> tuple[Any, Any]:
+    """A trainer of words before its first step, and rollouts of it, some right and some wrong."""
+    from lfpo.config.build import build, load_yaml, merge
+    from lfpo.config.train import LFPOConfig
+    from lfpo.core.observer import Observer
+    from lfpo.train.rl import LFPOTrainer
+
+    chosen = {"prompts_per_iteration": 4, "num_generations": 4, "threads": 1, "seed": 5, "output_dir": "-"}
+    trainer = LFPOTrainer(args=build(LFPOConfig, merge(load_yaml("words"), chosen)))
+    return trainer, trainer.sample_and_score(0, Observer())
+
+
+def gradient_of(words_batch: tuple[Any, Any], signal_R: Any = None, **knobs: Any) -> Any:
+    """The gradient at theta_old of all passes of an objective, and the views of the last."""
+    trainer, batch = words_batch
+    objective = make_objective(knobs)
+    signal_R = objective.signal(batch.reward_R, batch.group_R) if signal_R is None else signal_R
+    seeds = [turn.seed for turn in batch.turns]
+    trainer.model.zero_grad()
+    for inner in range(objective.num_iterations):
+        views = objective.views(batch.trajectory, signal_R, seeds, inner)
+        accumulate_gradients(objective, trainer.policies, views, signal_R, update_tokens=4096)
+    return torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None]), views
+
+
+def test_parts_in_their_own_settings_are_lfpo(words_batch: tuple[Any, Any]):
+    own, _ = gradient_of(words_batch, name="lfpo")
+    assert torch.equal(gradient_of(words_batch, name="research.variants:PartsLFPO")[0], own)
+
+
+@pytest.mark.parametrize("weight", ["p_old", "equal"])
+@pytest.mark.parametrize("rising", [False, True])
+def test_at_theta_old_the_clipped_loss_has_the_gradient_of_the_rectified_one(
+    words_batch: tuple[Any, Any], weight: str, rising: bool
+):
+    """With A = c (2 r - 1) in place of 2 r - 1; c is 0.8."""
+    settings: dict[str, Any] = {"name": "research.variants:PartsLFPO", "rising": rising, "target_weight": weight}
+    rectified, _ = gradient_of(words_batch, **settings)
+    clipped, _ = gradient_of(words_batch, **settings, ratio_clip=0.2)
+    assert rectified.norm() > 0
+    torch.testing.assert_close(clipped, 0.8 * rectified, rtol=1e-3, atol=1e-5 * float(rectified.abs().max()))
+
+
+def test_rising_states_are_those_of_unigrpo(words_batch: tuple[Any, Any]):
+    """All tokens that UniGRPO hides are hidden, and targets end at the first EOS."""
+    _, theirs = gradient_of(words_batch, name="unigrpo", after_eos=False, beta=0.0)
+    _, ours = gradient_of(words_batch, name="research.variants:PartsLFPO", rising=True)
+    assert torch.equal(ours.input_ids, theirs.input_ids) and torch.equal(ours.target, theirs.target)
+
+
+def test_without_wrong_rollouts_blame_is_lfpo(words_batch: tuple[Any, Any]):
+    right_R = torch.full_like(words_batch[1].reward_R, 0.9)
+    own, _ = gradient_of(words_batch, right_R, name="lfpo")
+    assert torch.equal(gradient_of(words_batch, right_R, name="research.variants:BlameLFPO")[0], own)
+
+
+@pytest.mark.parametrize("p_old", [False, True])
+def test_blame_falls_on_what_a_wrong_rollout_decided(words_batch: tuple[Any, Any], p_old: bool):
+    """Every view of a wrong rollout shows what was revealed before a step, and its targets are that step's tokens."""
+    batch = words_batch[1]
+    signal_R, trajectory = torch.full_like(batch.reward_R, 0.9), batch.trajectory
+    signal_R[::2] = 0.1
+    one, views = gradient_of(words_batch, signal_R, name="research.variants:BlameLFPO", blame_p_old=p_old)
+    start = views.target.shape[1] - trajectory.tokens.shape[1]
+    for row in range(0, len(signal_R), 2):
+        target, steps = views.target[row, start:], trajectory.reveal_step[row]
+        (step,) = steps[target].unique().tolist()
+        assert torch.equal(target, (steps == step) & trajectory.until_eos[row])
+        hidden = views.input_ids[row, start:] == views.mask_id
+        assert torch.equal(hidden, (steps >= step) | (steps < 0))
+    assert bool(one.isfinite().all()) and one.norm() > 0
+
+
+def test_samples_give_every_pass_at_k_and_different_right_answers(monkeypatch: pytest.MonkeyPatch):
+    """Of four samples one problem has two right ones of one kind, the other one: pass@2 is 5/6 and 1/2."""
+    texts = ["a", "a", "b", "c", "d", "e", "f", "g"]
+    correct = [True, True, False, False, True, False, False, False]
+    found = SimpleNamespace(correct=correct, completions=texts)
+    monkeypatch.setattr(study, "decoded", lambda *_: ([], found))
+    config: Any = SimpleNamespace(sampler=SimpleNamespace(temperature=1.0))
+    result = study.sampled({"problems": [4, 7]}, config, problems=2, each=4, k=[1, 2, 4])
+    assert result == {"pass": {"1": 0.375, "2": 0.66667, "4": 1.0}, "distinct": 1.0}

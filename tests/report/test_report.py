@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from lfpo.report import write_report
 from lfpo.report.charts import SIGNAL
 from lfpo.report.completions import (
     groups_of,
-    highlight,
     histogram,
     playable,
     reveal_map,
@@ -29,7 +27,7 @@ from lfpo.report.html import embedded
 from lfpo.report.records import Kept
 from lfpo.runs.directory import Run
 from tiny import byte_alphabet, byte_level
-from written_runs import CODE, HOSTILE, policy_metrics, record, write_rows, write_run
+from written_runs import HOSTILE, policy_metrics, record, write_rows, write_run
 
 
 def data_of(page: str) -> dict:
@@ -169,27 +167,6 @@ def test_sudoku_grids_are_found_where_they_are_written():
     assert sudoku_grid("What is 2 + 2?", grid) is None
 
 
-def test_highlighting_covers_every_character():
-    runs = highlight(CODE + " done")
-    assert runs is not None
-    fence_to_fence = CODE.index("\n") + 1
-    assert runs[0] == ["", fence_to_fence]
-    at = fence_to_fence
-    painted: dict[str, list[str]] = {}
-    for kind, length in runs[1:]:
-        painted.setdefault(kind, []).append(CODE[at : at + length])
-        at += length
-    assert at == CODE.rindex("```")
-    assert painted["k"] == ["def", "return"]
-    assert painted["f"] == ["area"]
-    assert painted["c"] == ["# a circle"]
-    assert painted["n"] == ["3", "2"]
-    assert highlight("The answer is 4.") is None
-    begin = time.process_time()
-    assert highlight("import a." * 10**6) is None and highlight("```\n" + "{,}" * 6_000) is not None
-    assert time.process_time() - begin < 2
-
-
 def test_what_the_player_gets_is_as_long_as_its_tokens():
     shown = playable({**record("abcdef"), "reveal_step": [0, 1, -1, -1], "confidence": [0.5, 1, 0, 0]}, {"task": "x"})
     assert shown["tokens"] == ["abc", "def"]
@@ -275,6 +252,3 @@ def test_what_is_not_a_run_is_an_error(tmp_path: Path):
     (folder / "run.json").write_text('{"kind": "sft"}')
     with pytest.raises(UserError, match="a run of `lfpo sft`"):
         write_report(Run(folder))
-    (tmp_path / "results.json").write_text('{"cells": []}')
-    with pytest.raises(UserError, match=r"results\.json: lacks title, .*lfpo compare"):
-        write_report(Run(tmp_path))

@@ -52,7 +52,7 @@ from small_runs import choice_config, same
 from task_rewards import dies, interrupts, length, places, raises, right, sleeps, wrong
 from told_worker import DEADLY, FULL, Told
 
-SAMPLER = SamplerConfig(gen_length=8, temperature=1.0, steps=8)
+SAMPLER = SamplerConfig(temperature=1.0, steps=8).for_length(8)
 PROMPTS = [ids for ids in ([5, 6, 7], [8], [9, 10, 11, 12, 13], [14, 15]) for _ in range(3)]
 REQUEST = Request(PROMPTS, list(range(12)), SAMPLER, generations=3)
 

@@ -171,6 +171,30 @@ def test_accuracy_that_falls_with_every_sampler(lines: list[dict[str, Any]], exp
     assert ("accuracy_falls" in [rule for _, rule in said(lines)]) == expected
 
 
+def of_100(solved: int) -> dict[str, Any]:
+    low, high = wilson_interval(solved, 100)
+    return {f"eval/threshold/{k}": v for k, v in (("accuracy", solved / 100), ("low", low), ("high", high))}
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "rewards", "expected"),
+    [
+        # A pretrained model from a weak base, trained with LFPO, and with one pass a batch.
+        ((31, 16, 21), (0.15, 0.25), True),
+        ((31, 24, 25), (0.21, 0.26), False),  # 6.5 points, within 2 errors of 5.5
+        ((31, 17, 18), (0.18, 0.17), False),  # the reward did not grow
+        ((31, 16), (0.15, 0.25), False),
+        # 13 points, and 2 errors are hypot(0.046, 0.037 / 2, 0.040 / 2) x 2 = 10.7.
+        ((31, 16, 20), (0.15, 0.25), True),
+    ],
+)
+def test_a_reward_that_rises_alone(accuracies: tuple[int, ...], rewards: tuple[float, float], expected: bool) -> None:
+    first, *later = map(of_100, accuracies)
+    rows = [{"reward": rewards[0]} for _ in range(8)] + [{"reward": rewards[1]} for _ in range(8)]
+    lines = [first, *rows[:8], *later[:-1], *rows[8:], later[-1]]
+    assert ("reward_rises_alone" in [rule for _, rule in said(lines)]) == expected
+
+
 def test_nothing_but_none_is_said_at_once_and_later_after_three() -> None:
     none, some = {"reward": 0.0}, {"reward": 0.0, "rewards/f/mean": 0.0}
     assert said([none]) == [(0, "no_reward")]

@@ -57,20 +57,12 @@ def test_passes_before_a_hang_count_and_the_verdict_comes_soon_after_the_time_li
         ("1 / 0", "the program does not load: ZeroDivisionError"),
         ("", "test 0: NameError"),
         ("import os\ndef f(): os._exit(0)", "test 0: the program's process ended before it answered"),
-        ("def f(): return object()", "test 0: only the program could say what its object equals"),
+        ("def f(): return object()", "test 0: the program returned what is not plain data: a object is not"),
     ],
 )
 def test_the_reason_says_what_went_wrong(sandbox, program, reason):
     verdict = sandbox.judge(Job(program, tests=["assert f() == 1"]))
     assert verdict.reason.startswith(reason) and verdict.tests == (False,)
-
-
-def test_objects_of_the_program_can_be_passed_back_and_show_no_attributes(sandbox):
-    program = "class P:\n    def __init__(s, a): s.a, s.issubset = a, lambda x: True\n"
-    program += "def total(ps): return sum(p.a for p in ps)\ndef pair(a): return P(a)\n"
-    tests = ["assert total([pair(1), pair(2)]) == 3", "assert pair(1).issubset({1})"]
-    job = Job(program, tests=tests, functions=["total", "pair"])
-    assert sandbox.judge(job).tests == (True, False)
 
 
 TOGETHER = """
@@ -338,7 +330,7 @@ def test_a_time_out_is_tried_once_more_alone_and_never_cached(monkeypatch):
 
 
 def test_every_rung_is_available_or_says_why_not():
-    assert [rung.name for rung in available_rungs()] == ["bubblewrap", "namespaces", "limits"]
+    assert [rung.name for rung in available_rungs()] == ["bubblewrap", "limits"]
     assert all(rung.reason and "\n" not in rung.reason + rung.not_stopped for rung in available_rungs())
     assert all(bool(rung.not_stopped) == rung.available for rung in available_rungs())
 
@@ -358,7 +350,7 @@ def test_bare_limits_need_the_unsafe_flag_and_for_root_its_own(monkeypatch, user
     assert Sandbox(unsafe=permission).rung == Sandbox("limits", unsafe=permission).rung == "limits"
     with pytest.raises(UserError, match="'bubblewrap' is not available on this machine: not here"):
         Sandbox("bubblewrap")
-    with pytest.raises(UserError, match="valid: bubblewrap, namespaces, limits"):
+    with pytest.raises(UserError, match="valid: bubblewrap, limits"):
         Sandbox("chroot")
 
 

@@ -58,7 +58,7 @@ def _try_embedded() -> str:
     task = get_task("sudoku")
     model, tokenizer = load_model("embedded"), load_tokenizer("embedded")
     ids = tokenizer.encode(task.row("test", 0)["prompt"], add_special_tokens=False)
-    trajectory = as_it_is(model).sample(Request([ids], [0], SamplerConfig(gen_length=task.gen_length)))
+    trajectory = as_it_is(model).sample(Request([ids], [0], SamplerConfig().for_length(task.gen_length)))
     if bool((trajectory.reveal_step < 0).any()):
         raise UserError(f"{EMBEDDED}: the embedded model left positions of a completion masked; reinstall lfpo")
     return f"{sum(p.numel() for p in model.parameters()):,} parameters, loads and samples"

@@ -47,7 +47,7 @@ def run_sample(config: SampleConfig) -> None:
         prompt = [{"role": "user", "content": prompt}]
     length = 128 if task is None else task.gen_length
     sampler = config.sampler.fitted("lfpo sample: sampler", length, model.block_length)
-    ids = encode_rows([{"prompt": prompt}], tokenizer, model, sampler.gen_length or 0)
+    ids = encode_rows([{"prompt": prompt}], tokenizer, model, sampler.gen_length)
     engine = as_it_is(model)
     with progress("sampling", 1, "completions", Terminal(stderr=True)) as state:
         engine.forwarded = state.forward

@@ -11,7 +11,7 @@ from lfpo.config.build import build, load_yaml
 from lfpo.config.errors import UserError
 from lfpo.config.files import read_json, replace_file
 from lfpo.config.json import Json
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler, SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.config.version import VERSION
 from lfpo.core.model import CURRENT
@@ -69,7 +69,7 @@ def completion_length(config: LFPOConfig, curve: str) -> int:
 
 def frontier_samplers(
     config: LFPOConfig, curve: str, thresholds: Sequence[float], block_length: int | None
-) -> list[SamplerConfig]:
+) -> list[Sampler]:
     """The samplers of a frontier, with their lengths filled in: greedy at each threshold, with length, blocks and early
     stop of the eval sampler `curve`; without thresholds, that sampler as it is. block_length: the model's. Raises
     UserError for what does not go together."""

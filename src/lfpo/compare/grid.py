@@ -33,9 +33,6 @@ from lfpo.runs.context import StopRequests
 from lfpo.runs.directory import Run
 from lfpo.runs.display import Output
 
-# Keys of a cell's result.json that the table and the figure need.
-RESULT = ("seed", "version", "forwards", "curve", "frontier", "flops", "seconds")
-
 
 def run_compare(config: CompareConfig, report: Callable[[str], None] | None = None) -> Path | None:
     """Run the missing cells; write table, figure and report. Returns the path of the Markdown page, or None after a
@@ -115,17 +112,9 @@ def inputs_of(config: CompareConfig) -> dict[Cell, Json]:
 
 
 def read_result(config: CompareConfig, cell: Cell) -> Json | None:
-    """A finished cell's result; None if it has none yet. Raises UserError for a file that is cut or not a cell's."""
+    """A finished cell's result; None if it has none yet."""
     path = cell_folder(config, cell) / "result.json"
-    if not path.exists():
-        return None
-    try:
-        result = read_json(path)
-        if missing := [key for key in RESULT if key not in result]:
-            raise UserError(f"{path}: lacks {', '.join(missing)}")
-    except UserError as error:
-        raise UserError(f"{error}; delete the file, and the same command runs this cell again") from None
-    return result
+    return read_json(path) if path.exists() else None
 
 
 def write_cell(config: CompareConfig, cell: Cell, inputs: Json) -> Path:

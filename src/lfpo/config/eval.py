@@ -86,8 +86,8 @@ class EvalConfig:
     """CPU threads of torch (0: torch's default)."""
 
     output: str | None = None
-    """A folder for TASK.json and its other files, or a .json file for a single task. A stopped evaluation continues
-    from there. Without it results are only printed."""
+    """A folder for TASK.json and its other files, or a .json file for a single task. A task that is finished there is
+    not evaluated again. Without it results are only printed."""
 
     overwrite: bool = False
     """Start again where output holds an evaluation."""

@@ -27,7 +27,7 @@ class RolloutKnobs(Knobs):
 
 @dataclass(frozen=True)
 class LFPO(RolloutKnobs):
-    """LFPO (arXiv 2603.01563)."""
+    """LFPO (arXiv 2603.01563). The paper prints r in [0, 1] inside Eq. 10 and no group mean, deviation or clip."""
 
     beta: Positive = 0.5
     """How far the implicit policies pi+- stand from the reference; the loss is divided by it, so it does not scale the
@@ -50,10 +50,10 @@ class LFPO(RolloutKnobs):
 
     deviation: Literal["range", "batch"] = "range"
     """The unit of A and c: the "range" of the group's own rewards, largest minus smallest, or their standard deviation
-    over the "batch", as published, in which A grows as the batch agrees."""
+    over the "batch", as in DiffusionNFT, in which A grows as the batch agrees."""
 
     baseline: Share = 0.8
-    """The share of the group's mean that the advantage subtracts. 1: all of it, as published. Below 1, the right
+    """The share of the group's mean that the advantage subtracts. 1: all of it, as in DiffusionNFT. Below 1, the right
     rollouts of a group that agrees are imitated, and wrong ones are pushed away less (a lower baseline: arXiv
     2506.20520). The share that is left, 1 - baseline, is added times the group's level: the mean rank of its rewards in
     the batch, 0 for the lowest reward and 1 for the highest. 0: imitation alone, weighted by rewards."""
@@ -66,9 +66,9 @@ class LFPO(RolloutKnobs):
     """Weight of the branch of bad rollouts."""
 
     target_weight: Literal["p_old", "equal"] = "p_old"
-    """Weight w of a target. "equal": 1, as published. "p_old": the probability p_old(y) of its token under theta_old in
-    that state, which weighs down tokens that the state does not determine yet. The sum is divided by the number of
-    targets."""
+    """Weight w of a target. "equal": 1, as the paper prints. "p_old": the probability p_old(y) of its token under
+    theta_old in that state, which weighs down tokens that the state does not determine yet. The sum is divided by the
+    number of targets."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -2,8 +2,8 @@
 
 import functools
 import logging
-from dataclasses import dataclass, fields, replace
-from typing import Annotated, ClassVar, Literal, NamedTuple, Self
+from dataclasses import dataclass, fields
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from lfpo.config.build import check_fields, checked_new
 from lfpo.config.checks import (
@@ -250,8 +250,8 @@ class SamplerConfig:
                 "(a divisor of gen_length below it) or cache_refresh"
             )
 
-    def for_length(self, default: int, trained_block: int | None = None) -> Self:
-        """The same settings with gen_length, block_length and, if the rule follows a schedule, steps filled in.
+    def for_length(self, default: int, trained_block: int | None = None) -> "Sampler":
+        """These settings with gen_length, block_length and, if the rule follows a schedule, steps filled in.
 
         default: gen_length if that is None. trained_block: the block length of a model that attends block by block
         (MaskedDiffusionLM.block_length); gen_length is then rounded up to whole blocks, and a warning says if
@@ -283,9 +283,10 @@ class SamplerConfig:
                 "model has full attention, so leave it out"
             )
         steps = (self.steps or length) if self.rule_keys.schedule is not None else None
-        return replace(self, gen_length=length, block_length=block or length, steps=steps)
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Sampler(**given | {"gen_length": length, "block_length": block or length, "steps": steps})
 
-    def fitted(self, where: str, default: int, trained_block: int | None = None) -> Self:
+    def fitted(self, where: str, default: int, trained_block: int | None = None) -> "Sampler":
         """As `for_length`, whose ValueError is a UserError here that begins with `where`."""
         try:
             return self.for_length(default, trained_block)
@@ -331,6 +332,15 @@ class SamplerConfig:
     @functools.cached_property
     def stops_at_confidence(self) -> bool:
         return self.early_stop in ("confidence", "both")
+
+
+@dataclass(frozen=True)
+class Sampler(SamplerConfig):
+    """How a completion is denoised, with every length filled in (`SamplerConfig.for_length` makes it): what runs takes
+    this type, what a user writes is a SamplerConfig. steps is None only where the rule follows no schedule."""
+
+    gen_length: Count
+    block_length: Count
 
 
 def check_length(sampler: SamplerConfig, default: int, model: str, where: str) -> None:

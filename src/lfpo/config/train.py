@@ -3,14 +3,15 @@
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from lfpo.config.checks import Count, CountOrUnset, CountOrZero, NotNegative, Seconds, ShareBelowOne
+from lfpo.config.checks import Count, CountOrUnset, CountOrZero, NotNegative, ShareBelowOne
+from lfpo.config.data import ProblemConfig
 from lfpo.config.engine import EngineSettings
 from lfpo.config.export import check_repo
+from lfpo.config.hints import HintSettings
 from lfpo.config.length import UNSET, Length, run_length
 from lfpo.config.objectives import ObjectiveSettings, all_settings
 from lfpo.config.other_names import TRAINING
 from lfpo.config.sampler import SamplerConfig
-from lfpo.config.tasks import TaskName
 from lfpo.config.training import PolicyConfig
 
 # The rules of lfpo.runs.health.
@@ -24,58 +25,17 @@ StopRule = Literal[
     "entropy_runs_away",
     "threshold_slides",
     "accuracy_falls",
+    "reward_rises_alone",
 ]
 
 
 @dataclass
-class LFPOConfig(PolicyConfig):
+class LFPOConfig(ProblemConfig, PolicyConfig):
     """Configuration of RL training. Names are TRL's where TRL has the same thing."""
-
-    task: TaskName | None = None
-    """A task's name or dotted path. Give one of task, data_file and dataset_name."""
-
-    data_file: str | None = None
-    """Rows with a `prompt` column, scored by reward_funcs."""
-
-    eval_file: str | None = None
-    """Held-out rows for data_file runs; evaluation then reports the mean reward."""
-
-    dataset_name: str | None = None
-    """A data set of the hub, ORGANISATION/NAME, or a local folder that `datasets` reads; scored by reward_funcs."""
-
-    dataset_config: str | None = None
-    """The configuration of that data set, where it has several."""
-
-    dataset_train_split: str = "train"
-    """The split to train on; "train[:1000]" takes a part."""
-
-    dataset_test_split: str | None = None
-    """The split to evaluate on (None: no evaluation)."""
-
-    columns: dict[str, str] = field(default_factory=dict)
-    """{question: prompt}: columns of a data set's rows to rename."""
-
-    map_row: str | None = None
-    """Dotted path of a function that makes a row of a row, as a dict with `prompt` and the columns that reward_funcs
-    take."""
 
     filter_overlong_prompts: bool = False
     """Leave out training prompts that with gen_length exceed the model's context. Without it one such prompt is an
     error at start."""
-
-    reward_funcs: list[str] = field(default_factory=list)
-    """Dotted paths of reward functions (`module.function`); without them the task's own reward is used."""
-
-    reward_weights: list[float] | None = None
-    """One weight a function (None: all 1)."""
-
-    reward_timeout: Seconds = 1800.0
-    """Seconds that one function may take for a batch; past it, its rewards of that batch are None (0: no limit). With
-    `environment`, for a rank's environments in one turn."""
-
-    reward_memory: NotNegative = 0.0
-    """GiB that one function may hold. It then runs in a child process, which is killed past this limit or past
-    reward_timeout (0: it runs in the training process, without a limit)."""
 
     environment: str | None = None
     """Dotted path of a class (`module:Class`) whose objects take turns with the model, with reset(row, seed) and
@@ -112,6 +72,10 @@ class LFPOConfig(PolicyConfig):
     engine: EngineSettings = field(default_factory=EngineSettings)
     """Where rollouts are sampled: {name: local} in the trainer's processes, {name: ray, workers: 4, gpus_per_worker: 1}
     by workers beside it."""
+
+    hints: HintSettings = field(default_factory=HintSettings)
+    """{column: solution}: prompts that no rollout solves are sampled again with parts of that column's solution in the
+    completion."""
 
     merge_lora: bool | None = None
     """For rollouts and evaluation, add the adapter to copies of the matrices, which take 2 bytes a weight under bf16. A
@@ -186,8 +150,7 @@ class LFPOConfig(PolicyConfig):
         self.objective = all_settings({"name": "lfpo", **self.objective})
         if not self.sampler.is_random:
             raise ValueError("sampler temperature 0 makes all rollouts of a prompt the same; set it above 0")
-        if sum(source is not None for source in (self.task, self.data_file, self.dataset_name)) > 1:
-            raise ValueError("give one of 'task', 'data_file' and 'dataset_name'")
+        self.check_data()
         for name in self.eval_samplers:
             if not name or "/" in name:  # it separates the parts of metrics' names
                 raise ValueError(f"'eval_samplers': the name {name!r} must be text without '/'")
@@ -197,11 +160,8 @@ class LFPOConfig(PolicyConfig):
             self.rollout_gather == "layer",
             "a compiled forward needs its weights to stay where they are",
         )
-        own_rows, of_hub = self.columns or self.map_row, self.dataset_config or self.dataset_test_split
         # Keys that nothing reads without another one.
         for is_set, key, is_read, needs in (
-            (own_rows, "'columns' or 'map_row'", not self.task, "the rows of a data set; a task makes its own"),
-            (of_hub, "'dataset_test_split'", not self.task and not self.data_file, "'dataset_name'"),
             (self.eval_file, "'eval_file'", self.data_file, "'data_file'; a task brings its own test split"),
             (self.push_to_hub, "'push_to_hub'", self.hub_model_id, "'hub_model_id', USER/NAME"),
             (self.merge_lora, "'merge_lora'", self.lora, "'lora'"),
@@ -225,6 +185,11 @@ class LFPOConfig(PolicyConfig):
         for name in ("max_staleness", "reward_workers"):
             if self.environment and getattr(self.engine, name):
                 raise ValueError(f"'engine.{name}' does not work with 'environment', whose turns need the ones before")
+        for name in ("fsdp", "environment") if self.hints.column is not None else ():
+            if getattr(self, name):
+                raise ValueError(f"'hints' does not work with {name!r}; leave one of them out")
+        if self.hints.column is not None and self.engine.max_staleness:
+            raise ValueError("'hints' needs rewards before it samples again; set 'engine.max_staleness' to 0")
         rollouts = self.prompts_per_iteration * self.num_generations
         if rollouts < self.optimizer_steps_per_iteration:
             raise ValueError(

@@ -13,7 +13,7 @@ class WatchConfig:
     """The run's folder, as given to lfpo train by output_dir."""
 
     host: str = "127.0.0.1"
-    """Address to listen at. At any address but loopback, requests need the token that the command prints."""
+    """Address to listen at. Whoever reaches it can read the run; from another machine, forward the port by ssh."""
 
     port: Port = 8765
     """Port to listen at; 0 takes a free one."""

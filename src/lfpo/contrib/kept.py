@@ -15,7 +15,7 @@ import torch
 
 from lfpo.config.errors import UserError
 from lfpo.config.json import Json
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler
 from lfpo.core import collectives
 from lfpo.core.active_rows import ActiveRows
 from lfpo.core.batch import RolloutSource, ScoredRollouts
@@ -58,7 +58,6 @@ class WholeCompletions(Forward):
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
-        assert self.sampler.gen_length
         self.block_length = self.sampler.gen_length
 
     def _block_start(self, active: ActiveRows) -> torch.Tensor:
@@ -75,7 +74,7 @@ class KeptPredictions(Hook):
     like: any int64 [B, C] on the model's device. Raises UserError for forwards that do not predict whole completions.
     """
 
-    def __init__(self, steps: Sequence[int], like: torch.Tensor, sampler: SamplerConfig, model: MaskedDiffusionLM):
+    def __init__(self, steps: Sequence[int], like: torch.Tensor, sampler: Sampler, model: MaskedDiffusionLM):
         if sampler.cache != "none":
             raise UserError(f"whole predictions cannot be kept with sampler cache {sampler.cache!r}; leave it out")
         if model.block_length:
@@ -122,7 +121,7 @@ def score_predictions(
     t: KeptTrajectory, rows: Sequence[Row], tokenizer: object, score: Callable[..., Rewards], failed: dict[str, str]
 ) -> tuple[torch.Tensor, int]:
     """Rewards of the predictions kept at M steps [B, M], and how many completions were scored for them: the distinct
-    ones of each row. score: (data rows, texts, token ids) -> rewards. Functions that fail are added to `failed`."""
+    ones of each row. score: see Scorer.score. Functions that fail are added to `failed`."""
     distinct: dict[tuple[int, ...], int] = {}
     which = [
         [distinct.setdefault((b, *ids), len(distinct)) for ids in steps]
@@ -131,7 +130,10 @@ def score_predictions(
     own = [rows[b] for b, *_ in distinct]
     tokens = [list(ids) for _, *ids in distinct]
     cut = [ids[: ids.index(t.eos_id) + 1] if t.eos_id in ids else ids for ids in tokens]
-    rewards = score(own, decode_completions(tokenizer, torch.tensor(tokens), t.eos_id), cut)
+    steps = [t.reveal_step[b, : len(ids)].tolist() for (b, *_), ids in zip(distinct, cut, strict=True)]
+    forwards = [int(t.nfe[b]) for b, *_ in distinct]
+    of_rollouts = {"completion_ids": cut, "forwards": forwards, "reveal_step": steps}
+    rewards = score(own, decode_completions(tokenizer, torch.tensor(tokens), t.eos_id), of_rollouts)
     failed.update(rewards.failed)
     return rewards.reward_B[torch.tensor(which)], len(own)
 

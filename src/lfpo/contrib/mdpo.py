@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from lfpo.config.errors import UserError
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler
 from lfpo.contrib import knobs as settings
 from lfpo.contrib.kept import KeepPredictions, KeptTrajectory, WithPredictions, kept
 from lfpo.contrib.states import of_states, with_states
@@ -42,21 +42,21 @@ class MDPO(settings.MDPO, Objective):
 
     needs = frozenset({"masks", "reveal_step", "full_attention", "variant", "drawn"})
 
-    def check_sampler(self, sampler: SamplerConfig) -> None:
+    def check_sampler(self, sampler: Sampler) -> None:
         if not sampler.steps or sampler.cache != "none":
             raise UserError(
                 "objective MDPO needs whole predictions at scheduled steps (a reveal rule with a schedule, and no "
                 "sampler.cache), which rollouts of this sampler do not give"
             )
 
-    def kept_steps(self, sampler: SamplerConfig) -> tuple[int, ...]:
+    def kept_steps(self, sampler: Sampler) -> tuple[int, ...]:
         """The scheduled steps whose predictions are kept, ascending: at most `rewarded_steps`, evenly spaced, the last
         one always among them. sampler: with its lengths filled in."""
         assert sampler.steps
         count = min(self.rewarded_steps or sampler.steps, sampler.steps)
         return tuple((i + 1) * sampler.steps // count - 1 for i in range(count))
 
-    def variant(self, sampler: SamplerConfig) -> KeepPredictions:
+    def variant(self, sampler: Sampler) -> KeepPredictions:
         return KeepPredictions(self.kept_steps(sampler))
 
     def rewarded(self, source: RolloutSource, tokenizer: Any, score: Callable[..., Rewards], generations: int) -> Any:
@@ -105,7 +105,6 @@ class MDPO(settings.MDPO, Objective):
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
         views, sampler = predictions.views, predictions.views.sampler
-        assert sampler.gen_length
         masked_T, heat = views.target.sum(-1)[predictions.view_T], sampler.temperature
         advantage_T, confidence_T = of_states(predictions)
         logp = predictions.logp(temperature=heat)

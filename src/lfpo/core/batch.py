@@ -37,6 +37,7 @@ class ScoredRollouts:
 
     turns [B]: what a row is. trajectory [B rows]: on the policy's device. rewards: of the rank's rollouts, on the CPU.
     version: of the weights that sampled them: the number of iterations that these had been trained for.
+    discarded: rows that were sampled and are not learned from; their FLOPs count.
     By metric name: metrics, the same on all ranks; times, seconds, reported as the maximum over ranks; sums, (sum,
     count), reported as the mean over ranks; totals, reported as the sum over ranks.
     """
@@ -45,6 +46,7 @@ class ScoredRollouts:
     trajectory: Trajectory
     rewards: Rewards
     version: int
+    discarded: Trajectory | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     times: dict[str, float] = field(default_factory=dict)
     sums: dict[str, tuple[float, int]] = field(default_factory=dict)
@@ -63,10 +65,11 @@ class Batch:
 
     A rollout has a row, or with an environment one for each of its turns; B counts rows.
 
-    turns, trajectory, rewards, version: see ScoredRollouts.
+    turns, trajectory, rewards, version, discarded: see ScoredRollouts.
     rollout_B: int64 [B], on the CPU: the number of each row's rollout among all R.
     reward_R, group_R [R]: reward (float64) and prompt number (int64) of every rollout on every rank, on the CPU. A NaN
         is neutral: nothing is learned from that rollout (see lfpo.core.objective.signal_of).
+    parts_RK: float64 [R, K], on the CPU, what each of K reward functions gave every rollout; NaN where it gave none.
     failed: reward function -> why it failed, on any rank. metrics: of all R rollouts, under TRL's names.
     """
 
@@ -75,10 +78,12 @@ class Batch:
     rewards: Rewards
     rollout_B: torch.Tensor
     reward_R: torch.Tensor
+    parts_RK: torch.Tensor
     group_R: torch.Tensor
     failed: dict[str, str]
     metrics: dict[str, float]
     version: int
+    discarded: Trajectory | None = None
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ def gathered(rolled: ScoredRollouts, prompts: int, generations: int) -> Batch:
     ends = endings([turn.text for turn in rolled.turns])
     sums = reward_sums(rewards) | trajectory_sums(trajectory) | rolled.sums
     totals = {"num_tokens": float(trajectory.lengths.sum()), **rolled.totals}
-    part = (rewards.reward_B, rewards.failed, rolled.times, sums, totals, ends)
+    part = (rewards.reward_B, rewards.parts_BK, rewards.failed, rolled.times, sums, totals, ends)
     fields = zip(*collectives.gather(part), strict=True)
-    rewards_of, failed_of, times_of, sums_of, totals_of, ends_of = fields
+    rewards_of, parts_of, failed_of, times_of, sums_of, totals_of, ends_of = fields
     reward_R = torch.cat(rewards_of)
     group_R = torch.arange(prompts).repeat_interleave(generations)
     metrics = rolled.metrics | group_metrics(reward_R, group_R)
@@ -39,7 +39,20 @@ def gathered(rolled: ScoredRollouts, prompts: int, generations: int) -> Batch:
     metrics |= means_of_sums(sums_of)
     first = collectives.share(prompts)[0] * generations
     rollout_B = first + torch.tensor([turn.rollout for turn in rolled.turns])
-    return Batch(rolled.turns, trajectory, rewards, rollout_B, reward_R, group_R, failed, metrics, rolled.version)
+    parts_RK = torch.cat(parts_of)
+    return Batch(
+        rolled.turns,
+        trajectory,
+        rewards,
+        rollout_B,
+        reward_R,
+        parts_RK,
+        group_R,
+        failed,
+        metrics,
+        rolled.version,
+        rolled.discarded,
+    )
 
 
 def group_metrics(reward_R: torch.Tensor, group_R: torch.Tensor) -> dict[str, float]:

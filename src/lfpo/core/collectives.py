@@ -1,4 +1,5 @@
-"""Collectives over the ranks of a run, and the device of each. Without a process group there is one rank, and every function works the same.
+"""Collectives over the ranks of a run, and the device of each. Without a process group there is one rank, and every
+function works the same.
 
 lfpo.base.distributed starts and watches the group.
 """

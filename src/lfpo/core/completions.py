@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 
 from lfpo.config.json import Json
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler
 from lfpo.core.structure import FULL, Structure
 
 
@@ -35,6 +35,9 @@ class Completions:
     sampler: the settings, with their lengths filled in. mask_id, eos_id: the model's.
     structure: how tokens attended to each other. The tokens of a block, after an EOS too, are all that the sampler saw
         there.
+
+    Only where the rollout was asked for them:
+    unscored [B, C] bool: positions that no loss scores, of hints (see lfpo.rollout.hinted).
     """
 
     prompt_ids: torch.Tensor
@@ -46,10 +49,11 @@ class Completions:
     scheduled_steps: torch.Tensor
     nfe: torch.Tensor
     queries: torch.Tensor
-    sampler: SamplerConfig
+    sampler: Sampler
     mask_id: int
     eos_id: int
     structure: Structure = FULL
+    unscored: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -87,6 +91,12 @@ class Completions:
     def completion_ids(self) -> list[list[int]]:
         """Token ids of each completion, up to and including its first EOS."""
         return [row[mask].tolist() for row, mask in zip(self.tokens, self.until_eos, strict=True)]
+
+    def for_rewards(self) -> Json:
+        """What reward functions may ask for beside texts: lfpo.core.scoring.ROLLOUT_ARGUMENTS, by name. The steps are
+        those of the tokens in `completion_ids`."""
+        steps = [row[mask].tolist() for row, mask in zip(self.reveal_step, self.until_eos, strict=True)]
+        return {"completion_ids": self.completion_ids(), "forwards": self.nfe.tolist(), "reveal_step": steps}
 
     @property
     def until_eos(self) -> torch.Tensor:

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import torch
 
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler
 from lfpo.core.rule import Score
 
 
@@ -28,7 +28,7 @@ class Drawn(NamedTuple):
 
 def draw_from_logits(
     logits_TV: torch.Tensor,
-    sampler: SamplerConfig,
+    sampler: Sampler,
     mask_id: int,
     uniform_T: torch.Tensor,
     score: Score | None = None,

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler
 from lfpo.core.active_rows import ActiveRows
 from lfpo.core.compiled import LENGTH_BUCKET, bucket, padded_hidden
 from lfpo.core.model import MaskedDiffusionLM
@@ -34,7 +34,7 @@ def join(parts: Sequence[ActiveRows]) -> ActiveRows:
 
 
 def unstarted(
-    prompts: Sequence[Sequence[int]], seeds: Sequence[int], sampler: SamplerConfig, model: MaskedDiffusionLM
+    prompts: Sequence[Sequence[int]], seeds: Sequence[int], sampler: Sampler, model: MaskedDiffusionLM
 ) -> ActiveRows:
     """All rows before their first step, with nothing revealed. sampler: with its lengths filled in."""
     device, size = model.device, len(prompts)
@@ -67,23 +67,21 @@ def left_pad(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[torch.Tensor, 
     return ids, mask
 
 
-def completion_columns(sampler: SamplerConfig, model: MaskedDiffusionLM) -> int:
+def completion_columns(sampler: Sampler, model: MaskedDiffusionLM) -> int:
     """C: gen_length, and block_length - 1 more where a prompt's last tokens may share a block with the completion's
     first, so that rows end with a whole block."""
-    assert sampler.gen_length and sampler.block_length
     structure = model.sampling_structure(sampler.block_length)
     return sampler.gen_length + (0 if structure == FULL or structure.causal else sampler.block_length - 1)
 
 
-def first_offset(prompt_length: int, sampler: SamplerConfig, model: MaskedDiffusionLM) -> int:
+def first_offset(prompt_length: int, sampler: Sampler, model: MaskedDiffusionLM) -> int:
     """Prompt tokens in a row's first block."""
     structure = model.sampling_structure(sampler.block_length)
     return 0 if structure == FULL else structure.shared(prompt_length)
 
 
-def block_sizes(prompt_length: int, sampler: SamplerConfig, model: MaskedDiffusionLM) -> list[int]:
+def block_sizes(prompt_length: int, sampler: Sampler, model: MaskedDiffusionLM) -> list[int]:
     """Completion positions in each block of a row. Its last block is the one that holds position gen_length - 1."""
-    assert sampler.gen_length and sampler.block_length
     offset, size = first_offset(prompt_length, sampler, model), sampler.block_length
     blocks = -(-(offset + sampler.gen_length) // size)
     return [size - offset, *[size] * (blocks - 1)]
@@ -107,14 +105,13 @@ class Forward:
     def __init__(
         self,
         model: MaskedDiffusionLM,
-        sampler: SamplerConfig,
+        sampler: Sampler,
         prompts: Sequence[Sequence[int]],
         *,
         pace: Pace | None,
         compiled: bool,
         rollout_tokens: int,
     ):
-        assert sampler.block_length and sampler.gen_length
         self.model, self.sampler, self.pace = model, sampler, pace
         self.prompts = [tuple(p) for p in prompts]
         self.compiled, self.rollout_tokens, self.block_length = compiled, rollout_tokens, sampler.block_length

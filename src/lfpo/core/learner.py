@@ -23,7 +23,7 @@ from lfpo.core.collectives import local
 from lfpo.core.failures import count_skipped
 from lfpo.core.measures import Measures, add_measures
 from lfpo.core.model import CURRENT, OLD, MaskedDiffusionLM
-from lfpo.core.objective import Objective, check_range, signal_of
+from lfpo.core.objective import Objective, check_range, signal_of, sum_of_signals
 from lfpo.core.observer import Observer
 from lfpo.core.optim import Average, ema_update, set_lr, step_if_finite
 from lfpo.core.passes import dummy_views, logp_at_targets, with_fillers
@@ -61,6 +61,9 @@ class Learner:
         if not self.checked_range:
             check_range(self.at(iteration), batch.reward_R)
             self.checked_range = not batch.reward_R.isnan().all()
+        if self.args.multi_objective_aggregation == "normalize_then_sum":
+            weights = self.args.reward_weights or [1.0] * batch.parts_RK.shape[1]
+            return sum_of_signals(self.at(iteration), batch.parts_RK, weights, batch.group_R)
         return signal_of(self.at(iteration), batch.reward_R, batch.group_R)
 
     def update(self, batch: Batch, signal_R: torch.Tensor, iteration: int, observer: Observer) -> dict[str, float]:
@@ -128,6 +131,7 @@ def optimizer_step(
             sampled = sampled.in_rounds()
         views = objective.views(sampled, signal_B, seeds, step.inner)
         views = policies[CURRENT].noised_views(views, seeds, step.inner)
+        views = views if sampled.unscored is None else views.without(sampled.unscored)
     else:  # no views, but this rank joins the collectives below; any signal serves the filler, which gets weight 0
         assert filler is not None
         views, signal_B = filler.select(rows), signal_B[:1]

@@ -11,7 +11,7 @@ import torch
 from lfpo.config.checks import check_ranges
 from lfpo.config.errors import CannotGoOn, UserError
 from lfpo.config.lfpo import Advantage
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler
 from lfpo.core.advantages import group_advantages
 from lfpo.core.batch import RolloutSource
 from lfpo.core.engine import Variant
@@ -57,11 +57,14 @@ class Objective:
         """The objective at this share of training, 0 to below 1, where its knobs follow a schedule."""
         return self
 
-    def check_sampler(self, sampler: SamplerConfig) -> None:
+    def check_sampler(self, sampler: Sampler) -> None:
         """Raise UserError when rollouts sampled this way cannot be learned from."""
 
     advantage: Advantage = "mean"
     """The form of the advantages that `signal` gives (see lfpo.core.advantages)."""
+
+    signal_range: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
+    """The least and the largest signal."""
 
     neutral: ClassVar[float] = 0.0
     """The signal of a rollout from which nothing is learned, also of one that no reward function could judge."""
@@ -115,7 +118,7 @@ class Objective:
 
     # Points where an objective hangs in that needs more than the rewards and the states of plain rollouts.
 
-    def variant(self, sampler: SamplerConfig) -> Variant | None:
+    def variant(self, sampler: Sampler) -> Variant | None:
         """Another way to sample its rollouts (see lfpo.core.engine.Request). sampler: with its lengths filled in."""
         return None
 
@@ -170,6 +173,20 @@ def signal_of(objective: Objective, reward_R: torch.Tensor, group_R: torch.Tenso
     signal = torch.full_like(reward_R, objective.neutral)
     signal[scored] = some
     return signal
+
+
+def sum_of_signals(
+    objective: Objective, parts_RK: torch.Tensor, weights: Sequence[float], group_R: torch.Tensor
+) -> torch.Tensor:
+    """The weighted sum of the signals that each of K reward functions alone would give, float64 [R].
+
+    This is GDPO of arXiv 2601.05242, without its normalisation over the batch: neither a function's scale nor its
+    spread within a group decides how much the others count. parts_RK: float64 [R, K], NaN where a function gave no
+    reward. Not to be confused with the objective `gdpo`.
+    """
+    signals = [signal_of(objective, part_R, group_R) - objective.neutral for part_R in parts_RK.T]
+    total = sum((w * signal_R for w, signal_R in zip(weights, signals, strict=True)), torch.zeros_like(parts_RK[:, 0]))
+    return (objective.neutral + total).clamp(*objective.signal_range)
 
 
 def check_range(objective: Objective, reward_R: torch.Tensor) -> None:

@@ -2,15 +2,15 @@
 
 from collections.abc import Callable, Sequence
 
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler
 
 # Called with the sampler, the schedule's counts (a list), the seeds of B rows, and the masked positions of each block
 # of each row. Returns how many positions each forward reveals, as [row][block][forward], each above 0.
-Plan = Callable[[SamplerConfig, Sequence[int], Sequence[int], Sequence[Sequence[int]]], list[list[list[int]]]]
+Plan = Callable[[Sampler, Sequence[int], Sequence[int], Sequence[Sequence[int]]], list[list[list[int]]]]
 
 
 def scheduled_plan(
-    sampler: SamplerConfig, counts: Sequence[int], seeds: Sequence[int], sizes: Sequence[Sequence[int]]
+    sampler: Sampler, counts: Sequence[int], seeds: Sequence[int], sizes: Sequence[Sequence[int]]
 ) -> list[list[list[int]]]:
     """Rule.plan of rules that reveal what the schedule says, or what is left in the block if that is less. (SDAR's code
     then writes another position again, which may be one of the prompt.)"""
@@ -38,7 +38,7 @@ class Pace:
     def __init__(
         self,
         plan: Plan,
-        sampler: SamplerConfig,
+        sampler: Sampler,
         counts: Sequence[int],
         seeds: Sequence[int],
         sizes: Sequence[Sequence[int]],

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler
 from lfpo.core.active_rows import ActiveRows
 from lfpo.core.draw import Drawn, draw_from_logits
 from lfpo.core.forward import Forward
@@ -47,7 +47,7 @@ class Denoiser:
     """
 
     model: MaskedDiffusionLM
-    sampler: SamplerConfig
+    sampler: Sampler
     rule: Rule
     counts: torch.Tensor
     hooks: Sequence[Hook]
@@ -62,7 +62,6 @@ class Denoiser:
         count: the masked positions of the active blocks, or an upper bound.
         """
         sampler = self.sampler
-        assert sampler.block_length
         leading = active.storing & self.forward.leads
         alive = ~active.done & (leading | ~active.storing)
         place = torch.arange(active.tokens.shape[1], device=alive.device) + active.offset[:, None]  # in row's blocks
@@ -160,7 +159,7 @@ class Denoiser:
 def draw(
     model: MaskedDiffusionLM,
     hidden_TD: list[torch.Tensor],
-    sampler: SamplerConfig,
+    sampler: Sampler,
     uniform_T: torch.Tensor,
     score: Score | None = None,
     *,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler
 from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives
 from lfpo.core.batch import ScoredRollouts, Turn
@@ -43,7 +43,7 @@ class FreshRollouts:
     policy: MaskedDiffusionLM
     tokenizer: Any
     engine: Engine
-    sampler: SamplerConfig
+    sampler: Sampler
     variant: Variant | None
     state: Mapping[str, Any]
 
@@ -56,7 +56,7 @@ class FreshRollouts:
             for j in range(n):
                 # Keyed by the rollout's number among those of all ranks: the same at every number of ranks.
                 seeds.append(key(self.args.seed, iteration, number * n + j, "rollout"))
-        encoded = encode_rows(data, self.tokenizer, self.policy, self.sampler.gen_length or 0)
+        encoded = encode_rows(data, self.tokenizer, self.policy, self.sampler.gen_length)
         for row, ids in zip(data, encoded, strict=True):
             rows += [row] * n
             prompts += [ids] * n
@@ -85,7 +85,7 @@ class FreshRollouts:
         sampled = time.perf_counter()
         observer.begin("verdicts", len(rows), "completions")
         texts = decode_completions(self.tokenizer, trajectory.tokens, self.policy.eos_id)
-        rewards = collectives.raise_on_all(partial(self.scorer.score, rows, texts, trajectory.completion_ids()))
+        rewards = collectives.raise_on_all(partial(self.scorer.score, rows, texts, trajectory.for_rewards()))
         observer.advance(len(rows))
         turns = list(map(Turn, range(len(rows)), rows, request.seeds, texts))
         times = {"time/rollout": sampled - started, "time/reward": time.perf_counter() - sampled}

@@ -3,19 +3,17 @@
 import torch
 
 from lfpo.config.reveal import RuleKeys
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler
 
 
-def reveal_schedule(sampler: SamplerConfig, rule: RuleKeys | None = None) -> torch.Tensor:
+def reveal_schedule(sampler: Sampler, rule: RuleKeys | None = None) -> torch.Tensor:
     """Positions that each step of a block reveals, [steps of a block] int64; empty if the reveal rule has no schedule.
 
-    sampler: with its lengths filled in (SamplerConfig.for_length). rule: the one that it
-    selects; looked up where not given.
+    rule: the one that the sampler selects; looked up where not given.
     """
     default = (rule or sampler.rule_keys).schedule
-    if default is None:
+    if default is None or sampler.steps is None:
         return torch.zeros(0, dtype=torch.long)
-    assert sampler.steps and sampler.gen_length and sampler.block_length
     steps = sampler.steps * sampler.block_length // sampler.gen_length
     return reveal_counts(sampler.block_length, steps, sampler.schedule or default, sampler.eps)
 

@@ -28,6 +28,7 @@ GIVES = {
     "confidence": "the probability of each token when it was revealed",
     "entropy": "the entropy of the prediction each token was drawn from",
     "left_to_right": "tokens revealed one at a time from left to right (sampler.remasking sequential without steps)",
+    "forwards": "the forwards of each rollout",
     "edits": "the edits of revealed tokens",
     "variant": "rows that are denoised as it says (Request.variant)",
 }

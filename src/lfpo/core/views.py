@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler
 from lfpo.core.completions import tensor_fields
 from lfpo.core.doubled import noised_hidden
 from lfpo.core.model import MaskedDiffusionLM
@@ -47,7 +47,7 @@ class Views:
     state: torch.Tensor
     prompt: torch.Tensor
     length: torch.Tensor
-    sampler: SamplerConfig
+    sampler: Sampler
     mask_id: int
 
     def __len__(self) -> int:
@@ -55,6 +55,12 @@ class Views:
 
     def select(self, index: torch.Tensor) -> Views:
         return dataclasses.replace(self, **{name: value[index] for name, value in tensor_fields(self).items()})
+
+    def without(self, unscored_BC: torch.Tensor) -> Views:
+        """The same views without targets at these completion positions of their rollouts."""
+        unscored_SL = F.pad(unscored_BC[self.row], (self.target.shape[1] - unscored_BC.shape[1], 0))
+        weight = self.weight.masked_fill(unscored_SL, 0)
+        return dataclasses.replace(self, target=self.target & ~unscored_SL, weight=weight)
 
     def forward_tokens(self) -> torch.Tensor:
         """Tokens of the forward of each view, [S] int64."""

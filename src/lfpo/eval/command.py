@@ -2,6 +2,7 @@
 
 import functools
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from lfpo.config.errors import UserError
 from lfpo.config.eval import EvalConfig
 from lfpo.config.files import user_path
 from lfpo.config.json import Json
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler
 from lfpo.core import collectives
 from lfpo.core.encoding import encode_rows
 from lfpo.core.messages import prefill
@@ -23,16 +24,13 @@ from lfpo.core.scoring import copied, without_prefill
 from lfpo.eval.estimates import scores
 from lfpo.eval.evaluate import Answer, generate, grade
 from lfpo.eval.store import (
-    Journal,
     Record,
     check_writable,
     content_sha256,
     data_sha256,
-    delete,
     file_sha256,
     find,
-    pair_of,
-    partial_files,
+    write_records,
     write_result,
 )
 from lfpo.eval.terminal import open_console, progress, show
@@ -56,7 +54,7 @@ class Job:
     task: Task | DataTask
     rows: list[Row]
     prompted: list[Row]
-    sampler: SamplerConfig
+    sampler: Sampler
     settings: Json
     path: Path | None
 
@@ -105,7 +103,7 @@ def plan(config: EvalConfig, console: Console, digest: Callable[[Path], str]) ->
             protocol = f"protocol {config.protocol!r}: " if config.protocol else ""
             check_context(job.sampler, model, f"lfpo eval: {protocol}task {job.task.name!r}: sampler")
             places = [f"{protocol}{row_place(job.task, 'eval', i)}" for i in range(len(job.rows))]
-            encode_rows(job.prompted, tokenizer, model, job.sampler.gen_length or 0, places)
+            encode_rows(job.prompted, tokenizer, model, job.sampler.gen_length, places)
         dtype = getattr(torch, config.dtype)
         collectives.together(lambda: check_memory(resolve(config.model), dtype, collectives.device()))
     return list(zip(jobs, stored, strict=True))
@@ -160,41 +158,38 @@ def as_text(prompt: str | list[dict[str, str]]) -> str:
     open."""
     if isinstance(prompt, str):
         return prompt
-    paragraphs = "\n\n".join(m["content"] for m in without_prefill(prompt))
+    paragraphs = "\n\n".join(str(m.get("content") or "") for m in without_prefill(prompt))
     return f"{paragraphs}\n{prefill(prompt)}"
 
 
 def sample_and_grade(
     job: Job, config: EvalConfig, model: MaskedDiffusionLM, tokenizer: object, console: Console
 ) -> Record:
-    """Sample the completions that no journal holds yet, grade all; writes and returns the result."""
-    rank, world = collectives.rank(), collectives.world()
-    if config.overwrite:
-        collectives.together(lambda: delete(job.path))
-    journal = Journal(job.path, job.settings, rank)
-    done = journal.load()
-    had = {pair_of(record) for record in done}
-    if had:
-        console.print(f"{job.task.name}: {len(had)} completions are there already, {job.path}", highlight=False)
+    """Sample the completions and grade them; writes and returns the result. Completions are written before they are
+    graded, so that a grader that fails costs none."""
+    rank, world, started = collectives.rank(), collectives.world(), time.perf_counter()
     wanted = [(i, j) for i in range(len(job.rows)) for j in range(config.n_samples)]
-    pending = [pair for pair in wanted if pair not in had][rank::world]
     title = job.task.name if world == 1 else f"{job.task.name} (rank {rank} of {world})"
-    new: list[Record] = []
-    with progress(title, len(pending), "completions", console) as state:
+    with progress(title, len(wanted[rank::world]), "completions", console) as state:
+        engine = as_it_is(model, config.rollout_tokens)
+        engine.forwarded = state.forward
+        own = list[Answer]()
 
         def keep(answers: list[Answer]) -> None:
-            records = [asdict(answer) for answer in answers]
-            journal.add(records)
-            new.extend(records)
-            state.advance(len(records))
+            own.extend(answers)
+            state.advance(len(answers))
 
-        if pending:
-            engine = as_it_is(model, config.rollout_tokens)
-            engine.forwarded = state.forward
-            generate(engine, model, tokenizer, job.prompted, pending, job.sampler, seed=config.seed, finished=keep)
-    seconds = journal.seconds()
-    records = sorted(done + [r for part in collectives.gather(new) for r in part], key=pair_of)
-    answers = [Answer(**record) for record in records]
+        if pairs := wanted[rank::world]:
+            generate(engine, model, tokenizer, job.prompted, pairs, job.sampler, seed=config.seed, finished=keep)
+    seconds = max(collectives.gather(time.perf_counter() - started))
+    answers = sorted((a for part in collectives.gather(own) for a in part), key=lambda a: (a.problem, a.sample))
+    records = [{**asdict(a), "prompt": job.prompted[a.problem]["prompt"]} for a in answers]
+
+    def write(**files: list[Record]) -> None:
+        if (path := job.path) is not None:
+            collectives.together(lambda: write_records(path, files) if rank == 0 else None)
+
+    write(completions=records)
     tokens = sum(a.length for a in answers)
     if len(answers) > 1:
         console.print(f"{job.task.name}: grading {len(answers)} completions", highlight=False)
@@ -215,16 +210,10 @@ def sample_and_grade(
         "environment": describe_environment(),
         "python": versions()["python"],
     }
+    write(completions=[{**record, "correct": verdict} for record, verdict in zip(records, verdicts, strict=True)])
+    if hasattr(job.task, "sample_record"):
+        texts = ((job.rows[a.problem], a.completion) for a in answers)
+        write(samples=[job.task.sample_record(row, prefill(row["prompt"]) + text) for row, text in texts])
     if (path := job.path) is not None:
-        for record, verdict in zip(records, verdicts, strict=True):
-            record |= {"prompt": job.prompted[record["problem"]]["prompt"], "correct": verdict}
-        files = {"completions": records}
-        if hasattr(job.task, "sample_record"):
-            files["samples"] = [
-                job.task.sample_record(row, prefill(row["prompt"]) + a.completion)
-                for a, row in ((a, job.rows[a.problem]) for a in answers)
-            ]
-        collectives.together(lambda: write_result(path, result, files) if rank == 0 else None)
-        for file in partial_files(path):
-            file.unlink(missing_ok=True)
+        collectives.together(lambda: write_result(path, result) if rank == 0 else None)
     return result

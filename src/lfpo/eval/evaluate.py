@@ -7,7 +7,7 @@ import torch
 
 from lfpo.base import distributed
 from lfpo.config.errors import UserError
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler
 from lfpo.core import collectives
 from lfpo.core.completions import decode_completions
 from lfpo.core.encoding import encode_rows
@@ -58,7 +58,7 @@ def evaluate(
     tokenizer: object,
     rows: Sequence[Row],
     correct_all: CorrectAll,
-    sampler: SamplerConfig,
+    sampler: Sampler,
     *,
     seed: int = 0,
     finished: Callable[[list[Answer]], None] | None = None,
@@ -103,7 +103,7 @@ def generate(
     tokenizer: object,
     rows: Sequence[Row],
     wanted: Sequence[tuple[int, int]],
-    sampler: SamplerConfig,
+    sampler: Sampler,
     *,
     seed: int,
     finished: Callable[[list[Answer]], None] | None = None,
@@ -112,7 +112,6 @@ def generate(
 
     The other arguments are those of `evaluate`. Raises UserError as `finite`.
     """
-    assert sampler.gen_length is not None
     numbers = sorted({problem for problem, _ in wanted})
     encoded = encode_rows([rows[i] for i in numbers], tokenizer, model, sampler.gen_length)
     prompts = dict(zip(numbers, encoded, strict=True))

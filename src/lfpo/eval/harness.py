@@ -23,7 +23,7 @@ from lfpo.config.build import build, read_value
 from lfpo.config.errors import UserError, nearest
 from lfpo.config.eval import LmEvalConfig
 from lfpo.config.json import Json
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler, SamplerConfig
 from lfpo.core import collectives
 from lfpo.core.completions import decode_completions
 from lfpo.core.encoding import encode_rows
@@ -145,7 +145,7 @@ class LfpoLM(LM):
             self.cache_hook.add_partial(method, request.args, result)
         return results
 
-    def _sampler(self, options: Json, where: str) -> tuple[SamplerConfig, tuple[str, ...]]:
+    def _sampler(self, options: Json, where: str) -> tuple[Sampler, tuple[str, ...]]:
         """Sampler and stop texts of a request. Raises UserError, beginning with `where`, for options that it cannot
         follow."""
         given = f"{where}: generation_kwargs"
@@ -176,13 +176,13 @@ class LfpoLM(LM):
                 state.advance(len(part))
         return [result for part in collectives.gather(done) for result in part]
 
-    def _generate(self, generations: Sequence[tuple[str, SamplerConfig, tuple[str, ...], int, str]]) -> list[str]:
+    def _generate(self, generations: Sequence[tuple[str, Sampler, tuple[str, ...], int, str]]) -> list[str]:
         texts = [""] * len(generations)
         for sampler in dict.fromkeys(item[1] for item in generations):
             index = [i for i, item in enumerate(generations) if item[1] == sampler]
             rows = [{"prompt": generations[i][0]} for i in index]
             places = [generations[i][4] for i in index]
-            prompts = encode_rows(rows, self.tokenizer, self.model, sampler.gen_length or 0, places)
+            prompts = encode_rows(rows, self.tokenizer, self.model, sampler.gen_length, places)
             request = Request(prompts, [generations[i][3] for i in index], sampler)
             trajectory = finite(self.engine.sample(request), self.model)
             completions = decode_completions(self.tokenizer, trajectory.tokens, self.model.eos_id)
@@ -205,7 +205,7 @@ class LfpoLM(LM):
         equal = [False] * len(pairs)
         for length in sorted({len(pair.answer) for pair in pairs}):
             index = [i for i, pair in enumerate(pairs) if len(pair.answer) == length]
-            sampler = SamplerConfig(gen_length=length, cfg_scale=self.cfg_scale)
+            sampler = SamplerConfig(cfg_scale=self.cfg_scale).fitted("sampler", length, self.model.block_length)
             request = Request([pairs[i].prompt for i in index], [0] * len(index), sampler)
             trajectory = finite(self.engine.sample(request), self.model)
             for i, tokens in zip(index, trajectory.tokens.tolist(), strict=True):

@@ -5,7 +5,7 @@ from collections.abc import Collection
 import torch
 
 from lfpo.config.errors import UserError
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler
 from lfpo.config.train import LFPOConfig
 from lfpo.core.objective import Objective
 from lfpo.core.trajectory import GIVES
@@ -24,7 +24,7 @@ NEEDS = {
 
 def check_rollouts(
     objective: Objective,
-    sampler: SamplerConfig,
+    sampler: Sampler,
     gives: Collection[str] | None = None,
     *,
     trained_block: int | None = None,
@@ -73,17 +73,23 @@ def check_old_policy(objective: Objective, old_policy: str) -> None:
 
 def samplers(
     args: LFPOConfig, gen_length: int, objective: Objective, block_length: int | None
-) -> tuple[SamplerConfig, dict[str, SamplerConfig]]:
+) -> tuple[Sampler, dict[str, Sampler]]:
     """The rollouts' sampler and the evaluations' by name, with their lengths filled in.
 
     gen_length: the prompt source's default. block_length: the model's. Raises UserError where a length does not fit, or
     the objective cannot learn from such rollouts or from so few of them a prompt.
     """
     sampler = args.sampler.fitted("sampler", gen_length, block_length)
-    length = sampler.gen_length or 0
+    length = sampler.gen_length
     evaluated = {name: s.fitted("sampler", length, block_length) for name, s in args.eval_samplers.items()}
     check_rollouts(objective, sampler, trained_block=block_length)
     check_old_policy(objective, args.old_policy)
+    separate = args.multi_objective_aggregation == "normalize_then_sum"
+    if separate and not (objective.compares and "variant" not in objective.needs):
+        raise UserError(
+            f"multi_objective_aggregation normalize_then_sum adds each function's advantages within a group, and "
+            f"objective {type(objective).__name__} takes none of whole rollouts; leave it out"
+        )
     if args.environment is not None and (objective.whole_groups or "variant" in objective.needs):
         name = type(objective).__name__
         raise UserError(f"objective {name} needs rollouts of one row each, which an environment does not give")

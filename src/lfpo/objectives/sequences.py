@@ -78,7 +78,7 @@ def blocks_of(trajectory: Trajectory) -> torch.Tensor:
     if trajectory.structure.block_length is not None:
         return trajectory.block_BC
     column_C = torch.arange(trajectory.tokens.shape[1], device=trajectory.tokens.device)
-    return (column_C // (trajectory.sampler.block_length or len(column_C))).expand_as(trajectory.tokens)
+    return (column_C // trajectory.sampler.block_length).expand_as(trajectory.tokens)
 
 
 def block_masks(
@@ -179,5 +179,5 @@ def elbo_views(trajectory: Trajectory, masked_DBC: torch.Tensor, *, after_eos: b
     uniform on 1 .. n; a view's weights sum to n / C."""
     scored_BC = trajectory.scored(after_eos)
     n_B, x_DB = scored_BC.sum(-1), (masked_DBC & scored_BC).sum(-1)
-    weight_DB = n_B / (x_DB.clamp(min=1) * (trajectory.sampler.gen_length or masked_DBC.shape[-1]))
+    weight_DB = n_B / (x_DB.clamp(min=1) * trajectory.sampler.gen_length)
     return masked_views(trajectory, masked_DBC, weight_MB=weight_DB, units=len(masked_DBC), after_eos=after_eos)

@@ -81,6 +81,6 @@ class SLIMRL(settings.SLIMRL, MediumPrompts):
         weight_U = sequences.weight_U.to(loss_U.dtype) / sequences.targets_U
         loss = (weight_U * loss_U).sum()
         if self.beta > 0:
-            length = predictions.views.sampler.gen_length or predictions.views.labels.shape[1]
+            length = predictions.views.sampler.gen_length
             loss = loss + self.beta * sequences.weighted(KL_ESTIMATES[self.kl](now_T, old_T)).sum() / length
         return loss, measures | measure_targets(predictions, predictions.at_targets(signal_B))

@@ -307,7 +307,7 @@ def _room(args: LFPOConfig) -> int:
     """Tokens of the longest prompt that fits the model's context beside a completion."""
     model = model_shape(model_config(args.model))[1]
     default = (PromptSource if args.task is None else get_task(args.task)).gen_length
-    return model.max_length - (args.sampler.fitted("sampler", default, model.block_length).gen_length or 0)
+    return model.max_length - args.sampler.fitted("sampler", default, model.block_length).gen_length
 
 
 def _tokenizer(args: LFPOConfig) -> object:

@@ -7,7 +7,7 @@ import torch
 
 from lfpo.config.errors import UserError
 from lfpo.config.json import Json
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler
 from lfpo.config.train import LFPOConfig
 from lfpo.config.training import moment_bytes
 from lfpo.core.doubled import training_structure
@@ -79,7 +79,7 @@ class Estimate:
         check_context(self.sampler, model)
         for name, evaluated in eval_samplers.items():
             check_context(evaluated, model, f"eval_samplers.{name}")
-        self.prompt_length, self.completion = prompt_length, self.sampler.gen_length or 0
+        self.prompt_length, self.completion = prompt_length, self.sampler.gen_length
         self.length = prompt_length + self.completion
         # Tokens of a view's forward, and the pairs of them that attend to each other.
         self.structure, doubled = model.structure, training_structure(model)
@@ -220,7 +220,7 @@ class Estimate:
         # No more rows than a rank has, of rollouts or of an evaluation.
         most = max(-(-args.prompts_per_iteration // self.gpus) * args.num_generations, -(-self.problems // self.gpus))
         in_flight = min(rows_in_flight(length, self.sampler, args.rollout_tokens, stores), most)
-        block = self.sampler.block_length or 0
+        block = self.sampler.block_length
         canvas, longest = self.sampler.rule_name == "canvas", length
         if canvas:  # all rows run together, the prompt first, then canvases
             in_flight, longest = min(max(1, args.rollout_tokens // length), most), max(self.prompt_length, block)
@@ -297,11 +297,11 @@ class Estimate:
             "gradients on their way": (0, 0, max(0, reduced - peak - states - at_head), 0),
         }
 
-    def _sampling(self, sampler: SamplerConfig, group: int = 1) -> tuple[int, float]:
+    def _sampling(self, sampler: Sampler, group: int = 1) -> tuple[int, float]:
         """Forwards and FLOPs of one rollout of a sampler, of `group` rollouts with the same prompt."""
         forwards, tokens = sampling_work(sampler, self.prompt_length, self.shift, structure=self.structure, group=group)
         # Where the model attends block by block, a token sees half of the completion on average.
         keys = self.prompt_length + self.completion / (1 if self.trained_block is None else 2)
-        predicted = forwards * (sampler.block_length or 0)
+        predicted = forwards * sampler.block_length
         predicted *= 2 if sampler.rule_name == "canvas" else 1  # expected embeddings are a product with the head too
         return forwards, model_flops(self.hf, self.used, tokens, tokens * keys, predicted)

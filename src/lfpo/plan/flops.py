@@ -81,7 +81,6 @@ def rollout_flops(model: MaskedDiffusionLM, trajectory: Trajectory) -> float:
     if t.structure.block_length:
         lengths = t.prompt_mask.sum(-1) + (t.reveal_step >= 0).sum(-1) / 2
     if t.asks_about_all:
-        assert t.sampler.block_length
         return forward_flops(model, lengths, 2 * int(t.nfe.sum()) * t.sampler.block_length, t.queries)
     predicted = _predicted_with_edits(t) if t.sampler.edits else _predicted(t)
     guidance = 2 if t.sampler.cfg_scale else 1
@@ -92,7 +91,7 @@ def _predicted(t: Trajectory) -> int:
     """Masked positions of the active blocks, summed over the forwards of all rows: a position is predicted at each
     distinct step of its block up to its own, or at all of them if it is never revealed."""
     size, length = t.reveal_step.shape
-    block = t.sampler.block_length or length
+    block = t.sampler.block_length
     # A row's first block may also hold the end of its prompt: its completion is moved right by as many columns.
     prompts = t.prompt_mask.sum(-1).tolist()
     offset_B = torch.tensor([t.structure.shared(n) for n in prompts], device=t.nfe.device)

@@ -6,7 +6,7 @@ from importlib import import_module
 import torch
 
 from lfpo.config.json import Json
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler
 from lfpo.config.train import LFPOConfig
 from lfpo.core.learner import optimizer_blocks
 from lfpo.core.model import BASE, CURRENT, OLD
@@ -41,7 +41,7 @@ class Work:
 
 
 @by_value
-def count(objective: Objective, sampler: SamplerConfig, *, structure: Structure = FULL, group: int = 1) -> Work:
+def count(objective: Objective, sampler: Sampler, *, structure: Structure = FULL, group: int = 1) -> Work:
     """The work of an objective on rollouts that do not stop early, counted by running it on toy rollouts.
 
     sampler: with its lengths set. structure: the model's, while it samples. group: rollouts of a prompt.
@@ -82,14 +82,13 @@ def fullest_rank(args: LFPOConfig, objective: Objective, ranks: int) -> list[int
 
 
 def sampling_work(
-    sampler: SamplerConfig, prompt_length: int, shift: bool, *, structure: Structure = FULL, group: int = 1
+    sampler: Sampler, prompt_length: int, shift: bool, *, structure: Structure = FULL, group: int = 1
 ) -> tuple[int, float]:
     """Forwards of one rollout that does not stop early, and all tokens that run for it. Forwards that only store a
     finished block are not among the first.
 
     shift: the family's logit shift. The other arguments are those of `count`.
     """
-    assert sampler.gen_length and sampler.block_length
     if sampler.rule_name == "canvas":
         canvases, size = sampler.gen_length // sampler.block_length, sampler.block_length
         forwards = canvases * sampler.canvas.max_denoising_steps
@@ -120,10 +119,10 @@ def sampling_work(
     return passes * steps * len(starts), passes * tokens
 
 
-def _revealed(sampler: SamplerConfig, structure: Structure) -> torch.Tensor:
+def _revealed(sampler: Sampler, structure: Structure) -> torch.Tensor:
     """Tokens that each step of a block reveals, by the sampler's schedule, or one where it has none; where the causal
     context predicts it, the first token alone comes first."""
-    counts, size = reveal_schedule(sampler), sampler.block_length or 0
+    counts, size = reveal_schedule(sampler), sampler.block_length
     counts = counts if len(counts) else torch.ones(size, dtype=torch.long)
     if not structure.causal or sampler.first_token == "masked":
         return counts
@@ -131,9 +130,8 @@ def _revealed(sampler: SamplerConfig, structure: Structure) -> torch.Tensor:
     return torch.cat([torch.ones(1, dtype=torch.long), done.diff(prepend=torch.zeros(1, dtype=torch.long))])
 
 
-def _toy(objective: Objective, sampler: SamplerConfig, structure: Structure, size: int) -> Trajectory:
+def _toy(objective: Objective, sampler: Sampler, structure: Structure, size: int) -> Trajectory:
     """`size` rollouts, with a prompt of one token or one block, revealed from left to right."""
-    assert sampler.gen_length and sampler.block_length
     counts, blocks = _revealed(sampler, structure), sampler.gen_length // sampler.block_length
     own = OWN_PLANS.get(sampler.rule_name)
     if own is not None:

@@ -6,13 +6,12 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from lfpo.base.spacing import evenly_spaced
 from lfpo.config.json import Json
 from lfpo.report.records import Kept, Record
 from lfpo.rewards.answers import prompt_text
-from lfpo.runs.changes import measured_since, settings_at
 
 T = TypeVar("T")
 
@@ -22,20 +21,15 @@ PLAYED = 16  # prompts of rollouts in the player, where a run has no evaluation
 BUDGET = 3_000_000  # most characters of JSON for the table's rollouts, and as many for the evaluations' completions
 BINS = 20  # of a histogram
 CELLS = (64, 32)  # most positions and most steps of a reveal map
-MAX_COLOURED = 20_000  # characters of a completion whose code is coloured: Pygments takes 9 s for a million
-# Pygments token types and the classes of page.css that colour them.
-INK = {"Keyword": "k", "String": "s", "Comment": "c", "Number": "n", "Name.Function": "f", "Name.Builtin": "f"}
 
 
-def evaluation_samples(kept: Kept, config: Json, changes: Sequence[Json], last: int) -> tuple[Json, str]:
+def evaluation_samples(kept: Kept, config: Json, last: int) -> tuple[Json, str]:
     """Kept completions of the first evaluation and of the last one up to iteration `last`, and a note.
 
-    changes: of the run (see lfpo.runs.changes). Evaluations that measured something else than the last one do not
-    count. problems: sampler -> one list [first, last] a problem. maps: the reveal maps of each sampler. The note says
+    problems: sampler -> one list [first, last] a problem. maps: the reveal maps of each sampler. The note says
     what was left out, "" for nothing.
     """
-    since = {name: measured_since(changes, name) for name in config["eval_samplers"]}
-    files = [file for file in kept.numbered("eval", last) if file[0] > min(since.values(), default=-1)]
+    files = kept.numbered("eval", last)
     # Of the first and the last file that can be read; the others are not read.
     ends = [next(((s, r) for s, path in order if (r := kept.read(path))), None) for order in (files, files[::-1])]
     if ends[0] is None or ends[1] is None:
@@ -45,7 +39,7 @@ def evaluation_samples(kept: Kept, config: Json, changes: Sequence[Json], last: 
     for step, records in dict([ends[0], ends[1]]).items():
         for record in records:
             # Of other problems it holds verdicts only.
-            if "completion" in record and step > since.get(record["sampler"], -1):
+            if "completion" in record:
                 entries = by_problem.setdefault(record["sampler"], {}).setdefault(record["problem"], [])
                 entries.append({"step": step, **playable(record, config)})
                 by_sampler.setdefault(record["sampler"], {}).setdefault(step, []).append(record)
@@ -68,7 +62,7 @@ def verdicts(kept: Kept, step: int) -> dict[str, dict[int, bool | None]]:
     return by_sampler
 
 
-def rollout_sample(kept: Kept, config: Json, changes: Sequence[Json], last: int) -> Json:
+def rollout_sample(kept: Kept, config: Json, last: int) -> Json:
     """Groups of rollouts, histograms and reveal maps, from iterations spread evenly up to iteration `last`."""
     files = kept.numbered("rollouts", last)
     chosen = evenly_spaced(files, FILES)
@@ -76,9 +70,8 @@ def rollout_sample(kept: Kept, config: Json, changes: Sequence[Json], last: int)
     groups: list[Json] = []
     histograms, maps = [], []
     for number, (step, records) in enumerate(parts):
-        settings = settings_at(changes, config, step)
-        all_groups = groups_of(records, settings["num_generations"])
-        is_target = settings["objective.name"] == "lfpo"
+        all_groups = groups_of(records, config["num_generations"])
+        is_target = config["objective"]["name"] == "lfpo"
         histograms.append({"step": step, "r_is_target": is_target, **reward_histograms(all_groups, is_target)})
         # The first and the last iteration get half of the rows; the others share the rest.
         share = ROWS // 2 // max(1, len(parts) - 2)
@@ -141,7 +134,7 @@ def _within(items: list[T], budget: int) -> list[T]:
 
 
 def playable(record: Record, config: Json) -> Json:
-    """A completion in the player: its tokens, reveal steps, Sudoku grid or syntax colours.
+    """A completion in the player: its tokens, reveal steps and Sudoku grid.
 
     edits: for each edited position the tokens that it held, each as [step, text, confidence].
     """
@@ -165,8 +158,6 @@ def playable(record: Record, config: Json) -> Json:
         return shown
     if held:
         shown["edits"] = {i: [[step, piece, sure] for step, _, piece, sure in tokens] for i, tokens in held.items()}
-    if ink := highlight(text):
-        shown["ink"] = ink
     return shown
 
 
@@ -186,32 +177,6 @@ def sudoku_grid(prompt: str, completion: str) -> Json | None:
         if puzzles and grids:
             return {"puzzle": re.sub(r"[^1-9]", ".", puzzles[-1]), "at": grids[-1].start()}
     return None
-
-
-def highlight(completion: str) -> list[list[Any]] | None:
-    """Runs [class of page.css, number of characters] that cover a completion with Python code; None without code.
-
-    None also for a completion longer than MAX_COLOURED. Code is a fenced block, or a completion that starts with def,
-    class, import or from.
-    """
-    if len(completion) > MAX_COLOURED:
-        return None
-    fence = re.search(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", completion, re.DOTALL)
-    if fence is None and not re.match(r"\s*(?:def|class|import|from) \w", completion):
-        return None
-    from pygments.lexers.python import PythonLexer
-
-    start, code = (fence.start(1), fence.group(1)) if fence else (0, completion)
-    runs: list[list[Any]] = [["", start]] if start else []
-    # get_tokens would strip and normalise the code, and characters would move.
-    for _, kind, value in PythonLexer().get_tokens_unprocessed(code):
-        name = str(kind).removeprefix("Token.")
-        ink = next((short for prefix, short in INK.items() if f"{prefix}." in f"{name.replace('Literal.', '')}."), "")
-        if runs and runs[-1][0] == ink:
-            runs[-1][1] += len(value)
-        else:
-            runs.append([ink, len(value)])
-    return runs
 
 
 def reveal_maps(parts: list[tuple[int, list[Record]]]) -> list[Json]:

@@ -3,10 +3,9 @@
 import math
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from lfpo.config.build import load_yaml, read_value, to_dict, yaml_text
+from lfpo.config.build import load_yaml, to_dict, yaml_text
 from lfpo.config.errors import UserError
 from lfpo.config.files import read_json
 from lfpo.config.json import Json
@@ -16,56 +15,44 @@ from lfpo.eval.estimates import over_problems
 from lfpo.report.charts import POLICY, SIGNAL, reward_parts
 from lfpo.report.completions import evaluation_samples, rollout_sample, rollouts_to_play, verdicts
 from lfpo.report.records import Kept
-from lfpo.runs.changes import comparable, told
 from lfpo.runs.directory import Run, data_of
 from lfpo.runs.display import evaluations
 
 Metrics = Json  # a line of metrics.jsonl, or one evaluation in it
 
 COMPARED = ("title", "summary", "table", "curves", "environment", "config")
-# What a page needs of config.yaml and run.json, with its types.
-CONFIG: Json = {"model": str, "seed": int, "max_steps": int, "num_generations": int, "objective": dict, "sampler": dict}
-CONFIG |= {"eval_samplers": dict[str, dict], "task": str | None, "data_file": str | None, "dataset_name": str | None}
-RUN: Json = {"iterations": int | None, "environment": str, "versions": dict[str, str]}
-RUN_DEFAULTS: Json = {"iterations": None, "environment": "", "versions": {}}  # of a run of an older version
 TIMES = ("rollout", "reward", "update", "eval")  # the first three are training
 
 
 def page_data(run: Run) -> Json:
-    """The data of the page of a run, or of a comparison, which `lfpo compare` writes as results.json. Raises UserError
-    where files lack what these commands write."""
+    """The data of the page of a run, or of a comparison, which `lfpo compare` writes as results.json."""
     path = run.dir / "results.json"
     if not path.exists():
         return run_data(run)
     results = read_json(path)
-    if missing := [key for key in COMPARED if key not in results]:
-        raise UserError(f"{path}: lacks {', '.join(missing)}; run `lfpo compare` again, which trains nothing twice")
-    if not isinstance(table := results["table"], dict) or not {"columns", "rows", "caption"} <= table.keys():
-        raise UserError(f"{path}: 'table' lacks columns, rows or caption; run `lfpo compare` again")
     return {"kind": "comparison", "name": run.dir.resolve().name, **{key: results[key] for key in COMPARED}}
 
 
 def run_data(run: Run) -> Json:
     """The data of a run's page. Raises UserError when the folder holds no run with at least one line of metrics."""
     kept = Kept(run.dir)
-    metrics = [{key: _number(value) for key, value in row.items()} for row in run.read_metrics(kept.tell)]
+    metrics = [{key: _number(value) for key, value in row.items()} for row in run.read_metrics()]
     if not metrics or not (run.dir / "config.yaml").exists():
         missing = "config.yaml" if metrics else "metrics.jsonl with at least one line"
         raise UserError(f"{run.dir}: no {missing}; give a folder written by lfpo train")
     info = run_info(run)
     written = load_yaml(run.dir / "config.yaml")
-    config = _checked(to_dict(LFPOConfig(output_dir="")) | written, CONFIG, run.dir / "config.yaml")
+    config = to_dict(LFPOConfig(output_dir="")) | written  # an older version may have had fewer keys
     config["objective"] = {"name": "lfpo", **config["objective"]}
-    info = _checked(RUN_DEFAULTS | info, RUN, run.dir / "run.json")
-    last, changes = metrics[-1]["step"], run.changes()
-    total = info["iterations"] or max(config["max_steps"], last)
-    samples, samples_note = evaluation_samples(kept, config, changes, last)
-    rollouts = rollout_sample(kept, config, changes, last)
+    last = metrics[-1]["step"]
+    total = info.get("iterations") or max(config["max_steps"], last)
+    samples, samples_note = evaluation_samples(kept, config, last)
+    rollouts = rollout_sample(kept, config, last)
     held_out = bool(samples["problems"])
     if not held_out:
         samples = rollouts_to_play(rollouts["groups"])
         samples_note = "this run kept no evaluation, so these are training rollouts" if samples["problems"] else ""
-    values, spent, pairs = columns(metrics), times(metrics), evaluation_pairs(comparable(metrics, changes))
+    values, spent, pairs = columns(metrics), times(metrics), evaluation_pairs(metrics)
     return {
         "kind": "run",
         "name": run.dir.resolve().name,
@@ -76,9 +63,9 @@ def run_data(run: Run) -> Json:
         "finished": last >= total,
         "seconds": _latest(metrics, "time/total"),
         "seed": config["seed"],
-        "environment": info["environment"],
-        "versions": info["versions"],
-        "notes": [note for note in run.read_notes(kept.tell) if note["step"] <= last],
+        "environment": info.get("environment", ""),
+        "versions": info.get("versions", {}),
+        "notes": [note for note in run.read_notes() if note["step"] <= last],
         "metrics": values,
         "charts": {
             "signal": [asdict(c) for c in (reward_parts(values), *SIGNAL)],
@@ -93,7 +80,7 @@ def run_data(run: Run) -> Json:
         "held_out": held_out,
         "samples_note": samples_note,
         **rollouts,
-        "remarks": [*map(told, changes), *kept.left_out],
+        "remarks": kept.left_out,
     }
 
 
@@ -153,13 +140,6 @@ def columns(metrics: list[Metrics]) -> dict[str, list[float | None]]:
 def _number(value: Any) -> Any:
     """A number of metrics.jsonl; None for what is none, or not finite."""
     return value if isinstance(value, int | float) and abs(value) <= sys.float_info.max else None
-
-
-def _checked(values: Json, kinds: Json, file: Path) -> Json:
-    """The values. Raises UserError, with file and key, where one that a page needs is of another kind."""
-    for key, kind in kinds.items():
-        read_value(values.get(key), kind, f"{file}: {key}")
-    return values
 
 
 def _short(value: float | None) -> float | None:

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from lfpo.config.json import Json
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler
 from lfpo.core.active_rows import ActiveRows
 from lfpo.core.compiled import bucket, padded
 from lfpo.core.doubled import noised_hidden
@@ -22,7 +22,7 @@ from lfpo.models.kv_cache import KeyValueCache, Pair, columns_for, window_hidden
 CACHED = 4
 
 
-def rows_in_flight(length: int, sampler: SamplerConfig, rollout_tokens: int, stores: bool) -> int:
+def rows_in_flight(length: int, sampler: Sampler, rollout_tokens: int, stores: bool) -> int:
     """Rows of `length` tokens that run at once. stores: whether finished blocks are stored (see StoredBlocks)."""
     if sampler.cache == "none" and not stores:
         return max(1, rollout_tokens // length)
@@ -31,7 +31,7 @@ def rows_in_flight(length: int, sampler: SamplerConfig, rollout_tokens: int, sto
     return max(1, min(rollout_tokens // window, CACHED * rollout_tokens // length))
 
 
-def cache_capacity(lengths: Sequence[int], sampler: SamplerConfig, rollout_tokens: int, stores: bool = False) -> int:
+def cache_capacity(lengths: Sequence[int], sampler: Sampler, rollout_tokens: int, stores: bool = False) -> int:
     """Tokens that a cache must hold for rows of these lengths, which are run longest first. stores: see
     `rows_in_flight`."""
     longest_first = enumerate(sorted(lengths, reverse=True))

@@ -121,7 +121,7 @@ def play(
     turns, parts, failed, live = list[Turn](), list[Trajectory](), dict[str, str](), episodes
     for number in range(1, environment.max_turns + 1):
         if number > 1:
-            gen_length = request.sampler.gen_length or 0
+            gen_length = request.sampler.gen_length
             collectives.raise_on_all(partial(begin_turn, environment.name, live, tokenizer, policy, gen_length))
             live = [e for e in live if not e.cut]
             seeds = [key(e.seed, "turn", number) for e in live]

@@ -5,8 +5,8 @@ import functools
 from collections.abc import Callable, Collection
 from typing import Any
 
+from lfpo.config.errors import UserError
 from lfpo.config.json import Json
-from lfpo.config.sampler import DEFAULT_LENGTH
 from lfpo.core.denoise import Finished, Forwarded, denoise
 from lfpo.core.engine import Request, Ticket, Version
 from lfpo.core.hooks import Hook
@@ -80,7 +80,8 @@ def units_of(request: Request, rows: int) -> list[Request]:
     """A request cut into units of so many rows (0: one unit), in order; a multiple of its `generations`."""
     size = rows or max(1, len(request.prompts))
     cuts = [slice(i, i + size) for i in range(0, len(request.prompts), size)]
-    return [dataclasses.replace(request, prompts=request.prompts[cut], seeds=request.seeds[cut]) for cut in cuts]
+    parts = ({name: getattr(request, name)[cut] for name in ("prompts", "seeds", "shown")} for cut in cuts)
+    return [dataclasses.replace(request, **part) for part in parts]
 
 
 def run_unit(
@@ -94,11 +95,16 @@ def run_unit(
         sampled: Trajectory = model.sample_unit(unit, hook=hook, **options)
         return sampled
     rule = find_rule(sampler.rule_name)
-    if not (sampler.gen_length and sampler.block_length and (sampler.steps or rule.schedule is None)):
-        sampler = sampler.fitted("sampler", DEFAULT_LENGTH, model.block_length)
     # Plain denoising runs whole rows, and revealed tokens stay. Any of these needs another rule, forward or hook.
     special = hook, unit.variant, model.block_length, sampler.first_token, sampler.edits, sampler.cache != "none"
     options["rule"] = rule
+    if unit.shown:
+        if any(special) or sampler.stops_at_confidence:
+            raise UserError(
+                "hints: tokens can be shown from the start only in plain denoising of a model that attends to all "
+                "tokens, without sampler.cache, early_stop confidence, edits and kept predictions; leave hints out"
+            )
+        return denoise(model, unit.prompts, sampler, unit.seeds, shown=unit.shown, **options)
     if any(special) or sampler.stops_at_confidence:
         options |= variant(model, unit, sampler, rule, hook, store_blocks=store_blocks)
     return denoise(model, unit.prompts, sampler, unit.seeds, **options)

@@ -54,7 +54,7 @@ def rollout(
     if not prompts:
         raise UserError("no prompts to sample from; give at least one")
     for number, prompt in enumerate(prompts):
-        if reason := misfit(prompt, model, sampler.gen_length or 0):
+        if reason := misfit(prompt, model, sampler.gen_length):
             raise UserError(f"prompt {number}: {reason}")
     request = Request(prompts, seeds, sampler, variant=variant)
     limits = {"rollout_tokens": rollout_tokens, "compiled": compiled}

@@ -7,7 +7,7 @@ import torch
 
 from lfpo.config.errors import UserError
 from lfpo.config.json import Json
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler
 from lfpo.core.engine import Request
 from lfpo.core.forward import Forward, completion_columns
 from lfpo.core.hooks import Hook
@@ -24,7 +24,7 @@ OWN_RULES = {"canvas"}
 def variant(
     model: MaskedDiffusionLM,
     unit: Request,
-    sampler: SamplerConfig,
+    sampler: Sampler,
     rule: Rule,
     hook: Hook | None,
     *,
@@ -57,7 +57,7 @@ def variant(
     return unit.variant(model, dataclasses.replace(unit, sampler=sampler), arguments)
 
 
-def check_context(sampler: SamplerConfig, model: MaskedDiffusionLM, where: str = "sampler") -> None:
+def check_context(sampler: Sampler, model: MaskedDiffusionLM, where: str = "sampler") -> None:
     """Raise UserError, beginning with `where`, for settings that do not go with how the model attends."""
     rule, own = sampler.rule_name, model.own_rule
     if own is not None and rule != own:

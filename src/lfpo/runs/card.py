@@ -9,7 +9,6 @@ from lfpo.base.environment import versions
 from lfpo.config.build import yaml_text
 from lfpo.config.files import user_path
 from lfpo.config.json import Json
-from lfpo.runs.changes import comparable
 from lfpo.runs.directory import Run, data_of
 
 DESCRIPTION = {
@@ -162,7 +161,7 @@ def model_card(
 - Steps: {step if step is not None else metrics[-1]["step"] if metrics else 0}
 - Made with: {", ".join(f"{k} {v}" for k, v in versions().items())}
 
-{_results(comparable(metrics, run.changes()))}## Use
+{_results(metrics)}## Use
 
 {use}
 ## Configuration

@@ -16,7 +16,6 @@ from lfpo.config.build import flattened, load_yaml, to_dict, yaml_text
 from lfpo.config.errors import UserError
 from lfpo.config.files import json_lines, read_json, replace_file, user_path, writing
 from lfpo.config.json import Json
-from lfpo.runs.changes import changes_of, with_change
 
 try:
     import fcntl
@@ -114,70 +113,52 @@ class Run:
         for listen in self.listeners:
             listen(name, rows)
 
-    def read_metrics(self, report: Callable[[str], None] = lambda sentence: None) -> list[Json]:
-        """The lines of metrics.jsonl, without what a crash has cut off at the end.
+    def read_metrics(self) -> list[Json]:
+        """The lines of metrics.jsonl, without what a crash has cut off at the end."""
+        return _read_lines(self.metrics_file)
 
-        report: called with a sentence for each damaged line, which is left out. Raises UserError for an unreadable
-        file.
-        """
-        return _read_lines(self.metrics_file, {"step": int}, report)
-
-    def read_notes(self, report: Callable[[str], None] = lambda sentence: None) -> list[Json]:
-        """The lines of notes.jsonl, as `read_metrics`; [] where no rule of lfpo.runs.health has spoken."""
-        return _read_lines(self.dir / "notes.jsonl", {"step": int, "rule": str, "text": str}, report)
+    def read_notes(self) -> list[Json]:
+        """The lines of notes.jsonl; [] where there are no notes."""
+        return _read_lines(self.dir / "notes.jsonl")
 
     def write_config(self, config: object, iterations: int, done: int) -> None:
-        """Write the configuration that the run goes on with after `done` iterations, as it was given, what differs from
-        the one before, and the number of its iterations."""
+        """Write the configuration that the run goes on with after `done` iterations, as it was given, and the number of
+        its iterations. A note says which keys a resume has changed."""
         if not self.silent:
             info = {**read_json(self.dir / "run.json"), **_started(), "iterations": iterations}
-            before, ignored = load_yaml(self.dir / "config.yaml"), (*KEPT, "output_dir")
-            info["changes"] = with_change(changes_of(info), before, to_dict(config), done, ignored)
+            before, now = flattened(load_yaml(self.dir / "config.yaml")), flattened(to_dict(config))
+            changed = sorted(key for key in before.keys() & now.keys() - {"output_dir"} if before[key] != now[key])
+            if changed and done:
+                text = f"the run was resumed with another {', '.join(changed)}"
+                self.add_note(done, "resumed", f"{text}; compare results before and after with care")
             with writing(self.dir / "run.json", RESUME):
                 replace_file(self.dir / "run.json", json.dumps(info, indent=2) + "\n")
             with writing(self.dir / "config.yaml", RESUME):
                 replace_file(self.dir / "config.yaml", yaml_text(to_dict(config)))
 
-    def changes(self) -> list[Json]:
-        """What resumes have changed in the configuration (see lfpo.runs.changes)."""
-        file = self.dir / "run.json"
-        return changes_of(read_json(file)) if file.exists() else []
-
     def truncate_metrics(self, step: int, report: Callable[[str], None]) -> None:
-        """Drop metrics and notes after `step`: they are about to be computed again. A file with damaged lines is kept
-        as NAME.damaged. report: called with a sentence for each damaged line, and where there are no metrics."""
+        """Drop metrics and notes after `step`: they are about to be computed again. report: called with a sentence
+        where there are no metrics."""
         if self.silent:
             return
-        for name, read in (("metrics.jsonl", self.read_metrics), ("notes.jsonl", self.read_notes)):
-            damaged: list[str] = []
-            rows, kept = read(damaged.append), f"{name}.damaged"
-            for sentence in damaged:
-                report(f"{sentence}; {kept} keeps it")
-            if damaged:
-                with writing(self.dir / kept, RESUME):
-                    shutil.copyfile(self.dir / name, self.dir / kept)
+        for name, rows in (("metrics.jsonl", self.read_metrics()), ("notes.jsonl", self.read_notes())):
             if (self.dir / name).exists():
                 self.write_rows(name, [row for row in rows if row["step"] <= step])
             elif name == self.metrics_file.name and step > 0:
                 report(f"{self.metrics_file}: missing, so it begins again after iteration {step}")
 
 
-def _read_lines(file: Path, fields: dict[str, type], report: Callable[[str], None]) -> list[Json]:
-    """The objects of a JSONL file that have these fields. report: as in `Run.read_metrics`."""
-    try:
-        lines = file.read_bytes().split(b"\n") if file.exists() else []
-    except OSError as error:
-        raise UserError(f"{file}: could not be read ({error.strerror or error})") from error
+def _read_lines(file: Path) -> list[Json]:
+    """The objects of a JSONL file that is appended to. Raises UserError for a line that is damaged, unless it is the
+    last one, which a crash may have cut off."""
+    lines = file.read_text(encoding="utf-8").split("\n") if file.exists() else []
     rows: list[Json] = []
     for number, line in enumerate(lines, start=1):
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if isinstance(row, dict) and all(type(row.get(name)) is kind for name, kind in fields.items()):
-            rows.append(row)
-        elif number < len(lines):  # what follows the last line break was cut off by a crash
-            report(f"{file}:{number}: the line is damaged (no JSON object with {', '.join(fields)}) and left out")
+            rows.append(json.loads(line))
+        except ValueError as error:
+            if number < len(lines):
+                raise UserError(f"{file}:{number}: the line is damaged ({error}); delete it") from error
     return rows
 
 
@@ -253,22 +234,6 @@ def removed_if_unused(run: Run) -> Iterator[None]:
         raise
 
 
-def started_again(path: Path) -> bool:
-    """Whether this process's parent also started the run in `path`, by another process. torchrun is the parent, also
-    after a restart; so a restarted rank continues its own run, and never another one or a run of its own process."""
-    file = user_path(path) / "run.json"
-    info = read_json(file) if file.exists() else {}
-    return info.get("launcher") == _identity(os.getppid()) and info.get("process") != _identity(os.getpid())
-
-
 def _started() -> Json:
-    """What run.json says of the process that trains."""
-    ids = {"launcher": _identity(os.getppid()), "process": _identity(os.getpid())}
-    return {"environment": describe_environment(), "versions": versions(), **ids}
-
-
-def _identity(process: int) -> str:
-    """A process: its number and its start time, because numbers repeat in containers."""
-    stat = Path(f"/proc/{process}/stat")
-    born = stat.read_text().rpartition(")")[2].split()[19] if stat.exists() else ""
-    return f"{process} {born}".strip()
+    """What run.json says of the machine and software that train."""
+    return {"environment": describe_environment(), "versions": versions()}

@@ -24,12 +24,14 @@ from lfpo.sandbox.inside.start import has_seccomp, landlock_version
 
 logger = logging.getLogger(__name__)
 
-RUNGS = BUBBLEWRAP, NAMESPACES, LIMITS = "bubblewrap", "namespaces", "limits"  # strongest first
+RUNGS = BUBBLEWRAP, LIMITS = "bubblewrap", "limits"  # strongest first
 Unsafe = bool | Literal["root"]
-_SAFE = (BUBBLEWRAP, NAMESPACES)
 _PROBE_SECONDS = 30
 _PAGE = os.sysconf("SC_PAGE_SIZE") if os.name == "posix" else 4096
-_CONFINES = ("only resources are limited, so only with unsafe=True", "own processes, network and read-only files")
+_CONFINES = {
+    BUBBLEWRAP: "own processes, network and read-only files",
+    LIMITS: "only resources are limited, so only with unsafe=True",
+}
 INSIDE = Path(__file__).parent / "inside"
 _SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime")
 _WRITABLE = ("/tmp", "/dev/shm")
@@ -259,7 +261,7 @@ def _share(process: int) -> int:
 
 @dataclass(frozen=True)
 class Rung:
-    """A kind of confinement: `bubblewrap`, `namespaces` or `limits`. reason: one line: what confines, or why it is not
+    """A kind of confinement: `bubblewrap` or `limits`. reason: one line: what confines, or why it is not
     available. not_stopped: what a program can still do."""
 
     name: str
@@ -288,26 +290,23 @@ def usable_rung(name: str | None, unsafe: Unsafe) -> str:
     rungs = {rung.name: rung for rung in available_rungs()}
     if name is None:
         for rung in rungs.values():
-            if rung.available and (allowed or rung.name in _SAFE):
+            if rung.available and (allowed or rung.name == BUBBLEWRAP):
                 return rung.name
-        reasons = "; ".join(f"{safe}: {rungs[safe].reason}" for safe in _SAFE)
         raise UserError(
-            f"no sandbox for model-written code on this machine ({reasons}); install bubblewrap, or set {permission} "
-            "to run it under resource limits only"
+            f"no sandbox for model-written code on this machine (bubblewrap: {rungs[BUBBLEWRAP].reason}); install "
+            f"bubblewrap, or set {permission} to run it under resource limits only"
         )
     if name not in rungs:
         raise UserError(f"sandbox rung {name!r} does not exist; valid: {', '.join(RUNGS)}")
     if not rungs[name].available:
         raise UserError(f"sandbox rung {name!r} is not available on this machine: {rungs[name].reason}")
-    if name not in _SAFE and not allowed:
+    if name == LIMITS and not allowed:
         raise UserError(f"sandbox rung {name!r} does not confine a program; pass {permission} to use it anyway")
     return name
 
 
 def _probe(name: str) -> Rung:
     """Start a process on the rung and see whether it succeeds."""
-    if name in _SAFE and sys.platform != "linux":
-        return Rung(name, False, "needs Linux")
     if name == BUBBLEWRAP and not shutil.which("bwrap"):
         return Rung(name, False, "bwrap is not installed (package bubblewrap)")
     null = subprocess.DEVNULL
@@ -321,8 +320,8 @@ def _probe(name: str) -> Rung:
         lines = errors.decode(errors="replace").strip().splitlines()
         return Rung(name, False, lines[-1] if lines else f"ended with code {process.returncode}")
     features = kernel_features()
-    reason = f"{', '.join(n for n, has in features.items() if has) or 'no Landlock'}; {_CONFINES[name in _SAFE]}"
-    if name in _SAFE:
+    reason = f"{', '.join(n for n, has in features.items() if has) or 'no Landlock'}; {_CONFINES[name]}"
+    if name == BUBBLEWRAP:
         return Rung(name, True, reason, "attacks on the kernel; use of CPU and memory up to the limits")
     left = "reading the names and metadata of all files; filling the disk for 0.1 s; attacks on the kernel"
     if missing := " and ".join(feature for feature, has in features.items() if not has):

@@ -30,7 +30,7 @@ _WAITS = (0.1, 0.3, 1.0, 3.0)  # seconds
 _MAX_REPORT = 16 * 2**20
 _INTERVAL = 0.1
 """Seconds between two looks at memory, and at the disk on the rung `limits`."""
-_NAMESPACES = "the rung bubblewrap or namespaces, because correct programs start processes or change metadata of files"
+_BUBBLEWRAP = "the rung bubblewrap, because correct programs start processes or change metadata of files"
 _UNITTEST = "together=True, because the tests are classes of unittest"
 
 
@@ -118,11 +118,12 @@ def encode_job(job: Job, nonce: bytes = b"") -> bytes:
     if job.together:
         sources = [parsed(source, "a test", job.entry_point) for source in (job.setup, *job.tests)]
         setup, *tests = (code(source, "<test>") for source in sources)
+        names, guards = tuple[str, ...](), False
     else:
         setup, *tests = job.suite.setup, *job.suite.tests
-    names = () if job.together else job.suite.names
+        names, guards = job.suite.names, job.suite.guards
     content = {"program": job.program, "unittest": job.unittest, "together": job.together, "functions": names}
-    return marshal.dumps({**content, "setup": setup, "tests": tests, "nonce": nonce})
+    return marshal.dumps({**content, "setup": setup, "tests": tests, "guards": guards, "nonce": nonce})
 
 
 def count_tests(job: Job) -> int:
@@ -176,7 +177,7 @@ class Sandbox:
     def judge(self, job: Job) -> Verdict:
         """The verdict of one job, at the latest soon after the wall-time limit. Where the machine has no process or
         file descriptor left, the job is tried again. Raises RewardFailed if there still is none."""
-        if needs := job.needs or _NAMESPACES * (job.processes and self.rung == launch.LIMITS):
+        if needs := job.needs or _BUBBLEWRAP * (job.processes and self.rung == launch.LIMITS):
             return failed(job, f"not judged: needs {needs}", needs)
         if len(job.program) > self.limits.program_chars:
             return failed(job, f"the program is longer than {self.limits.program_chars} characters")
@@ -279,6 +280,6 @@ def _verdict(messages: list[tuple[str, str]], expected: int, limits: Limits, beg
         ends = {"late": f"not done after {limits.seconds:g} s", "full": "the program uses more disk than it may"}
         ends["memory"] = "the program and its children use more memory than they may"
         reasons.append(ends.get(last, "the judging process died"))
-    needs = f"plain values instead of objects of the program, or together=True: {unjudged}" if unjudged else ""
+    needs = f"plain data instead of objects, or together=True: {unjudged}" if unjudged else ""
     seconds = time.monotonic() - begin
     return Verdict(not reasons, "".join(reasons[:1]), seconds, tuple(passes), needs, last == "late", undecided)

@@ -1,8 +1,8 @@
 """What a suite of tests takes from the program, and why it cannot be judged, found in its source before anything runs.
 
 The suite may take its entry point, and the functions that the job names. Every other name must be defined by the suite;
-a suite that lacks one is not judged. Its operators and calls are rewritten, so that an empty or smaller array cannot
-pass by numpy's broadcasting (inside/judge.py).
+a suite that lacks one is not judged. Only data crosses between suite and program (inside/values.py), so a suite that
+would see another object than in a plain script is not judged either.
 """
 
 import ast
@@ -25,11 +25,8 @@ _SHARED = {"open", "redirect_stdout", "redirect_stderr", "capsys", "tempfile", "
 _SHARED |= {"read_text", "read_bytes", "listdir", "makedirs", "mkdir", "isfile", "isdir", "environ", "putenv", "chdir"}
 _SHARED |= {"warns", "assertWarns", "recwarn", "assertLogs", "caplog", "__cause__", "__context__", "__notes__"}
 """Test and program each have their own of these: files, output, environment, warnings, and exceptions' companions."""
-_OPERATORS = {"Eq": "eq", "NotEq": "ne", "Lt": "lt", "LtE": "le", "Gt": "gt", "GtE": "ge"}
-_OPERATORS |= {"Sub": "sub", "Add": "add", "Mult": "mul", "Div": "truediv", "FloorDiv": "floordiv", "Mod": "mod"}
-_OPERATORS |= {"Pow": "pow", "LShift": "lshift", "RShift": "rshift", "BitAnd": "and_", "BitOr": "or_", "BitXor": "xor"}
-"""All that numpy broadcasts, by their names in the module `operator`."""
-_UNCHECKED = {*dir(builtins)} - {"zip", "map"}
+_NUMERIC = {"numpy", "scipy", "pandas", "pytest"}
+"""Libraries in which nothing may equal everything: `np.allclose([], 5.0)`. They get no emptiness from the program."""
 _SINGLE = {"Ellipsis", "NotImplemented"}
 _COPIES = "together=True, because the tests look at an argument after the call, change a result or compare it by `is`"
 
@@ -37,13 +34,14 @@ _COPIES = "together=True, because the tests look at an argument after the call, 
 @dataclass(frozen=True)
 class Suite:
     """names: functions of the program, the entry point first. setup, tests: their code. needs: why the suite cannot
-    be judged, or "".
+    be judged, or "". guards: whether it uses libraries that take nothing for equal to everything.
     """
 
     names: tuple[str, ...]
     setup: CodeType
     tests: tuple[CodeType, ...]
     needs: str
+    guards: bool
 
 
 @functools.lru_cache(maxsize=2048)
@@ -64,12 +62,12 @@ def read_suite(tests: tuple[str, ...], setup: str, entry_point: str, functions: 
         needs = "a use of the program in the tests: every program would pass them"
     if not needs and any(_sees_copies(test, calling) for test in walked):
         needs = _COPIES
-    guards = _Guards(calling, calling | _results(nodes, calling))
     return Suite(
         names=names,
-        setup=code(guards.visit(prepared), "<setup>"),
-        tests=tuple(code(guards.visit(tree), f"<test {number}>") for number, tree in enumerate(trees)),
+        setup=code(prepared, "<setup>"),
+        tests=tuple(code(tree, f"<test {number}>") for number, tree in enumerate(trees)),
         needs=needs,
+        guards=not _imported(nodes).isdisjoint(_NUMERIC),
     )
 
 
@@ -142,7 +140,8 @@ def _bound(nodes: Iterable[ast.AST]) -> Iterator[str]:
 
 
 def _sees_copies(nodes: list[ast.AST], names: set[str]) -> bool:
-    """Whether a test changes a result, compares one by `is`, or looks at an argument after the call."""
+    """Whether a test could tell a copy from the object: it changes a result, which the program may still hold, compares
+    one by `is`, or looks at an argument after the call, which the program may have changed."""
     results = _results(nodes, names)
     if any(_changes(node, results) or _compares_identity(node, names | results) for node in nodes):
         return True
@@ -205,10 +204,7 @@ def _needs(nodes: list[ast.AST], unknown: set[str]) -> str:
     if uncalled := sorted(tests - names):
         return f"a call of {uncalled[0]}, which the tests define and do not use"
     attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
-    imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
-    paths = [alias.name for node in imports for alias in node.names]
-    paths += [node.module or "" for node in imports if isinstance(node, ast.ImportFrom)]
-    imported = {part for path in paths for part in path.split(".")}
+    imported = _imported(nodes)
     used = {a.attr for a in attributes if a.attr != "compile" or _root(a) not in {"re", "regex"}}
     if runs := sorted((names | imported | used) & _RUNS_TEXT):
         return f"together=True, because the tests use {runs[0]}, which may run what the program returns"
@@ -222,73 +218,22 @@ def _needs(nodes: list[ast.AST], unknown: set[str]) -> str:
     return ""
 
 
+def _imported(nodes: Iterable[ast.AST]) -> set[str]:
+    """Parts of the names of all modules that the suite imports, and what it imports from them."""
+    imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+    paths = [alias.name for node in imports for alias in node.names]
+    paths += [node.module or "" for node in imports if isinstance(node, ast.ImportFrom)]
+    return {part for path in paths for part in path.split(".")}
+
+
 def _results(nodes: list[ast.AST], names: set[str]) -> set[str]:
     """Variables to which the suite assigns what it gets from the program."""
     variables: set[str] = set()
     for node in nodes:
         if isinstance(node, ast.Assign) and _uses(node.value, names | variables):
             variables |= {n.id for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name)}
-        elif isinstance(node, ast.FunctionDef) and any(_uses(d, names | variables) for d in node.decorator_list):
-            variables.add(node.name)
     return variables - names
 
 
 def _uses(node: ast.AST, names: set[str]) -> bool:
     return any(isinstance(n, ast.Name) and n.id in names for n in ast.walk(node))
-
-
-class _Guards(ast.NodeTransformer):
-    """functions: those of the program. names: these, and variables that hold what they gave."""
-
-    def __init__(self, functions: set[str], names: set[str]) -> None:
-        self.functions, self.names = functions, names
-
-    def visit_Compare(self, node: ast.Compare) -> ast.AST:
-        self.generic_visit(node)
-        return _operation(node.ops[0], node.left, node.comparators[0], node) if len(node.ops) == 1 else node
-
-    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
-        self.generic_visit(node)
-        return _operation(node.op, node.left, node.right, node)
-
-    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
-        self.generic_visit(node)
-        name = _OPERATORS.get(type(node.op).__name__)
-        if name is None or not isinstance(node.target, ast.Name):
-            return node
-        operation = ast.Constant(f"i{name.strip('_')}")
-        value = _call("__operate__", operation, ast.Name(node.target.id, ast.Load()), node.value)
-        return ast.Assign([node.target], value)
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        self.generic_visit(node)
-        is_type = node.attr == "__class__" and isinstance(node.ctx, ast.Load)
-        return _call("__type__", node.value) if is_type else node
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        """Have the judge look at the function that is called, and at functions passed to it, whatever their names."""
-        name = getattr(node.func, "id", "")
-        sides = [_uses(part, self.names) for part in (*node.args, *node.keywords)][:2]
-        self.generic_visit(node)
-        if name == "type" and len(node.args) == 1 and not node.keywords:
-            return _call("__type__", node.args[0])
-        if name in self.functions:
-            return node
-        node.args = [
-            _call("__checked__", part, ast.Constant(None)) if isinstance(part, ast.Name | ast.Attribute) else part
-            for part in node.args
-        ]
-        if name not in _UNCHECKED:
-            side = "first" if sides == [True, False] else "second" if sides == [False, True] else ""
-            node.func = _call("__checked__", node.func, ast.Constant(side))
-        return node
-
-
-def _operation(operator: ast.AST, left: ast.expr, right: ast.expr, node: ast.AST) -> ast.AST:
-    name = _OPERATORS.get(type(operator).__name__)
-    plain = any(isinstance(side, ast.Constant) and isinstance(side.value, str | bytes | None) for side in (left, right))
-    return node if name is None or plain else _call("__operate__", ast.Constant(name), left, right)
-
-
-def _call(name: str, *args: ast.expr) -> ast.Call:
-    return ast.Call(ast.Name(name, ast.Load()), list(args), [])

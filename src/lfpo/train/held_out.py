@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from lfpo.config.json import Json
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler
 from lfpo.core import collectives
 from lfpo.core.batch_metrics import means_of_sums
 from lfpo.core.encoding import encode_rows
@@ -41,7 +41,7 @@ class Evaluated(Protocol):
     tokenizer: Any
     engine: Engine
     environment: Environment | None
-    eval_samplers: dict[str, SamplerConfig]
+    eval_samplers: dict[str, Sampler]
     failed_in_evaluation: set[str]
 
 
@@ -68,9 +68,7 @@ def held_out(trainer: Evaluated, step: int, context: Context) -> dict[str, float
     return metrics | {"time/eval": time.perf_counter() - started}
 
 
-def _judged(
-    trainer: Evaluated, name: str, sampler: SamplerConfig, context: Context
-) -> tuple[dict[str, float], list[Json]]:
+def _judged(trainer: Evaluated, name: str, sampler: Sampler, context: Context) -> tuple[dict[str, float], list[Json]]:
     """Metrics and records of completions that a verifier or reward functions judge."""
     source, tokenizer, progress = trainer.source, trainer.tokenizer, context.observer
     rows, correct_all = source.eval_rows, source.correct_all or (lambda rows, texts: [None] * len(rows))
@@ -99,13 +97,13 @@ def _judged(
 
 
 def _played(
-    trainer: Evaluated, environment: Environment, name: str, sampler: SamplerConfig, context: Context
+    trainer: Evaluated, environment: Environment, name: str, sampler: Sampler, context: Context
 ) -> tuple[dict[str, float], list[Json]]:
     """Metrics and records of episodes; a record is a turn. The mean reward is NaN if an environment failed."""
     model, tokenizer, all_rows = trainer.model, trainer.tokenizer, trainer.source.eval_rows
     numbers = collectives.share(len(all_rows))  # of this rank's rows
     rows = [all_rows[i] for i in numbers]
-    encoded = encode_rows(rows, tokenizer, model, sampler.gen_length or 0)
+    encoded = encode_rows(rows, tokenizer, model, sampler.gen_length)
     request = Request(encoded, [key(trainer.args.seed, "eval", i, 0) for i in numbers], sampler)
     context.observer.begin(f"evaluation, {name}", environment.max_turns * len(rows), "turns")
 
@@ -130,13 +128,14 @@ def _played(
 
 def _mean_reward(trainer: Evaluated, result: EvalResult, context: Context) -> float:
     """The mean total reward over the rows that have one; each rank scores its share. NaN if a function failed."""
-    source, texts, all_ids = trainer.source, result.completions, result.trajectory.completion_ids()
+    source, texts, of_rollouts = trainer.source, result.completions, result.trajectory.for_rewards()
     rows, numbers = source.eval_rows, collectives.share(len(source.eval_rows))
 
     def score() -> Rewards:
         if not numbers:
             return Rewards(torch.zeros(0, dtype=torch.float64), {})
-        return source.score([rows[i] for i in numbers], [texts[i] for i in numbers], [all_ids[i] for i in numbers])
+        own = {name: [values[i] for i in numbers] for name, values in of_rollouts.items()}
+        return source.score([rows[i] for i in numbers], [texts[i] for i in numbers], own)
 
     rewards = collectives.raise_on_all(score)
     _say_why(trainer, rewards, context)

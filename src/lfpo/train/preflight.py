@@ -16,7 +16,7 @@ import torch
 from lfpo.base.measure import matmul_peak
 from lfpo.config.errors import UserError
 from lfpo.config.files import user_path
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler
 from lfpo.config.train import LFPOConfig
 from lfpo.config.training import Optim, moment_bytes
 from lfpo.core import collectives
@@ -50,8 +50,8 @@ class Planned(Protocol):
     tokenizer: Any
     source: PromptSource
     environment: Environment | None
-    sampler: SamplerConfig
-    eval_samplers: dict[str, SamplerConfig]
+    sampler: Sampler
+    eval_samplers: dict[str, Sampler]
     run: Run
 
 
@@ -122,8 +122,8 @@ def check_prompts(trainer: Planned) -> tuple[int, int, tuple[int, ...]]:
             checked.append((i, len(ids), bool(reason)))
         return checked
 
-    gen_length = trainer.sampler.gen_length or 0
-    eval_length = max((sampler.gen_length or 0 for sampler in trainer.eval_samplers.values()), default=0)
+    gen_length = trainer.sampler.gen_length
+    eval_length = max((sampler.gen_length for sampler in trainer.eval_samplers.values()), default=0)
     trained = list(chain(*collectives.together(lambda: share_of("train", training, gen_length))))
     held_out = list(chain(*collectives.together(lambda: share_of("eval", source.eval_rows, eval_length))))
     left_out = tuple(i for i, _, out in trained if out)
@@ -171,7 +171,8 @@ def check_rewards(trainer: Planned, source: PromptSource) -> list[str]:
             _, why = step_all(environment, [Episode(0, rows[0], 0)], [STAND_IN])
             failed += [] if why is None else [f"environment {environment.name!r} failed on {where}: {why}"]
             continue
-        scored = source.score(rows, [STAND_IN] * len(rows), [list(ids) for _ in rows])
+        stand_in = {"completion_ids": list(ids), "forwards": len(ids), "reveal_step": list(range(len(ids)))}
+        scored = source.score(rows, [STAND_IN] * len(rows), {name: [v] * len(rows) for name, v in stand_in.items()})
         failed += [f"reward function {name!r} failed on {where}: {why}" for name, why in scored.failed.items()]
     if failed and not args.keep_going:
         raise UserError(f"{'; '.join(failed)}; fix it, or set keep_going to train with None for its rewards")

@@ -16,7 +16,7 @@ from lfpo.config.errors import UserError
 from lfpo.config.files import read_json, write_json
 from lfpo.config.json import Json
 from lfpo.config.plugins import resolve
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler
 from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives
 from lfpo.core.batch import ScoredRollouts
@@ -127,7 +127,7 @@ class RolloutQueue:
             tensors = load_file(_file(folder, int(number)))
             joined = kind_of(tensors)(
                 **tensors,
-                sampler=build(SamplerConfig, entry["sampler"], str(folder / INDEX)),
+                sampler=build(Sampler, entry["sampler"], str(folder / INDEX)),
                 mask_id=entry["mask_id"],
                 eos_id=entry["eos_id"],
                 structure=Structure(entry["block_length"], causal=entry["causal"]),

@@ -37,6 +37,7 @@ from lfpo.plan.flops import pass_flops, rollout_flops
 from lfpo.prompts.sources import fingerprint, plain_values
 from lfpo.rewards import RewardFunction
 from lfpo.rollout.episodes import Environment, Played
+from lfpo.rollout.hinted import Hinted
 from lfpo.rollout.variants import check_context
 from lfpo.runs.context import Context
 from lfpo.runs.directory import Run
@@ -46,7 +47,7 @@ from lfpo.train.callbacks import Callbacks
 from lfpo.train.copies import AverageFiles, Versions, in_place, swap
 from lfpo.train.export import make_repository, run_push
 from lfpo.train.held_out import held_out
-from lfpo.train.inputs import environment_class
+from lfpo.train.inputs import check_engine_gives, environment_class
 from lfpo.train.preflight import preflight
 from lfpo.train.queue import Queued, RolloutQueue
 from lfpo.train.records import rollout_records
@@ -130,6 +131,7 @@ class LFPOTrainer(Algorithm, Trainer):
         self.closing = contextlib.ExitStack()  # what is given back when training ends
         self.engine = make_engine(args)
         self.closing.callback(self.engine.close)
+        check_engine_gives(self.source.reward_functions, self.engine.gives)
         if args.engine.reward_workers:
             from lfpo.ray.rewards import by_tasks
 
@@ -168,6 +170,10 @@ class LFPOTrainer(Algorithm, Trainer):
         self.rollouts = sampled
         if self.queue is not None:
             self.rollouts = Queued(self.queue, sampled)
+        if args.hints.column is not None:
+            if args.hints.column not in self.source.train_row(0):
+                raise UserError(f"hints.column: the training rows have no column {args.hints.column!r}")
+            self.rollouts = Hinted(sampled)
         if self.environment is not None:
             self.rollouts = Played(self.environment, sampled)
         self.rollouts = self.objective.rewarded(self.rollouts, self.tokenizer, self.source.score, args.num_generations)
@@ -221,7 +227,8 @@ class LFPOTrainer(Algorithm, Trainer):
         context, passes = context or Context(), list[PolicyForward]()
         context.observer.passes = passes
         batch, signal_R, metrics = self.iterate(step, context.observer)
-        flops = rollout_flops(self.policies[OLD], batch.trajectory)
+        sampled = [t for t in (batch.trajectory, batch.discarded) if t is not None]
+        flops = sum(rollout_flops(self.policies[OLD], trajectory) for trajectory in sampled)
         flops += sum(pass_flops(self.policies[ran.policy], ran) for ran in passes)
         self.state["flops"] += collectives.sum_number(flops)
         self.log_rollouts(step, batch, signal_R[batch.rollout_B], context)

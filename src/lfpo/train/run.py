@@ -24,9 +24,8 @@ from lfpo.core.observer import Observer
 from lfpo.models.four_bit import original_shape
 from lfpo.report import write_report
 from lfpo.runs.card import model_card
-from lfpo.runs.changes import comparable
 from lfpo.runs.context import Context, Stopped, StopRequests
-from lfpo.runs.directory import Run, open_run, removed_if_unused, started_again
+from lfpo.runs.directory import Run, open_run, removed_if_unused
 from lfpo.runs.display import Display, Output
 from lfpo.runs.health import Health
 from lfpo.runs.trackers import reporting
@@ -57,7 +56,8 @@ class Lines:
             steps, seconds = step - self.last[0], now - self.last[1]
             rate = f"  {steps / seconds:.2f} steps/s  {duration(seconds / steps * (self.total - step))} left"
         self.last = step, now
-        shown = {"loss": metrics.get("loss"), "held-out preference accuracy": metrics.get("eval/preference_accuracy")}
+        shown = {"loss": metrics.get("loss"), "held-out loss": metrics.get("eval/loss")}
+        shown |= {"held-out preference accuracy": metrics.get("eval/preference_accuracy")}
         text = "".join(f"  {name} {value:.4f}" for name, value in shown.items() if value is not None)
         self.note(f"step {step}/{self.total}{text}{rate}")
 
@@ -70,12 +70,11 @@ class TrainingRun:
         # Absolute, from before any function of the user's was called: such a function may change the working directory.
         path = trainer.run.dir if hasattr(trainer, "run") else user_path(self.args.output_dir).absolute()
         observer, total = Observer(), trainer.total_steps
-        # Rank 0 decides for all: a launcher on another machine may have started the others. torchrun's own count of
-        # restarts does not tell: it counts the failures of one machine, and a failure restarts the ranks of all.
-        restarted = "TORCHELASTIC_RUN_ID" in os.environ and started_again(path)
+        # torchrun counts the failures of each machine, and a failure of one restarts the ranks of all.
+        restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
         ranks = collectives.gather((restarted, dict(trainer.row_fingerprints)))
         check_rows([rows for _, rows in ranks])
-        self.resume = resume or ranks[0][0]
+        self.resume = resume or any(again for again, _ in ranks)
         self.folder = Run(path, silent=True)
         self.display: Display | Lines = Lines(total, lambda text: None)
         if collectives.rank() == 0:
@@ -316,8 +315,8 @@ class TrainingRun:
         if not self.resume:
             return
         run, first = self.folder, collectives.rank() == 0
-        changes, notes = collectives.gather((run.changes(), run.read_notes()) if first else ([], []))[0]
-        self.health = Health(comparable(logged, changes), {note["rule"] for note in notes})
+        notes = collectives.gather(run.read_notes() if first else [])[0]
+        self.health = Health(logged, {note["rule"] for note in notes})
 
 
 def check_rows(ranks: Sequence[Mapping[str, str]]) -> None:

@@ -9,7 +9,6 @@ import torch
 
 from lfpo.config.errors import UserError
 from lfpo.config.json import Json
-from lfpo.config.sampler import DEFAULT_LENGTH
 from lfpo.contrib.canvases.cap import Cap
 from lfpo.contrib.canvases.noise import CONDITIONED, conditioning, with_noise
 from lfpo.contrib.canvases.sampler import denoise_canvases
@@ -89,5 +88,4 @@ class CanvasModel(MaskedDiffusionLM):
                     f"{name}: {self.family.name} models revise their tokens, and {name} needs tokens that stay; "
                     "leave it out"
                 )
-        sampler = unit.sampler.fitted("sampler", DEFAULT_LENGTH, self.block_length)
-        return denoise_canvases(self, unit.prompts, sampler, unit.seeds, **options)
+        return denoise_canvases(self, unit.prompts, unit.sampler, unit.seeds, **options)

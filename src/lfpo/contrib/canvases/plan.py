@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler
 from lfpo.contrib.canvases.noise import with_noise
 from lfpo.contrib.canvases.trajectory import CanvasTrajectory
 from lfpo.core.model import NO_TOKEN
@@ -12,10 +12,10 @@ from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import BlockViews, Views
 
 
-def step_counts(sampler: SamplerConfig) -> torch.Tensor:
+def step_counts(sampler: Sampler) -> torch.Tensor:
     """Tokens that become final in each step of a canvas, int64: all in its last one."""
     counts = torch.zeros(sampler.canvas.max_denoising_steps, dtype=torch.long)
-    counts[-1] = sampler.block_length or 0
+    counts[-1] = sampler.block_length
     return counts
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional as F
 
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler
 from lfpo.contrib.canvases.noise import expected_embeddings
 from lfpo.contrib.canvases.trajectory import NEVER, CanvasTrajectory
 from lfpo.contrib.canvases.windows import by_kind, windows_of
@@ -69,7 +69,7 @@ class CanvasContext:
 def denoise_canvases(
     model: MaskedDiffusionLM,
     prompts: Sequence[Sequence[int]],
-    sampler: SamplerConfig,
+    sampler: Sampler,
     seeds: Sequence[int],
     *,
     rollout_tokens: int = 16384,
@@ -80,7 +80,7 @@ def denoise_canvases(
     are those of lfpo.core.denoise.denoise; rollout_tokens bounds the tokens whose keys and values are held at once."""
     was_training = model.training
     model.eval()
-    groups = pack_by_tokens([len(p) + (sampler.gen_length or 0) for p in prompts], rollout_tokens)
+    groups = pack_by_tokens([len(p) + sampler.gen_length for p in prompts], rollout_tokens)
     parts, order = list[Trajectory](), list[int]()
     for group in groups:
         rows = _Rows(model, [prompts[i] for i in group], [seeds[i] for i in group], sampler, forwarded)
@@ -103,10 +103,9 @@ class _Rows:
         model: MaskedDiffusionLM,
         prompts: Sequence[Sequence[int]],
         seeds: Sequence[int],
-        sampler: SamplerConfig,
+        sampler: Sampler,
         forwarded: Callable[[int], None] | None,
     ):
-        assert sampler.gen_length and sampler.block_length
         self.model, self.sampler, self.forwarded = model, sampler, forwarded
         self.settings, self.size = sampler.canvas, sampler.block_length
         self.structure = dataclasses.replace(model.sampling_structure(sampler.block_length), doubled=True)

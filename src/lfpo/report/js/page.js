@@ -176,7 +176,7 @@ async function follow(update, version) {
   for (;;) {
     await new Promise((done) => setTimeout(done, 1500));
     try {
-      const answer = await fetch(`data.json${location.search}`, { headers: { "If-None-Match": version } });
+      const answer = await fetch("data.json", { headers: { "If-None-Match": version } });
       document.body.classList.toggle("lost", false);
       if (answer.status !== 200) continue;
       version = answer.headers.get("ETag");

@@ -1,5 +1,5 @@
 "use strict";
-// One completion after some of its steps: as tokens, as code with syntax colours, or as a Sudoku grid.
+// One completion after some of its steps: as tokens or as a Sudoku grid.
 
 const SHADES = 6;
 const SURE = [0.5, 0.75, 0.9, 0.99]; // confidences at which the colour changes
@@ -26,22 +26,6 @@ const tooltip = (sample, i) =>
   (sample.edits?.[i] || [held(sample, i)]).map(([step, text, confidence]) =>
     `${JSON.stringify(visible(text))}, step ${step + 1}, confidence ${number(confidence)}`).join("; then ");
 
-// Pieces of a token's text, cut where its syntax colour changes.
-function inked(sample, start, text) {
-  let at = 0;
-  const pieces = [];
-  for (const [kind, length] of sample.ink) {
-    const from = Math.max(0, at - start);
-    const to = Math.min(text.length, at + length - start);
-    if (to > from) pieces.push(el("span", { class: kind ? `ink-${kind}` : null }, visible(text.slice(from, to))));
-    at += length;
-    if (at >= start + text.length) break;
-  }
-  const covered = Math.min(text.length, Math.max(0, at - start));
-  if (covered < text.length) pieces.push(visible(text.slice(covered)));
-  return pieces;
-}
-
 // The position of each token in code points, which Python counts too; JavaScript's lengths are UTF-16 units.
 function starts(tokens) {
   let at = 0;
@@ -49,22 +33,15 @@ function starts(tokens) {
 }
 
 function tokenView(sample) {
-  const offsets = starts(sample.tokens);
   const isSpecial = (text) => /^<\|.*\|>$/.test(text);
-  const drawn = (text, i) => { // syntax colours are those of the final text
-    const shown = isSpecial(text) ? "◼" : text === "" ? "·" : text;
-    const plain = !sample.ink || isSpecial(text) || text !== sample.tokens[i];
-    return plain ? [visible(shown).replace(/\n/g, "↵\n")] : inked(sample, offsets[i], shown);
-  };
+  const drawn = (text) => visible(isSpecial(text) ? "◼" : text === "" ? "·" : text).replace(/\n/g, "↵\n");
   const nodes = sample.tokens.map((text, i) => {
     const special = isSpecial(text);
-    const inner = el("span", {}, drawn(text, i));
-    return el("span", { class: special ? "token special" : "token", title: special ? `${text}, ${tooltip(sample, i)}` : tooltip(sample, i) }, inner);
+    return el("span", { class: special ? "token special" : "token", title: special ? `${text}, ${tooltip(sample, i)}` : tooltip(sample, i) }, el("span", {}, drawn(text)));
   });
-  const root = el("div", { class: sample.ink ? "tokens code" : "tokens" }, nodes);
-  return { root, nodes, paint(node, i, colouring, clock) {
+  return { root: el("div", { class: "tokens" }, nodes), nodes, paint(node, i, colouring, clock) {
     node.classList.add(shade(sample, i, colouring, clock));
-    if (sample.edits?.[i]) node.firstChild.replaceChildren(...drawn(held(sample, i, clock)[1], i));
+    if (sample.edits?.[i]) node.firstChild.textContent = drawn(held(sample, i, clock)[1]);
   } };
 }
 

@@ -27,8 +27,6 @@ function drawBox(pen, box, style) {
   pen.fillStyle = style.backgroundColor;
   shape();
   pen.fill();
-  const line = style.backgroundImage.match(/rgba?\([^)]*\)/); // the coloured line below a token of code
-  if (line) { pen.fillStyle = line[0]; pen.fillRect(box.left, box.bottom - 3, box.width, 3); }
   const [top, right, bottom, left] = ["Top", "Right", "Bottom", "Left"].map((s) => [style[`border${s}Style`] === "none" ? 0 : parseFloat(style[`border${s}Width`]), style[`border${s}Color`]]);
   if ([right, bottom, left].every((side) => String(side) === String(top))) {
     [pen.lineWidth, pen.strokeStyle] = top;

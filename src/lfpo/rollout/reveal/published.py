@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from lfpo.config.sampler import SamplerConfig
+from lfpo.config.sampler import Sampler
 from lfpo.core.noise import uniform
 from lfpo.core.reveal import ranked
 from lfpo.core.rule import PLAN, Proposal, Reveal
@@ -81,7 +81,7 @@ def origin_steps(uniform: torch.Tensor, steps: int, eps: float) -> torch.Tensor:
 
 
 def origin_plan(
-    sampler: SamplerConfig, counts: Sequence[int], seeds: Sequence[int], sizes: Sequence[Sequence[int]]
+    sampler: Sampler, counts: Sequence[int], seeds: Sequence[int], sizes: Sequence[Sequence[int]]
 ) -> list[list[list[int]]]:
     """Rule.plan: positions of a block that share a step are revealed together; noise is the same on every device."""
     noise = uniform(torch.tensor(list(seeds))[:, None], PLAN, torch.arange(max(sum(row) for row in sizes)))

@@ -1,7 +1,7 @@
 """Entry point of every confined process: confine it, then run its role.
 
 The order of the steps matters: each of them may forbid what an earlier one needs. Below them are the system calls
-without a Python function: namespaces, mounts, Landlock, seccomp, capabilities. Each raises OSError if its call fails.
+without a Python function: Landlock, seccomp, capabilities. Each raises OSError if its call fails.
 """
 
 from __future__ import annotations
@@ -24,16 +24,14 @@ LINUX, ROOT = sys.platform == "linux", os.geteuid() == 0
 # One thread: linear algebra libraries start one per core, and threads count towards the process limit.
 ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
 
-CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
-CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
-MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 32, 0x1000, 0x4000, 0x40000
-MNT_DETACH, _AT_FDCWD, _AT_RECURSIVE, _MOUNT_ATTR_RDONLY = 2, -100, 0x8000, 1
+CLONE_NEWUSER = 0x10000000
+MS_NOSUID, MS_NODEV, MS_REMOUNT = 2, 4, 32
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 22, 24, 38
 _M_ARENA_MAX = -8
 _EPERM, _ENOSYS = 1, 38
 _NEW_NAMESPACES = 0x7E020080
 _CLONE_THREAD = 0x10000
-_LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT, _MOUNT_SETATTR = 444, 445, 446, 442  # on all architectures
+_LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446  # on all architectures
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -85,7 +83,7 @@ def main(argument: str) -> None:
     """argument: the settings of launch.start, encoded as hexadecimal. They hold limits and paths, nothing secret."""
     settings: Settings = marshal.loads(bytes.fromhex(argument))
     if settings["role"] == "program":  # a role imports what it needs while this process may still read its own files
-        from .link import serve
+        from .program import serve
     else:
         from .judge import serve
     if LINUX:
@@ -97,12 +95,10 @@ def main(argument: str) -> None:
         if _at_end(settings["alive"]) or (settings["starter"] and os.getppid() != settings["starter"]):
             os._exit(1)
     os.close(settings["alive"])
-    if settings["rung"] == "namespaces":
-        _enter_namespaces(settings)
     if settings["inodes"]:  # bwrap's own option limits only the size of the writable folders
         for path in settings["writable"]:
-            flags = MS_REMOUNT | MS_NOSUID | MS_NODEV
-            _mount("none", path, None, flags, f"nr_inodes={settings['files']}")
+            flags, options = MS_REMOUNT | MS_NOSUID | MS_NODEV, f"nr_inodes={settings['files']}"
+            _call("mount", b"none", path.encode(), None, ctypes.c_ulong(flags), options.encode())
     inbox, outbox = os.dup(0), os.dup(1)  # the pipes to the other side
     # Where a program runs, process 1 of the namespace only waits: the namespace cannot signal it.
     if settings["rung"] != "limits" and settings["role"] != "judge" and (child := os.fork()):
@@ -122,68 +118,11 @@ def main(argument: str) -> None:
     os._exit(0)
 
 
-def _enter_namespaces(settings: Settings) -> None:
-    """New mounts, network and process ids. Returns in a child, process 1 of the namespaces; this process waits for it.
-    Root enters a user namespace later, as the user nobody, in `_drop_privileges`."""
-    os.umask(0o022)
-    user, group = os.getuid(), os.getgid()
-    flags = CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS
-    _call("unshare", flags if ROOT else flags | CLONE_NEWUSER)
-    if not ROOT:
-        _write("/proc/self/setgroups", "deny")
-        _write("/proc/self/uid_map", f"{user} {user} 1")
-        _write("/proc/self/gid_map", f"{group} {group} 1")
-    _private_root(settings)
-    if child := os.fork():
-        _wait_and_exit(child)
-    _die_with_parent()
-
-
 def _wait_and_exit(child: int) -> None:
     """Wait for the child and exit: code 0 if it did, else 1. When process 1 exits, the kernel kills its namespace."""
     _drop_capabilities()
     _, status = os.waitpid(child, 0)
     os._exit(1 if status else 0)
-
-
-def _write(path: str, text: str) -> None:
-    with open(path, "w") as file:
-        file.write(text)
-
-
-def _private_root(settings: Settings) -> None:
-    """Replace the root by one that holds the readable paths, read-only, and an empty /tmp of limited size."""
-    hidden = MS_NOSUID | MS_NODEV
-    _mount("none", "/", None, MS_REC | MS_PRIVATE)
-    _mount("tmpfs", "/tmp", "tmpfs", hidden, "mode=755")
-    os.mkdir("/tmp/old")
-    _call("pivot_root", b"/tmp", b"/tmp/old")
-    os.chdir("/")
-    for path in settings["writable"]:
-        os.makedirs(path)
-        options = f"mode=1777,size={settings['disk']},nr_inodes={settings['files']}"
-        _mount("tmpfs", path, "tmpfs", hidden, options)
-    for path in settings["readable"] + settings["devices"]:  # a library may be below /tmp
-        _bind(path)
-    _call("umount2", b"/old", MNT_DETACH)
-    os.rmdir("/old")
-    _set_read_only("/", True)
-    for path in settings["writable"]:
-        _set_read_only(path, False)
-
-
-def _bind(path: str) -> None:
-    """Bind a path of the old root into the new one."""
-    source = f"/old{path}"
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    if os.path.islink(source):
-        os.symlink(os.readlink(source), path)
-        return
-    if os.path.isdir(source):
-        os.makedirs(path, exist_ok=True)
-    else:
-        _write(path, "")
-    _mount(source, path, None, MS_BIND | MS_REC)
 
 
 def _drop_privileges(settings: Settings) -> None:
@@ -239,19 +178,6 @@ def _at_end(pipe: int) -> bool:
         return os.read(pipe, 1) == b""
     except BlockingIOError:
         return False
-
-
-def _mount(source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
-    source_, target_, kind_, data = (a and a.encode() for a in (source, target, kind, options))
-    _call("mount", source_, target_, kind_, ctypes.c_ulong(flags), data)
-
-
-def _set_read_only(target: str, on: bool) -> None:
-    """Make the mount at the path, and if `on` all mounts below it, read-only; else make it writable again, which only
-    the process that created it can."""
-    attributes = struct.pack("QQQQ", on * _MOUNT_ATTR_RDONLY, (not on) * _MOUNT_ATTR_RDONLY, 0, 0)
-    place = (ctypes.c_int(_AT_FDCWD), target.encode(), on * _AT_RECURSIVE)
-    _call("syscall", _MOUNT_SETATTR, *place, attributes, ctypes.c_size_t(32))
 
 
 def _drop_capabilities() -> None:

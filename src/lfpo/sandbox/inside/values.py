@@ -1,9 +1,9 @@
-"""Values between processes: pickles of built-in values only, and records that stand for everything else.
+"""Values between processes: pickles of built-in values only, and records that stand for the few other types of data.
 
 Unpickling creates built-in containers, numbers, texts and records, and calls nothing of the sender's choice: the only
 global is Record, which no other opcode can change or fill. Afterwards the records become values by a closed table of
-constructors. These are pure: they open nothing and import only their own modules. Attributes that a sender set on an
-instance are not sent. References to one object stay references to one object.
+constructors. These are pure: they open nothing and import only their own modules. References to one object stay
+references to one object.
 """
 
 from __future__ import annotations
@@ -26,28 +26,17 @@ else:  # _pickle needs `partial` of functools, whose import takes a tenth of a j
 
 TYPE_CHECKING = False  # importing typing would double the start-up time
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
-
-    Refer = Callable[[object], tuple[str, object] | None]  # kind and content of an object that is not a value
-    Resolve = Callable[[str, Any], object]  # the object of a kind and content
 
 MAX_FRAME = 2**28
 _ATOMS = {int, float, str, bytes, bytearray, bool, type(None)}
 _BASES: tuple[type, ...] = (int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset)
 _REDUCED = {
-    *("builtins.range", "builtins.slice", "builtins.complex", "fractions.Fraction", "decimal.Decimal"),
+    *("builtins.range", "builtins.complex", "fractions.Fraction", "decimal.Decimal"),
     *("datetime.date", "datetime.datetime", "datetime.time", "datetime.timedelta", "datetime.timezone"),
-    *("collections.deque", "collections.Counter", "collections.OrderedDict", "collections.defaultdict"),
-    *("pathlib.PosixPath", "pathlib.PurePosixPath"),
+    *("collections.deque", "collections.Counter", "collections.OrderedDict"),
 }
 """Types that are made from the arguments, items and pairs of their own pickling."""
-_CONSTANTS: dict[str, object] = {"Ellipsis": ..., "NotImplemented": NotImplemented}
-_ORDINARY = {"__new__", "__init__", "__doc__", "__module__", "__dict__", "__weakref__", "__slots__", "__annotations__"}
-_ORDINARY |= {"__match_args__", "__orig_bases__", "__parameters__", "__firstlineno__", "__static_attributes__"}
-_ORDINARY |= {"__annotate__", "__annotate_func__", "__annotations_cache__", "__qualname__"}
-"""What a class may define and its instances still do all that those of its base do."""
-_ZONES = {"builtins.NoneType", "datetime.timezone", "zoneinfo.ZoneInfo"}
 _ARRAY_KINDS = "biufcmMSU"
 
 
@@ -55,17 +44,25 @@ class NotAValue(TypeError):
     """The object, or something in it, cannot be sent."""
 
 
-class Undecided(TypeError):
-    """A failure that leaves the current test without a verdict if the test does not catch it. Only the judge makes it:
-    exceptions of the program are of built-in classes."""
-
-
-class Abandoned(BaseException):
-    """No result that tests may use. A BaseException, so that `except Exception` of a test does not catch it."""
-
-
 class BadBytes(Exception):
     """The bytes are not an encoded value."""
+
+
+class NoElements(Exception):
+    """An answer holds an array without elements, which numpy's broadcasting finds equal to everything."""
+
+
+class EmptyList(list):
+    """A list without elements that equals other empty lists, but which numpy does not take for an array."""
+
+    def __array__(self, *args: object, **kwargs: object) -> Any:
+        raise TypeError("the program returned nothing, which numpy would find equal to anything")
+
+
+class EmptyTuple(tuple):
+    """The same for a tuple."""
+
+    __array__ = EmptyList.__array__
 
 
 class Record:
@@ -81,17 +78,20 @@ class Record:
 
 
 class _Pickler(_pickle.Pickler):
-    def __init__(self, file: io.BytesIO, refer: Refer | None) -> None:
+    def __init__(self, file: io.BytesIO, lessens: bool) -> None:
         super().__init__(file, 5)
-        self._refer = refer
+        self._lessens = lessens
 
     def reducer_override(self, value: object) -> Any:
         if value is Record:
             return NotImplemented
-        plain = _to_plain(value) or (self._refer(value) if self._refer else base_of(value))
-        if plain is None:
+        if record := _record_of(value):
+            return Record, record
+        # An instance of a subclass is data only as one of its built-in base, without what its class defines.
+        base = next((b for b in _BASES if isinstance(value, b)), None) if self._lessens else None
+        if base is None:
             raise NotAValue(f"a {type(value).__name__} is not plain data")
-        return Record, plain
+        return Record, ("base", str.__str__(value) if base is str else base(value))
 
 
 class _Unpickler(_pickle.Unpickler):
@@ -104,32 +104,35 @@ class _Unpickler(_pickle.Unpickler):
         return Record
 
 
-def encode(value: object, refer: Refer | None = None) -> bytes:
-    """The value as bytes. refer: kind and content of an object that is not a value. Raises NotAValue."""
+def encode(value: object, lessens: bool = False) -> bytes:
+    """The value as bytes. lessens: whether an instance of a subclass of a built-in type is sent as one of its base.
+    Raises NotAValue."""
     file = io.BytesIO()
     try:
-        _Pickler(file, refer).dump(value)
+        _Pickler(file, lessens).dump(value)
     except RecursionError:
         raise NotAValue("nested too deeply") from None
     return file.getvalue()
 
 
-def decode(data: bytes, resolve: Resolve | None = None) -> Any:
-    """The encoded value. resolve: gives the object of a kind and content that are not plain data. Raises BadBytes."""
+def decode(data: bytes, guards: bool = False) -> Any:
+    """The encoded value. guards: whether emptiness in it must not reach numpy, which broadcasts it to any shape: then
+    empty lists and tuples become EmptyList and EmptyTuple. Raises BadBytes, and NoElements for an array that is empty.
+    """
     file = io.BytesIO(data)
     unpickler = _Unpickler(file)
     try:
         value = unpickler.load()
         if file.tell() != len(data):
             raise BadBytes("bytes after the value")
-        return _built(value, resolve, {}) if unpickler.records else value
-    except BadBytes:
+        return _built(value, guards, {}) if unpickler.records or guards else value
+    except (BadBytes, NoElements):
         raise
     except Exception as error:  # whatever malformed bytes or a constructor raise
         raise BadBytes(f"{type(error).__name__}: {error}") from error
 
 
-def _built(value: Any, resolve: Resolve | None, done: dict[int, tuple[object, object]]) -> object:
+def _built(value: Any, guards: bool, done: dict[int, tuple[object, object]]) -> object:
     """The value with what its records stand for. done: by id, objects, kept alive, and what replaces them."""
     kind = type(value)
     if kind in _ATOMS:
@@ -138,9 +141,11 @@ def _built(value: Any, resolve: Resolve | None, done: dict[int, tuple[object, ob
         return done[id(value)][1]
     done[id(value)] = value, value
     if kind is Record:
-        new = _made(value.kind, _built(value.content, resolve, done), resolve)
+        new = _made(value.kind, _built(value.content, guards, done), guards)
+    elif kind in (list, tuple) and not value and guards:
+        new = EmptyList() if kind is list else EmptyTuple()
     elif kind in (list, tuple, set, frozenset, dict):
-        items = [_built(item, resolve, done) for item in (value.items() if kind is dict else value)]
+        items = [_built(item, guards, done) for item in (value.items() if kind is dict else value)]
         if kind is list:
             value[:] = items
         elif kind in (set, dict):
@@ -153,89 +158,50 @@ def _built(value: Any, resolve: Resolve | None, done: dict[int, tuple[object, ob
     return new
 
 
-def _made(kind: str, content: Any, resolve: Resolve | None) -> object:
+def _made(kind: str, content: Any, guards: bool) -> object:
     """What a record stands for."""
-    if kind in ("base", "changed base"):
-        return content if resolve is None else resolve(kind, content)
-    if kind == "constant":
-        return _CONSTANTS[content]
+    if kind == "base":
+        return content
     if kind in ("numpy.ndarray", "numpy.generic"):
         dtype, shape, data = content
-        if named("numpy.dtype")(str(dtype)).kind not in _ARRAY_KINDS:
+        if _named("numpy.dtype")(str(dtype)).kind not in _ARRAY_KINDS:
             raise ValueError(f"arrays of {dtype} are not plain data")
-        array = named("numpy.frombuffer")(data, dtype=dtype).reshape(shape).copy()
+        array = _named("numpy.frombuffer")(data, dtype=dtype).reshape(tuple(shape)).copy()
+        if guards and array.size == 0:
+            raise NoElements("the program returned an array without elements")
         return array if kind == "numpy.ndarray" else array[()]
-    if kind in _REDUCED:
-        arguments, items, pairs = content
-        value = named(kind)(*arguments)
-        if items:
-            value.extend(items)
-        for key, item in pairs:
-            value[key] = item
-        return value
-    if resolve is None:
+    if kind not in _REDUCED:
         raise BadBytes(f"unknown kind {kind!r}")
-    return resolve(kind, content)
+    arguments, items, pairs = content
+    value = _named(kind)(*arguments)
+    if items:
+        value.extend(items)
+    for key, item in pairs:
+        value[key] = item
+    if guards and kind in ("builtins.range", "collections.deque") and not value:
+        raise NoElements(f"the program returned an empty {kind}")
+    return value
 
 
-def _to_plain(value: Any) -> tuple[str, object] | None:
+def _record_of(value: Any) -> tuple[str, object] | None:
     """Kind and built-in content of an instance of one of the types, None for anything else.
 
     Arrays of objects, and subclasses of arrays such as matrix, are not plain data.
     """
     kind = type(value)
-    if kind.__module__ == __name__.replace("values", "link"):  # a handle, which answers no `isinstance`
-        return None
     name = f"{kind.__module__}.{kind.__qualname__}"
-    if value is ... or value is NotImplemented:
-        return "constant", repr(value)
     if kind.__module__ == "numpy":
         numpy = sys.modules["numpy"]
         is_array = kind is numpy.ndarray
         if (is_array or isinstance(value, numpy.generic)) and value.dtype.kind in _ARRAY_KINDS:
             return f"numpy.{'ndarray' if is_array else 'generic'}", (value.dtype.str, value.shape, value.tobytes())
     elif name in _REDUCED and getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is kind:
-        zone = type(getattr(value, "tzinfo", None))
-        if f"{zone.__module__}.{zone.__qualname__}" not in _ZONES:  # only its class could say what the time is
-            return None
         _, arguments, _, items, pairs = (*value.__reduce_ex__(4), None, None, None)[:5]
         return name, (arguments[kind is complex :], tuple(items or ()), tuple(pairs or ()))
     return None
 
 
-def base_of(value: object) -> tuple[str, object] | None:
-    """The built-in content of an instance of a subclass, which loses what its class defines; "changed base" where the
-    class does something in another way."""
-    base = next((b for b in _BASES if isinstance(value, b)), None)
-    if base is None:
-        return None
-    classes = type(value).__mro__[: type(value).__mro__.index(base)]
-    own = {name for kind in classes for name in vars(kind)} - _ORDINARY
-    changes = any(hasattr(base, name) or (name[:2] == "__" == name[-2:]) for name in own)
-    return f"{'changed ' * changes}base", str.__str__(value) if base is str else base(value)
-
-
-def empties(value: Any) -> dict[int, object]:
-    """The texts, containers and arrays in a value of plain data that have no elements, by their id."""
-    found: dict[int, object] = {}
-    todo, seen = [value], set[int]()
-    for part in todo:  # grows
-        if id(part) in seen:
-            continue
-        seen.add(id(part))
-        kind = type(part)  # not `isinstance`, which would ask a handle
-        if issubclass(kind, (list, tuple, set, frozenset, dict)):
-            parts = [*part, *part.values()] if issubclass(kind, dict) else part
-            todo += [] if {*map(type, parts)} <= _ATOMS else parts
-        elif kind not in (str, bytes) and kind.__name__ not in ("ndarray", "Series", "Index", "deque"):
-            continue
-        # Python has one empty text and one empty tuple: inside a value they say nothing about where they are from.
-        if getattr(part, "ndim", 1) and len(part) == 0 and (part is value or kind not in (str, bytes, tuple)):
-            found[id(part)] = part
-    return found
-
-
-def named(name: str) -> Any:
+def _named(name: str) -> Any:
     """The object of a dotted name. importlib would take longer to import than most jobs."""
     module, _, member = name.rpartition(".")
     __import__(module)
