@@ -14,6 +14,7 @@ from block_view_cases import asked_of_replay, replayed, views_for
 from lfpo.cli.command_line import main
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core.completions import SpecialTokens
 from lfpo.core.rule import Revealed
 from lfpo.core.structure import Structure
 from lfpo.core.trajectory import GIVES, Trajectory
@@ -71,8 +72,7 @@ def by_hand() -> Trajectory:
         nfe=torch.tensor([7]),
         queries=torch.tensor([0]),
         sampler=SamplerConfig(**EDITING).for_length(4, 4),
-        mask_id=MASK,
-        eos_id=EOS,
+        special=SpecialTokens(MASK, EOS),
         structure=Structure(4),
         revealed=torch.tensor([[30, 11, 20, 21, EOS, 23]]),
         edit_position=torch.tensor([[0, 0, 1, 2, 5, 0]]),

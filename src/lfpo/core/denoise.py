@@ -13,6 +13,7 @@ import torch
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import Sampler
 from lfpo.core.active_rows import ActiveRows
+from lfpo.core.completions import SpecialTokens
 from lfpo.core.forward import Forward, block_sizes, join, select, unstarted
 from lfpo.core.hooks import Hook
 from lfpo.core.model import MaskedDiffusionLM
@@ -127,8 +128,7 @@ def finished_trajectory(
         tokens=finished.tokens.masked_fill(finished.reveal_step < 0, model.pad_id)[order],
         scheduled_steps=finished.clock[order],
         sampler=sampler,
-        mask_id=model.mask_id,
-        eos_id=model.eos_id,
+        special=SpecialTokens(model.mask_id, model.eos_id),
         structure=model.sampling_structure(sampler.block_length),
     )
     for hook in hooks:

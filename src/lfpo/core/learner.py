@@ -131,7 +131,7 @@ def optimizer_step(
             sampled = sampled.in_rounds()
         views = objective.views(sampled, signal_B, seeds, step.inner)
         views = policies[CURRENT].noised_views(views, seeds, step.inner)
-        views = views if sampled.unscored is None else views.without(sampled.unscored)
+        views = views if batch.unscored is None else views.without(batch.unscored[rows])
     else:  # no views, but this rank joins the collectives below; any signal serves the filler, which gets weight 0
         assert filler is not None
         views, signal_B = filler.select(rows), signal_B[:1]

@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional as F
 
 from lfpo.config.json import Json
-from lfpo.core.completions import Completions, tensor_fields
+from lfpo.core.completions import Completions, SpecialTokens, tensor_fields
 
 T = TypeVar("T", bound="Trajectory")
 
@@ -171,15 +171,22 @@ def per_position(step_B: torch.Tensor) -> torch.Tensor:
 
 
 def of_completions(
-    prompt_ids: torch.Tensor, prompt_mask: torch.Tensor, tokens: torch.Tensor, reveal_step: torch.Tensor, **changes: Any
+    prompt_ids: torch.Tensor,
+    prompt_mask: torch.Tensor,
+    tokens: torch.Tensor,
+    reveal_step: torch.Tensor,
+    *,
+    mask_id: int,
+    eos_id: int,
+    **changes: Any,
 ) -> Trajectory:
     """Rollouts of given completions that no sampler made, with confidence 1 and entropy 0, in no forwards.
 
-    changes: sampler, mask_id, eos_id, and other fields of Trajectory that differ.
+    changes: sampler, and other fields of Trajectory that differ.
     """
     sure, none = torch.ones(tokens.shape), torch.zeros(len(tokens), dtype=torch.long)
-    defaults = {"confidence": sure, "entropy": 1 - sure, "scheduled_steps": reveal_step.amax(-1) + 1}
-    defaults |= {"nfe": none, "queries": none}
+    defaults: Json = {"confidence": sure, "entropy": 1 - sure, "scheduled_steps": reveal_step.amax(-1) + 1}
+    defaults |= {"nfe": none, "queries": none, "special": SpecialTokens(mask_id, eos_id)}
     return Trajectory(prompt_ids, prompt_mask, tokens, reveal_step, **defaults | changes)
 
 

@@ -20,7 +20,7 @@ from lfpo.config.sampler import Sampler
 from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives
 from lfpo.core.batch import ScoredRollouts
-from lfpo.core.completions import tensor_fields
+from lfpo.core.completions import SpecialTokens, tensor_fields
 from lfpo.core.denoise import Finished
 from lfpo.core.engine import AsyncEngine, Engine, Request, Ticket
 from lfpo.core.observer import Observer
@@ -128,8 +128,7 @@ class RolloutQueue:
             joined = kind_of(tensors)(
                 **tensors,
                 sampler=build(Sampler, entry["sampler"], str(folder / INDEX)),
-                mask_id=entry["mask_id"],
-                eos_id=entry["eos_id"],
+                special=SpecialTokens(entry["mask_id"], entry["eos_id"]),
                 structure=Structure(entry["block_length"], causal=entry["causal"]),
             )
             prompts = collectives.share(len(joined) // self.generations)
