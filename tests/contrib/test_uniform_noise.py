@@ -270,4 +270,4 @@ def test_steps_count_on_over_canvases_and_rounds_begin_anew(rollouts: CanvasTraj
         first_BC = t.reveal_step - rounds.reveal_step
         assert torch.equal(rounds.tokens_before(torch.full_like(t.tokens, s)), t.tokens_before(first_BC + s))
     gone = dataclasses.replace(t, canvases=torch.full_like(t.canvases, NEVER), reveal_step=t.reveal_step * 0 - 1)
-    assert not gone.open_before(torch.zeros(3, dtype=torch.long)).any()
+    assert not gone.pending_before(torch.zeros(3, dtype=torch.long)).any()

@@ -57,7 +57,7 @@ class RLDF(settings.RLDF, Objective):
         rows, step_S = trajectory.rows(row_S), step_BK.flatten()
         own, after = rows.written_by(step_S, step_S), rows.written_until(step_S)
         labels = None if after is None else torch.where(own, after, rows.tokens)
-        target, weight = rows.open_before(step_S) & rows.until_eos, torch.where(own, 1.0, 0.5)
+        target, weight = rows.pending_before(step_S) & rows.until_eos, torch.where(own, 1.0, 0.5)
         k_S = torch.arange(self.states, device=step_BK.device).repeat(len(step_BK))
         masked, shown = rows.masked_before(step_S), rows.tokens_before(step_S)
         return noised(trajectory, row_S, masked, target, shown_SC=shown, label_SC=labels, weight_SC=weight, state_S=k_S)

@@ -14,15 +14,15 @@ class Drawn(NamedTuple):
     token [T] int64: the drawn tokens.
     confidence [T] float64: probability of the drawn token at temperature 1.
     entropy [T] float64: entropy in nats of the distribution at temperature 1.
-    sureness [T] float64: what reveal rules take for the confidence: the same, or over a causal context the probability
-        without the mask token's share, as in that family's samplers.
-    score [T] float64: the reveal rule's score (see Rule); the sureness if the rule has none.
+    rule_confidence [T] float64: what reveal rules take for the confidence: the same, or over a causal context the
+        probability without the mask token's share, as in that family's samplers.
+    score [T] float64: the reveal rule's score (see Rule); the rule_confidence if the rule has none.
     """
 
     token: torch.Tensor
     confidence: torch.Tensor
     entropy: torch.Tensor
-    sureness: torch.Tensor
+    rule_confidence: torch.Tensor
     score: torch.Tensor
 
 
@@ -47,9 +47,9 @@ def draw_from_logits(
         scores = scores.masked_fill(~kept_tokens(scores, sampler.top_k, sampler.top_p), -torch.inf)
     token = scores.argmax(-1) if sampler.temperature == 0 else inverse_cdf(scores, uniform_T)
     confidence = logp.gather(1, token[:, None]).squeeze(1).exp()
-    sureness = confidence / logp.logsumexp(-1).exp() if without_mask else confidence
-    scored = score(scores.softmax(-1), token) if score else sureness
-    return Drawn(token, confidence.double(), entropy.double(), sureness.double(), scored.double())
+    rule_confidence = confidence / logp.logsumexp(-1).exp() if without_mask else confidence
+    scored = score(scores.softmax(-1), token) if score else rule_confidence
+    return Drawn(token, confidence.double(), entropy.double(), rule_confidence.double(), scored.double())
 
 
 def inverse_cdf(scores_TV: torch.Tensor, uniform_T: torch.Tensor) -> torch.Tensor:

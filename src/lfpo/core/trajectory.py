@@ -65,7 +65,7 @@ class Trajectory(Completions):
         step_BC = per_position(step_B)
         return (self.reveal_step >= step_BC) | (self.reveal_step < 0)
 
-    def open_before(self, step_B: torch.Tensor) -> torch.Tensor:
+    def pending_before(self, step_B: torch.Tensor) -> torch.Tensor:
         """Which positions were still to be written when step_B[b] began, [B, C] bool: the masked ones, and those that
         were edited at that step or later. step_B: as for `masked_before`."""
         return self.masked_before(step_B) | (self.last_step >= per_position(step_B))
@@ -128,7 +128,7 @@ class Trajectory(Completions):
         return (torch.arange(self.tokens.shape[1], device=self.tokens.device) % size == 0).expand_as(self.tokens)
 
     @property
-    def entered(self) -> torch.Tensor:
+    def visited_blocks(self) -> torch.Tensor:
         """Positions of blocks that the sampler came to, [B, C] bool; where there are no blocks, all."""
         block_BC = self.block_BC
         last_B = block_BC.masked_fill(self.reveal_step < 0, -1).amax(-1)
