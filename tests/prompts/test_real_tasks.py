@@ -296,7 +296,7 @@ def test_a_wrong_row_is_named_by_file_line_and_field(
         ("gsm8k@test=", "expected train=PATH,test=PATH"),
         ("gsm8k@dev=x.jsonl", "expected train=PATH,test=PATH"),
         ("gsm8k@test=gone.jsonl", "gone.jsonl: no such file"),
-        ("gsm8k@test=README.md", "expected a file that ends in .jsonl, .json, .csv, .tsv, .parquet, .arrow"),
+        ("gsm8k@test=README.md", "README.md:1: not valid JSON"),
         ("gsm8k@winogrande", "winogrande: no file of this split (looked for test.jsonl"),
         ("d1_sudoku@sudoku4x4", "test_d1.csv and test_spg.csv could both be the test split; name one"),
         ("d1_sudoku", "no test split on the hub; give a file: d1_sudoku@test=FILE"),
@@ -314,7 +314,7 @@ def test_an_unreadable_file_is_a_one_line_error(tmp_path: Path) -> None:
     parquet = "not readable as Parquet" if importlib.util.find_spec("pyarrow") else "needs pyarrow"
     for name, content, said in (
         ("test.parquet", b"no", parquet),
-        ("test.json", b"{}", "expected a list of JSON objects, found an empty object"),
+        ("test.json", b"[3]", "row 1: expected a JSON object, found int"),
         ("test.csv", b"question\n\xff\n", "not readable"),
         ("test.jsonl", b"", "no rows"),
     ):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from lfpo.rewards import math
 from lfpo.rewards.math import equivalent, same_number
 from lfpo.rewards.numbers import to_number
+from soon import soon
 
 pytest.importorskip("math_verify")
 
@@ -26,8 +27,10 @@ def pairs(mark: str) -> list[Pair]:
     return found
 
 
-def test_right_answers_are_accepted() -> None:
-    assert not [(gold, answer) for gold, answer in pairs("+") if not equivalent(answer, gold)]
+# Computer algebra takes most of the time: `make test` tries every fourth pair.
+@pytest.mark.parametrize("step", soon([4, 1], 0))
+def test_right_answers_are_accepted(step: int) -> None:
+    assert not [(gold, answer) for gold, answer in pairs("+")[::step] if not equivalent(answer, gold)]
 
 
 def test_these_are_right_also_without_computer_algebra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,22 +45,31 @@ def test_these_are_right_by_computer_algebra_only(monkeypatch: pytest.MonkeyPatc
     assert not [(gold, answer) for gold, answer in pairs("~") if equivalent(answer, gold) or not equivalent(gold, gold)]
 
 
-def test_wrong_answers_are_refused() -> None:
-    assert not [(gold, answer) for gold, answer in pairs("-") if equivalent(answer, gold)]
-    # Which of the two does not compare names.
+@pytest.mark.parametrize("step", soon([4, 1], 0))
+def test_wrong_answers_are_refused(step: int) -> None:
+    assert not [(gold, answer) for gold, answer in pairs("-")[::step] if equivalent(answer, gold)]
+
+
+def test_wrong_answers_are_no_equal_numbers() -> None:
+    # Names are compared by `equivalent` alone.
     assert not [(gold, answer) for gold, answer in pairs("-") if same_number(answer, gold) and "=" not in gold]
+
+
+def test_wrong_answers_are_refused_without_computer_algebra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(math, "by_algebra", lambda *sides: False)
+    assert not [(gold, answer) for gold, answer in pairs("-") if equivalent(answer, gold)]
 
 
 # Forms of a number n with a unit u.
 FORMS = (
-    "{n}", "${n}$", "\\({n}\\)", "**{n}**", "\\mathbf{{{n}}}", "{{\\bf {n}}}", "x = {n}", "x \\approx {n}",
+    "{n}", "${n}$", "\\({n}\\)", "**{n}**", "\\mathbf{{{n}}}", "x = {n}", "x \\approx {n}",
     "\\text{{The answer is }}{n}", "The answer is {n}.", "{n} {u}", "{n}\\text{{ {u}}}", "{n}\\,\\mathrm{{{u}}}",
     "\\textbf{{{n} {u}}}", "= {n}", "{n} {u} in total", "{n} = {n}",
 )  # fmt: skip
 UNITS = ("cm", "kg", "hours", "apples", "dollars")
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(st.integers(-99999, 99999), st.integers(0, 3), st.sampled_from(FORMS), st.sampled_from(UNITS), st.data())
 def test_a_number_is_right_in_every_form_and_wrong_once_changed(
     value: int, places: int, form: str, unit: str, data: st.DataObject

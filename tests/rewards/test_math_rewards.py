@@ -98,7 +98,7 @@ NUMBERS = r"""
 1,234.50 = 2469/2; $1,234,567 = 1234567; -$5 = -5; $-5 = -5; \$18.00 = 18; 50\% = 50; 3/4 = 3/4; 2 1/2 = 5/2
 \dfrac{3}{4} = 3/4; -\frac{3}{4} = -3/4; \frac34 = 3/4; 2\frac{1}{2} = 5/2; 10{,}000 = 10000; 11,\! 111 = 11111
 5 \text{ cm}^2 = 5; 5 years old. = 5; 5cm = 5; 90^\circ = 90; 1.5 \times 10^{3} = 1500; 1.5e3 = 1500; .5 = 1/2
-18. = 18; $18$ = 18; USD 18 = 18; Rs. 18 = 18; ₹18 = 18; 1 234 567 = 1234567; 25 cm² = 25; 3½ = 7/2
+18. = 18; $18$ = 18; 1 234 567 = 1234567; 25 cm² = 25; 3½ = 7/2
 (-3) = -3
 """
 
@@ -271,7 +271,7 @@ PIECES = [*PIECE_LINES.split(), " ", "\n", "a ", "cm "]
 
 
 @given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=4), st.sampled_from([95, 199, 390, 990, 1990, 10**6]))
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_no_repeated_text_takes_a_second(pieces: list[str], size: int) -> None:
     unit = "".join(pieces)
     text = unit * (size // len(unit))

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,25 @@ from lfpo.config.errors import UserError
 from lfpo.config.sft import SFTConfig
 from lfpo.core.rng import generator
 from lfpo.core.structure import Structure
+from lfpo.core.views import BlockViews
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.objectives.vrpo import VRPO
+from lfpo.runs.context import Context
 from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.dpo import as_trajectory
-from lfpo.train.sft import MIN_T, Example, accumulate_sft_gradients, encode_example, sampled_length, train_sft
+from lfpo.train.sft import (
+    MIN_T,
+    Example,
+    SFTTrainer,
+    accumulate_sft_gradients,
+    encode_example,
+    sampled_length,
+    train_sft,
+)
 from processes import run_lfpo
 from soon import soon
-from tiny import LLADA_CONFIG, write_dream, write_llada
+from tiny import LLADA_CONFIG, with_chat_template, write_dream, write_llada
+from written_runs import write_rows
 
 INIT: dict[str, Any] = {"model_type": "llada", "d_model": 32, "n_layers": 1, "n_heads": 2, "n_kv_heads": 2}
 INIT |= {"mlp_hidden_size": 64, "vocab_size": 300, "max_sequence_length": 128, "rope_theta": 10000.0}
@@ -262,7 +274,7 @@ def test_a_pair_ends_as_rollouts_would(model: MaskedDiffusionLM):
     assert (t.reveal_step >= 0).sum(-1).tolist() == [5, 9]  # to the ends of the blocks
     assert t.lengths.tolist() == [3, 7]  # the second one's EOS comes after it
     views = VRPO(mc_samples=2).views(t, torch.zeros(2), [1, 2], 0)
-    assert views.structure == Structure(BLOCK, doubled=True)
+    assert isinstance(views, BlockViews) and views.structure == Structure(BLOCK, doubled=True)
     assert not views.target[:, 3:][~t.until_eos[views.row]].any()
 
 
@@ -281,3 +293,37 @@ def test_tokens_that_no_text_has_are_refused_in_prompts_and_completions(llada: P
         with pytest.raises(UserError, match=f"row 1: the completion cannot be used: .*{said}"):
             encode_example(tokenizer, model, "a", f"b{text}", 8, "row 1")
     assert encode_example(tokenizer, model, "a", "b", 2, "row 1")[1][1:] == [model.eos_id]
+
+
+def test_conversations_and_renamed_columns_are_the_same_examples_and_held_out_rows_give_a_loss(tmp_path: Path) -> None:
+    """TRL's three formats; the answers of the CSV are numbers. The held-out loss has the same noise each time."""
+    checkpoint = with_chat_template(write_llada(tmp_path / "tiny"))
+    turns = [[{"role": "user", "content": f"{i}+1="}, {"role": "assistant", "content": str(i + 1)}] for i in range(6)]
+    write_rows(tmp_path / "chats.jsonl", [{"messages": pair} for pair in turns])
+    write_rows(tmp_path / "split.jsonl", [{"prompt": pair[:1], "completion": pair[1:]} for pair in turns])
+    (tmp_path / "rows.csv").write_text("question,answer\n" + "".join(f"{i}+1=,{i + 1}\n" for i in range(6)))
+    values = {"model": str(checkpoint), "gen_length": 4, "batch_size": 4, "warmup_steps": 0, "logging_steps": 1}
+    values |= {"steps": 12, "eval_steps": 12, "eval_size": 5, "eval_file": str(tmp_path / "chats.jsonl")}
+    chats = SFTConfig(str(tmp_path / "run"), data_file=str(tmp_path / "chats.jsonl"), **values)
+    split = replace(chats, data_file=str(tmp_path / "split.jsonl"))
+    table = SFTConfig("run", data_file=str(tmp_path / "rows.csv"), **{**values, "eval_file": None})
+    table = replace(table, columns={"question": "prompt", "answer": "completion"}, map_row="test_sft.as_messages")
+    drawn = [[SFTTrainer(each).draw(i) for i in range(6)] for each in (chats, split, table)]
+    assert drawn[0] == drawn[1] == drawn[2]
+    trainer = SFTTrainer(chats)
+    assert len(trainer.held_out) == 5
+    # By hand: batches of 4 and 1, each a mean over its examples.
+    losses = []
+    for start, end in ((0, 4), (4, 5)):
+        part = {i - start: trainer.held_out[i] for i in range(start, end)}
+        rng = generator(chats.seed, "held-out", start)
+        losses.append(accumulate_sft_gradients(trainer.model, replace(chats, batch_size=end - start), part, rng))
+    assert trainer.evaluate(0, Context())["eval/loss"] == pytest.approx((4 * losses[0] + losses[1]) / 5)
+    train_sft(chats, report=quiet)
+    held_out = {row["step"]: row["eval/loss"] for row in metrics(tmp_path / "run") if "eval/loss" in row}
+    assert list(held_out) == [0, 12] and held_out[12] < held_out[0]
+
+
+def as_messages(row: dict[str, Any]) -> dict[str, Any]:
+    assert isinstance(row["completion"], str)
+    return {**row, "prompt": [{"role": "user", "content": row["prompt"]}]}

@@ -1,8 +1,10 @@
 """The keys that say what a command trains or measures on: a task, or rows of a data set with reward functions."""
 
+import math
 from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
-from lfpo.config.checks import NotNegative, Seconds
+from lfpo.config.checks import Count, CountOrZero, NotNegative, Seconds
 from lfpo.config.tasks import TaskName
 
 
@@ -11,7 +13,8 @@ class DataConfig:
     """Rows of one's own, from a file or a data set of the hub."""
 
     data_file: str | None = None
-    """Rows as JSONL, JSON, CSV, Parquet or Arrow, with a `prompt` column."""
+    """Rows: a file of JSONL, JSON, CSV, TSV, Parquet or Arrow, a pattern such as data/*.jsonl, or a folder that
+    `datasets` saved."""
 
     eval_file: str | None = None
     """Held-out rows of the same kind."""
@@ -32,13 +35,43 @@ class DataConfig:
     """{question: prompt}: columns of the rows to rename."""
 
     map_row: str | None = None
-    """Dotted path of a function that makes a row of a row, as a dict with `prompt` and the columns that reward_funcs
-    take."""
+    """Dotted path of a function that makes a row of a row, as a dict with the columns that the command takes."""
 
     def check_data(self) -> None:
         """Raise ValueError for keys of rows that do not go together."""
         if self.data_file and (self.dataset_config or self.dataset_test_split):
             raise ValueError("'dataset_test_split' goes with 'dataset_name'")
+
+
+@dataclass
+class ExampleConfig(DataConfig):
+    """What `lfpo sft` and `lfpo dpo` train on: demonstrations of generated tasks, or rows of one's own."""
+
+    ALIASES: ClassVar[dict[str, str]] = {"dataset": "data_file", "lr": "learning_rate"}
+
+    tasks: dict[str, float] = field(default_factory=dict)
+    """Generated tasks and their share of the examples. Give one of tasks, data_file and dataset_name."""
+
+    gen_length: Count = 64
+    """Completion length of a data set's rows in tokens; tasks have their own."""
+
+    batch_size: Count = 64
+    """Examples of each step."""
+
+    eval_size: CountOrZero = 200
+    """Held-out examples of an evaluation."""
+
+    def check_data(self) -> None:
+        if sum([bool(self.tasks), self.data_file is not None, self.dataset_name is not None]) != 1:
+            raise ValueError("give one of 'tasks', 'data_file' and 'dataset_name'")
+        for task, share in self.tasks.items():
+            if not 0 < share < math.inf:
+                raise ValueError(f"'tasks': the share {share} of {task!r} must be positive and finite")
+        if self.tasks and (self.columns or self.map_row):
+            raise ValueError("'columns' or 'map_row' goes with the rows of a data set; a task makes its own")
+        if self.eval_file and not self.data_file:
+            raise ValueError("'eval_file' goes with 'data_file'")
+        super().check_data()
 
 
 @dataclass
@@ -54,6 +87,11 @@ class ProblemConfig(DataConfig):
 
     reward_weights: list[float] | None = None
     """One weight a function (None: all 1)."""
+
+    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
+    """How several rewards become one signal: the advantage of their weighted sum, or the weighted sum of each
+    function's own advantages within the group, so that none is lost beside one that varies more (GDPO, arXiv
+    2601.05242)."""
 
     reward_timeout: Seconds = 1800.0
     """Seconds that one function may take for a batch; past it, its rewards of that batch are None (0: no limit). With

@@ -1,19 +1,21 @@
 """The configuration of `lfpo dpo`."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from lfpo.config.checks import Count, CountOrUnset, CountOrZero, Positive
+from lfpo.config.data import ExampleConfig
 from lfpo.config.length import UNSET
 from lfpo.config.models import ModelName
 from lfpo.config.other_names import EXAMPLES
-from lfpo.config.training import PolicyConfig, check_examples
+from lfpo.config.training import PolicyConfig
 
 
 @dataclass
-class DPOConfig(PolicyConfig):
+class DPOConfig(ExampleConfig, PolicyConfig):
     """Configuration of `lfpo dpo`: preference training by VRPO, which is DPO on ELBOs (see lfpo.objectives.vrpo).
 
+    A row of data has `prompt`, `chosen` and `rejected`, TRL's preference format, as text or as messages.
     Defaults are DARE's for 8 billion parameters, which trains 10 epochs.
     `torchrun --nproc_per_node N -m lfpo dpo CONFIG` splits each batch over N ranks.
     """
@@ -22,21 +24,7 @@ class DPOConfig(PolicyConfig):
     """The checkpoint to start from, which is also the base policy that completions are compared with: a folder, a hub
     id, "embedded", "embedded-block" or "embedded-causal"."""
 
-    data_file: str | None = None
-    """Rows with `prompt`, `chosen` and `rejected`, TRL's preference format, as text or as messages. Give either
-    data_file or tasks."""
-
-    tasks: dict[str, float] = field(default_factory=dict)
-    """Procedural tasks and their share of the pairs, each a right and a flawed demonstration."""
-
-    eval_file: str | None = None
-    """Held-out pairs for data_file runs; tasks have their own."""
-
-    eval_size: CountOrZero = 200
-    """Number of held-out pairs."""
-
     gen_length: Count = 256
-    """Completion length of data_file rows in tokens; tasks have their own."""
 
     beta: Positive = 0.2
     """The strength of the preference, of ELBOs over gen_length as in DARE: on ELBOs themselves, as LLaDA 1.5 writes it,
@@ -55,9 +43,6 @@ class DPOConfig(PolicyConfig):
     """Optimiser steps. As in transformers they count where they are given (not -1), and else num_train_epochs; with
     neither the run has 1000 steps."""
 
-    batch_size: Count = 64
-    """Pairs of each step."""
-
     learning_rate: Positive = 5e-7
     update_tokens: Count = 8192
     """Tokens in one pass; memory only, never the result, except that the masks of a pair stay together."""
@@ -74,6 +59,4 @@ class DPOConfig(PolicyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_examples(self)
-        if self.eval_file is not None and self.data_file is None:
-            raise ValueError("'eval_file' goes with 'data_file'; tasks bring their own held-out pairs")
+        self.check_data()

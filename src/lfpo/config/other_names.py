@@ -78,7 +78,6 @@ EXAMPLES: dict[str, str] = SHARED | {
     "gradient_accumulation_steps": "is not needed: batch_size counts examples, and update_tokens bounds memory",
     "max_length": "is gen_length here: tokens of a completion",
     "max_seq_length": "is gen_length here: tokens of a completion",
-    "dataset_name": "is data_file here: a file of rows",
     "packing": _LEAVE_OUT,
     "push_to_hub": _PUSH,
     "hub_model_id": _PUSH,

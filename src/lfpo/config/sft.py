@@ -4,16 +4,20 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from lfpo.config.checks import Count, CountOrUnset, CountOrZero, NotNegative, Positive, Share, ShareBelowOne
+from lfpo.config.data import ExampleConfig
 from lfpo.config.json import Json
 from lfpo.config.length import UNSET
 from lfpo.config.models import ModelName
 from lfpo.config.other_names import EXAMPLES
-from lfpo.config.training import TrainingConfig, check_examples
+from lfpo.config.training import TrainingConfig
 
 
 @dataclass
-class SFTConfig(TrainingConfig):
+class SFTConfig(ExampleConfig, TrainingConfig):
     """Configuration of `lfpo sft`: supervised training with the masked diffusion loss.
+
+    A row of data is a conversation, `messages`, whose last message is the completion; or has `prompt` and `completion`,
+    as text or as messages (TRL's formats).
 
     `torchrun --nproc_per_node N -m lfpo sft CONFIG` splits each batch over N ranks.
     """
@@ -25,17 +29,8 @@ class SFTConfig(TrainingConfig):
     init: Json | None = None
     """A family's config.json for a fresh model, with vocab_size as the upper bound of the tokenizer's."""
 
-    tasks: dict[str, float] = field(default_factory=dict)
-    """Procedural tasks and their share of the examples. Give either tasks or data_file."""
-
     right_share: Share | None = None
     """Share of right demonstrations of tasks (None: each task's own)."""
-
-    data_file: str | None = None
-    """Rows with `prompt` and `completion`."""
-
-    gen_length: Count = 64
-    """Completion length of data_file rows in tokens; tasks have their own."""
 
     block_length: Count | None = None
     """Tokens of a block; makes the model attend block by block (None: as its config.json says)."""
@@ -56,9 +51,6 @@ class SFTConfig(TrainingConfig):
     """Optimiser steps (max_steps works too). As in transformers they count where they are given (not -1), and else
     num_train_epochs; with neither the run has 1000 steps."""
 
-    batch_size: Count = 64
-    """Examples of each step."""
-
     bf16: bool = False
     learning_rate: Positive = 1e-3
     lr_scheduler_type: Literal["constant", "cosine", "linear"] = "cosine"
@@ -69,19 +61,22 @@ class SFTConfig(TrainingConfig):
     logging_steps: Count = 20
     """Steps between two lines of metrics."""
 
+    eval_steps: CountOrZero = 100
+    """Steps between two evaluations of the loss on held-out rows (0: none)."""
+
     save_steps: Count = 500
     export_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Of the final `output_dir/model`; checkpoints stay float32."""
 
-    ALIASES: ClassVar[dict[str, str]] = {"max_steps": "steps"}
+    ALIASES: ClassVar[dict[str, str]] = {**ExampleConfig.ALIASES, "max_steps": "steps"}
     REFUSED: ClassVar[dict[str, str]] = EXAMPLES
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_examples(self)
+        self.check_data()
         if (self.model is None) == (self.init is None):
             raise ValueError("give either 'model' (a checkpoint) or 'init' (a fresh model's config)")
-        if self.right_share is not None and self.data_file is not None:
-            raise ValueError("'right_share' is for tasks; 'data_file' has its own completions")
+        if self.right_share is not None and not self.tasks:
+            raise ValueError("'right_share' is for tasks; the rows of a data set have their own completions")
         if len(self.mask_ratios) != 2 or not 0 <= self.mask_ratios[0] < self.mask_ratios[1] <= 1:
             raise ValueError(f"'mask_ratios' {self.mask_ratios} must be two numbers, 0 <= low < high <= 1")

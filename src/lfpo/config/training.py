@@ -1,8 +1,7 @@
 """What `lfpo train`, `lfpo sft` and `lfpo dpo` share."""
 
-import math
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal
 
 from lfpo.config.build import check_fields, checked_new
 from lfpo.config.checks import Count, CountOrZero, NotNegative, Positive, Seconds, ShareBelowOne
@@ -148,30 +147,10 @@ class PolicyConfig(TrainingConfig):
     """Keep the layers' matrices in bitsandbytes' NF4, an eighth of float32 (needs lora)."""
 
 
-class Examples(Protocol):
-    """The keys of `lfpo sft` and `lfpo dpo` that say which examples there are, and how many a step takes."""
-
-    tasks: dict[str, float]
-    data_file: str | None
-    num_train_epochs: float
-    batch_size: int
-
-
-def check_examples(args: Examples) -> None:
-    """Raise ValueError unless either tasks or a file give the examples, and each task's share of them is above 0."""
-    if bool(args.tasks) == (args.data_file is not None):
-        raise ValueError("give either 'tasks' or 'data_file'")
-    for task, share in args.tasks.items():
-        if not 0 < share < math.inf:
-            raise ValueError(
-                f"'tasks': the share {share} of {task!r} must be positive and finite; or leave out the task"
-            )
-
-
-def examples_length(args: Examples, steps: int, rows: int) -> Length:
-    """The length of a run on so many distinct examples, 0 for those of tasks. steps: the key that says it, or UNSET."""
-    epochs, endless = args.num_train_epochs, "'tasks'"
-    return run_length(steps, epochs, rows=rows, batch=args.batch_size, default=1000, endless=endless)
+def examples_length(args: TrainingConfig, steps: int, *, batch: int, rows: int) -> Length:
+    """The length of a run on so many distinct examples, 0 for those of tasks. steps: the key that says it, or UNSET.
+    batch: examples of a step."""
+    return run_length(steps, args.num_train_epochs, rows=rows, batch=batch, default=1000, endless="'tasks'")
 
 
 def moment_bytes(optim: Optim) -> float:

@@ -37,9 +37,7 @@ class Completions:
         there.
 
     Only where the rollout was asked for them:
-    predicted_at [B, M] int64: the scheduled steps whose whole predictions were kept. predicted_tokens [B, M, C] int64
-        and predicted_confidence [B, M, C] float32: those predictions, and the probability at temperature 1 of what was
-        drawn at masked positions, 0 elsewhere (see lfpo.rollout.kept).
+    unscored [B, C] bool: positions that no loss scores, of hints (see lfpo.rollout.hinted).
     """
 
     prompt_ids: torch.Tensor
@@ -55,9 +53,7 @@ class Completions:
     mask_id: int
     eos_id: int
     structure: Structure = FULL
-    predicted_at: torch.Tensor | None = None
-    predicted_tokens: torch.Tensor | None = None
-    predicted_confidence: torch.Tensor | None = None
+    unscored: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -95,6 +91,12 @@ class Completions:
     def completion_ids(self) -> list[list[int]]:
         """Token ids of each completion, up to and including its first EOS."""
         return [row[mask].tolist() for row, mask in zip(self.tokens, self.until_eos, strict=True)]
+
+    def for_rewards(self) -> Json:
+        """What reward functions may ask for beside texts: lfpo.core.scoring.ROLLOUT_ARGUMENTS, by name. The steps are
+        those of the tokens in `completion_ids`."""
+        steps = [row[mask].tolist() for row, mask in zip(self.reveal_step, self.until_eos, strict=True)]
+        return {"completion_ids": self.completion_ids(), "forwards": self.nfe.tolist(), "reveal_step": steps}
 
     @property
     def until_eos(self) -> torch.Tensor:

@@ -43,6 +43,7 @@ def denoise(
     forwarded: Forwarded | None = None,
     forward_type: type[Forward] = Forward,
     hooks: Sequence[Hook] = (),
+    shown: Sequence[Sequence[int]] = (),
 ) -> Trajectory:
     """Denoise one completion for each of B prompts that fit the model; lfpo.rollout.sampling.rollout says what most
     arguments are.
@@ -50,17 +51,24 @@ def denoise(
     sampler: with its lengths filled in. rule: the reveal rule that it selects.
     forward_type: of what runs the model for the rows in flight.
     hooks: called after each forward, before the rows change.
+    shown: see Request. Such tokens count as revealed at step 0, with confidence 1 and entropy 0.
     """
     device, pace = model.device, None
     sizes = [block_sizes(len(prompt), sampler, model) for prompt in prompts]
     counts = reveal_schedule(sampler, rule) if rule.schedule else torch.zeros(0, dtype=torch.long)
-    if rule.plan is not None:
+    if rule.plan is not None and not shown:  # a plan counts masks in whole blocks
         exact = not (sampler.stops_at_eos or model.block_length)
         pace = Pace(rule.plan, sampler, counts.tolist(), seeds, sizes, exact=exact, stores=forward_type.stores)
     forward = forward_type(model, sampler, prompts, pace=pace, compiled=compiled, rollout_tokens=rollout_tokens)
     denoiser = Denoiser(model, sampler, rule, counts.to(device), hooks, forward)
     every = unstarted(prompts, seeds, sampler, model)
     every.storing |= forward.between and forward.structure.causal  # the first forward runs the prompt
+    if shown:
+        given_BC = torch.tensor(shown, device=device)
+        every.tokens = torch.where(given_BC >= 0, given_BC, every.tokens)
+        every.reveal_step = torch.where(given_BC >= 0, 0, every.reveal_step)
+        every.confidence = (given_BC >= 0).float()
+        forward.started.update(range(len(prompts)))  # rows of a prompt differ, so none is run for the others
     # Longest first: memory is highest at the start, and rows of similar length run together.
     lengths = list(map(len, prompts))
     waiting = sorted(range(len(prompts)), key=lengths.__getitem__, reverse=True)  # ties stay in order

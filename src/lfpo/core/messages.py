@@ -37,7 +37,8 @@ def rendered(tokenizer: Any, prompt: list[Json], where: str) -> str:
 
 
 def _open_turn(tokenizer: Any, messages: list[Json]) -> str:
-    messages = [_present(message) for message in messages]
+    # An assistant that calls tools may say nothing, which templates join with text all the same.
+    messages = [{"content": "", **_present(message)} for message in messages]
     render = functools.partial(tokenizer.apply_chat_template, tokenize=False, chat_template=on_one_day(tokenizer))
     answer_prefix = prefill(messages)
     if answer_prefix.strip():
@@ -65,4 +66,4 @@ def prefill(prompt: str | Sequence[Mapping[str, object]]) -> str:
     """The beginning of the answer that a prompt of messages ends with; "" for any other prompt."""
     if isinstance(prompt, str) or not len(prompt) or prompt[-1]["role"] != "assistant":
         return ""
-    return str(prompt[-1]["content"])
+    return str(prompt[-1].get("content") or "")

@@ -158,7 +158,7 @@ def as_text(prompt: str | list[dict[str, str]]) -> str:
     open."""
     if isinstance(prompt, str):
         return prompt
-    paragraphs = "\n\n".join(m["content"] for m in without_prefill(prompt))
+    paragraphs = "\n\n".join(str(m.get("content") or "") for m in without_prefill(prompt))
     return f"{paragraphs}\n{prefill(prompt)}"
 
 

@@ -2,39 +2,38 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
+from lfpo.config.data import DataConfig
 from lfpo.config.errors import UserError, last_line
 from lfpo.config.plugins import resolve
 from lfpo.config.torch_state import torch_state_kept
-from lfpo.config.train import LFPOConfig
-from lfpo.prompts.files import load_rows
-from lfpo.prompts.jsonl import check_row
+from lfpo.prompts.files import TEXTS, load_rows
+from lfpo.prompts.rows import check_row
 from lfpo.prompts.tasks import Row
 from lfpo.prompts.tasks.records import HubSplit, Record, load_hub
 
-ROWS = "expected a list of dicts or a datasets.Dataset"
-# What tells other libraries' collections of rows, and what to give instead.
-WAYS_OUT = {
-    "iterrows": 'give DATA.to_dict("records")',  # pandas
-    "iter_rows": "give DATA.to_dicts()",  # polars
-    "to_pylist": "give DATA.to_pylist()",  # pyarrow
-    "collate_fn": "give its dataset, as batches are no rows",  # torch's DataLoader
-}
 
+def read_rows(
+    args: DataConfig,
+    split: str,
+    python_rows: object = None,
+    most: int | None = None,
+    *,
+    required: tuple[str, ...] = ("prompt",),
+) -> list[Record]:
+    """The rows of the split "train" or "eval" of the data that `args` names; empty where it names none.
 
-def read_rows(args: LFPOConfig, split: str, python_rows: object = None, most: int | None = None) -> list[Record]:
-    """The rows of the split "train" or "eval"; empty where none is named. python_rows: rows from Python,
-    instead of a file. most: how many are read of those without a length.
-
-    Raises UserError, which names the row, for data that cannot be read or has no prompt, and where `map_row` fails.
+    python_rows: rows from Python, instead of a file. most: how many are read of those without a length. required:
+    columns that each row must have, see `check_row`.
+    Raises UserError, which names the row, for data that cannot be read, and where `map_row` fails.
     """
     file = args.data_file if split == "train" else args.eval_file
     part = args.dataset_train_split if split == "train" else args.dataset_test_split
     if python_rows is not None:
         records = _from_python(python_rows, f"{split}_dataset", most)
     elif file is not None:
-        records = [Record(row, where) for row, where in load_rows(file)]
+        texts = [old for old, new in args.columns.items() if new in TEXTS]
+        records = [Record(row, where) for row, where in load_rows(file, texts=texts)]
     elif args.dataset_name is not None and part is not None:
         source = HubSplit(args.dataset_name, part, (args.dataset_config,))
         records = load_hub(source, "or give data_file with its rows")
@@ -42,7 +41,10 @@ def read_rows(args: LFPOConfig, split: str, python_rows: object = None, most: in
         records = []
     prepare = resolve(args.map_row, {}, kind="map_row") if args.map_row else None
     with torch_state_kept():
-        return [Record(_prepared(record, args.columns, prepare), record.where) for record in records]
+        rows = [Record(_prepared(record, args.columns, prepare), record.where) for record in records]
+    for row in rows:
+        check_row(row.values, row.where, required)
+    return rows
 
 
 def is_stream(rows: object) -> bool:
@@ -51,33 +53,16 @@ def is_stream(rows: object) -> bool:
 
 
 def _from_python(rows: object, name: str, most: int | None) -> list[Record]:
-    kind = type(rows).__name__
-    if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):
-        what_to_do = ""
-        if isinstance(rows, str):
-            what_to_do = "; a data set's name is given by dataset_name, and its held-out rows by dataset_test_split"
-        raise UserError(f"{name}: {ROWS}, found {rows!r:.60}{what_to_do}")
-    if isinstance(rows, Mapping):
-        names, parts = ", ".join(map(repr, itertools.islice(rows, 5))), [*rows.values()]
-        splits = any(
-            hasattr(part, "features") or (isinstance(part, list) and isinstance(next(iter(part), None), Mapping))
-            for part in parts
-        )
-        what_to_do = f"give one of them: DATA[{next(iter(rows))!r}]" if splits else "give a dict for each row"
-        raise UserError(f"{name}: {ROWS}, found {kind} of {names or 'nothing'}; {what_to_do}")
-    form = getattr(rows, "format", None)  # of a datasets.Dataset
-    if isinstance(form, Mapping) and form.get("type") in ("pandas", "polars", "arrow"):
-        raise UserError(f"{name}: {ROWS}, found one in the format {form['type']}; give DATA.with_format(None)")
-    for trait, what_to_do in WAYS_OUT.items():
-        if hasattr(rows, trait):
-            raise UserError(f"{name}: {ROWS}, found {kind}; {what_to_do}")
+    """The rows of a list, a datasets.Dataset, or the first `most` of what has no length."""
+    if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable):
+        what = f"{type(rows).__name__} of {', '.join(map(repr, rows))}" if isinstance(rows, Mapping) else repr(rows)
+        raise UserError(f"{name}: expected a list of dicts or a datasets.Dataset, found {what:.80}")
     if is_stream(rows):
         if most is None:
             raise UserError(f"{name}: has no length, so its epochs cannot be counted; give max_steps, or a list")
         rows = itertools.islice(rows, most)
     # Copies: a generator may yield one dict again and again, with other values.
-    copies = (dict(row) if isinstance(row, Mapping) else row for row in rows)
-    records = [Record(row, f"{name}[{i}]") for i, row in enumerate(copies)]
+    records = [Record(dict(row) if isinstance(row, Mapping) else row, f"{name}[{i}]") for i, row in enumerate(rows)]
     for record in records:
         check_row(record.values, record.where, required=())
     return records
@@ -101,9 +86,6 @@ def _prepared(record: Record, columns: Mapping[str, str], prepare: Callable[[Row
         if not isinstance(row, Mapping):
             raise UserError(f"{record.where}: map_row returned {type(row).__name__}, expected a dict")
         row = dict(row)  # the function may return one dict for all rows
-    prompt: Any = row.get("prompt")
-    if isinstance(prompt, tuple) or (hasattr(prompt, "__len__") and hasattr(prompt, "tolist")):
-        # pandas holds lists as arrays
-        row = row if isinstance(prompt, str) else {**row, "prompt": list(prompt)}
-    check_row(row, record.where)
+    if tolist := getattr(row.get("prompt"), "tolist", None):  # pandas holds lists as arrays
+        row["prompt"] = tolist()
     return row

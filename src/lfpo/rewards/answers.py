@@ -59,7 +59,7 @@ _BEFORE = re.compile(
 )
 _AFTER = re.compile(
     r"\^(?!\s*\{?\s*\\circ)|[_*/+!0-9]|-\s*[\w\\]|,\s*[-\d\\]|\\(?:cdot|times|div|pm|cup)|(?:or|and)\s*[-$\d\\]|"
-    r"(?:hundred|thousand|[a-z]*illion|dozen|squared|cubed|doubled|tripled|halved|below|minus|plus|times)(?![a-z])"
+    r"(?:hundred|thousand|[a-z]*illion|dozen|squared|cubed|minus|plus|times)(?![a-z])"
 )
 
 

@@ -6,6 +6,7 @@ measure or a plural noun (`13 red apples`) and no word of the closed classes bel
 
 import functools
 import re
+import unicodedata
 from typing import Any
 
 from lfpo.rewards.answers import closing_brace
@@ -13,7 +14,7 @@ from lfpo.rewards.answers import closing_brace
 GREEK = "alpha|beta|gamma|delta|epsilon|varepsilon|zeta|eta|theta|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|varphi|chi"
 GREEK += "|psi|omega|ell"
 
-_FONT = r"\\((?:text|math)(?:bf|it|rm|sf|tt|normal|up)?|boldsymbol|bm|[mh]box|emph|underline|rm|bf|it)"
+_FONT = r"\\((?:text|math)(?:bf|it|rm|sf|tt|normal|up)?|boldsymbol|bm|[mh]box|emph|underline)"
 _MARKS = (("**", "**"), ("__", "__"), ("$$", "$$"), ("$", "$"), ("`", "`"), ("\\(", "\\)"), ("\\[", "\\]"))
 _SPOKEN = (
     r"(?:(?:so|thus|hence|therefore),?\s+)?(?:the\s+)?(?:(?:final|correct|right)\s+)?(?:answer|option|choice)"
@@ -46,82 +47,50 @@ def unwrapped(text: str) -> str:
 
 
 TEXT = re.compile(r"\\text\{([^{}]*)\}")  # the only font that `plain_latex` leaves, around words
-_BASES = "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()  # noqa: SIM905
-
-
-def _base(match: re.Match[str]) -> str:
-    """`_8` for a base in any spelling, nothing for base ten. Without `_` and `base`, digits are not a base."""
-    if not match[1] and not match[0].lstrip().startswith("_"):
-        return match[0]
-    base = str(_BASES.index(match[2]) + 2) if match[2] in _BASES else match[2]
-    return "" if base == "10" else f"_{base}"
-
-
 _SIGNS = str.maketrans(
     {"×": "\\times ", "÷": "\\div ", "·": "\\cdot ", "π": "\\pi ", "∞": "\\infty ", "∪": "\\cup "}  # noqa: RUF001
     | {"±": "\\pm ", "≈": "\\approx ", "∈": "\\in ", "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "°": "^\\circ "}
     | {"∅": "\\emptyset ", "\u211d": "\\mathbb{R}", "½": "\\frac{1}{2}", "⅓": "\\frac{1}{3}", "⅔": "\\frac{2}{3}"}
-    | {"¼": "\\frac{1}{4}", "¾": "\\frac{3}{4}", "√": "sqrt", "₹": "Rs "}
+    | {"¼": "\\frac{1}{4}", "¾": "\\frac{3}{4}", "√": "sqrt", "。": "."}
 )
-_ARGUMENT = r"((?:[^{}]|\{[^{}]*\})*?)"
-_END = r"\s*[^\[\](),\s][^\[\](),]*"
 _SPACING = (
-    r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|q?quad|(?:bf|it|rm|sf|tt)(?!\s*\{))(?![A-Za-z])"
+    r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|q?quad)(?![A-Za-z])"
     r"|(?<!\\)\\[ ,;:!()\[\]]|\\?\$|~|^\s*(?:=|\\approx(?![A-Za-z]))"  # a double backslash ends a row of a matrix
 )
-# A thin space between digits marks a group of three; a wider space separates two numbers.
-_GROUPED = r"(?<![\d.])\d{1,3}(?:(?:\{,\}|,?\s*\\!|\\,|[\u2009\u202f])\s*\d{3})+(?!\d)"
-_IN_BASE = (
-    r"(?<=[\d)}])\s*(?:_\s*\{?\s*(?:\\text\{\s*)?|\(\s*|\\text\{\s*\(?\s*|\s)(?:in\s+)?(base\b[\s}-]*)?"
-    rf"({'|'.join(_BASES)}|\d+)(?!\w)[\s)}}]*$"
+# A thin or fixed space between digits marks a group of three; a plain space separates two numbers, three are groups.
+_GROUPED = re.compile(
+    r"(?<![\d.])\d{1,3}(?:(?:\{,\}|,?\s*\\!|\\,|[\u00a0\u2007\u2009\u202f])\s*\d{3})+(?!\d)"
+    r"|(?<![\d.,])\d{1,3}(?: \d{3}){2,}(?![\d.,])"
 )
 _WORD = r"(?<![A-Za-z\\])"  # before a word that is no part of another, and no command
 _LETTER = rf"\\(?:pi|{GREEK})(?![A-Za-z])"
 _PARENTHESES = r"\(((?:[^()]|\([^()]*\))*)\)"
 _FRAC = r"\\frac\{[^{}]*\}\{[^{}]*\}"
 # Mathematics without LaTeX.
-_POWERS_OF_TEXT = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
+_RAISED = re.compile("[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+")
 FUNCTIONS = "pi|ln|log|exp|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|sinh|cosh|tanh"
 _PLAIN: tuple[tuple[str, Any], ...] = (
-    ("[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+", lambda match: f"^{{{match[0].translate(_POWERS_OF_TEXT)}}}"),
     (rf"{_WORD}sqrt\s*{_PARENTHESES}", r"\\sqrt{\1}"),
     (rf"{_WORD}sqrt\s*(\d+(?:\.\d+)?|[A-Za-z](?![A-Za-z])|{_FRAC})", r"\\sqrt{\1}"),
-    (rf"{_WORD}sqrt(?=\s*\{{)", r"\\sqrt"),
     (rf"{_WORD}({FUNCTIONS})(?![A-Za-z])", r"\\\1 "),
     (rf"{_WORD}(?:infinity|infty)(?![A-Za-z])", r"\\infty "),
     (r"(?<=[\w)}\]])\s*\*\*\s*(-?\d+|[A-Za-z]|\([^()]*\))", r"^{\1}"),
-    (r"^(-?)\s*(USD|EUR|GBP|INR|Rs)\b\.?\s*([\d.,]+)$", r"\1\3 \\text{\2}"),
-    (r"(?<![\d.,])\d{1,3}(?: \d{3}){2,}(?![\d.,])", lambda match: match[0].replace(" ", "")),
 )
 _TABLE: tuple[tuple[str, Any], ...] = (
     *_PLAIN,
-    (_GROUPED, lambda match: re.sub(r"\D", "", match[0])),
-    (r"[\u2010\u2011\u2212\ufe63\uff0d]|(?<!\d)(?<!\d\s)[\u2012\u2013](?=\s*[\w.\\(])", "-"),  # 3-5 may be a range
+    (r"[\u2010\u2212]|(?<!\d)(?<!\d\s)[\u2012\u2013](?=\s*[\w.\\(])", "-"),  # 3-5 may be a range
     (r"<=|\\leq(?:slant)?", r"\\le "),
     (r">=|\\geq(?:slant)?", r"\\ge "),
-    (r"\\([lg])t(?![A-Za-z])", lambda match: "<>"[match[1] == "g"]),
     (r"\+\s*\\infty", r"\\infty"),
     (r"\\varnothing|\\\{\s*\\\}", r"\\emptyset"),
     (r"(^|\\in)\s*(?:\\mathbb\s*\{?\s*R\s*\}?|\\R)\s*$", r"\1(-\\infty, \\infty)"),
-    (r"\\[cld]?dots[cbm]?(?![A-Za-z])|(?<=[,+])\s*\.\.\.(?=\s*[,+])", r"\\ldots "),
-    (r"\\pmod\s*(\w+)", r"\\pmod{\1}"),
-    (r"\{\s*\\(bf|it|rm|sf|tt)(?![A-Za-z])", r"\\text\1{"),
     (_SPACING, " "),
     (r"(?<![%\\])\\?%(?!\s*\\?%)", r"\\text{percent}"),
     (r"\^\s*\{?\s*\\circ\s*\}?", r"\\text{degrees}"),
-    (r"(?<=\\text\{degrees)\}\s*([CF])(?![A-Za-z])", lambda match: {"C": " celsius}", "F": " fahrenheit}"}[match[1]]),
-    (r"([)\]\[])\s*U\s*([(\[\]])", r"\1\\cup \2"),
-    (rf"(?:^|\{{){_ARGUMENT}\\over(?![A-Za-z]){_ARGUMENT}(?:$|\}})", r"\\frac{\1}{\2}"),
-    (rf"(?:^|\{{){_ARGUMENT}\\choose(?![A-Za-z]){_ARGUMENT}(?:$|\}})", r"\\binom{\1}{\2}"),
     (r"\\[dt]binom", r"\\binom"),
-    (r"\\binom\s*(\w)\s*(\w)", r"\\binom{\1}{\2}"),
     (r"\\(begin|end)\{(?:array|smallmatrix)\}(?:\s*\{[lcr| ]*\})?", r"\\\1{matrix}"),
-    (rf"\](?={_END},{_END}[\[\]])", "("),  # ]1, 2[ is (1, 2)
-    (rf"([\[(]{_END},{_END})\[", r"\1)"),
     (rf"{_FONT}\s*\{{((?:[^{{}}A-Za-z]|[A-Za-z](?!\.?[A-Za-z]))*)\}}", r" \2 "),
     (rf"{_FONT}\s*\{{([^{{}}]*)\}}", r"\\text{\2}"),
-    (r"(?<![\w}])[({]\s*(\d+)\s*[)}]\s*(?=_)", r"\1"),
-    (_IN_BASE, _base),
     (rf"\\[dtc]?frac\s*(\w|{_LETTER})", r"\\frac{\1}"),
     (rf"\\[dtc]?frac\s*(\{{[^{{}}]*\}})\s*(\w|{_LETTER})", r"\\frac\1{\2}"),
     (r"\\[dtc]frac", r"\\frac"),
@@ -133,9 +102,15 @@ _TABLE: tuple[tuple[str, Any], ...] = (
 
 @functools.lru_cache(maxsize=4096)  # a comparison asks for a text and its parts several times
 def plain_latex(text: str) -> str:
-    """The text without delimiters, spacing commands, currency signs and a full stop; fonts, bases and signs respelled;
-    words are in `\\text{}`, also `percent` and `degrees` for their signs."""
-    text = unwrapped(text).translate(_SIGNS)
+    """The text without delimiters, spacing commands, currency signs and a full stop; fonts and signs respelled; words
+    are in `\\text{}`, also `percent` and `degrees` for their signs.
+
+    Other Unicode forms of a character (digits, commas and brackets of full width, bold letters) are its usual one, by
+    NFKC. It would join the digits of `3½` and `x²`, and forget which spaces group digits: these are read before it.
+    """
+    text = _GROUPED.sub(lambda match: re.sub(r"\D", "", match[0]), text).translate(_SIGNS)
+    text = _RAISED.sub(lambda match: f"^{{{unicodedata.normalize('NFKC', match[0])}}}", text)
+    text = unwrapped(unicodedata.normalize("NFKC", text))
     for pattern, spelling in _TABLE:
         text = re.sub(pattern, spelling, text)
     return _without_stop(text.strip())
@@ -167,12 +142,10 @@ def split_outside(text: str, separators: str | re.Pattern[str]) -> list[str]:
 
 # A measure and its other names.
 _NAMES = """
-mm millimeter millimetre, cm centimeter centimetre, dm decimeter decimetre, m meter metre, km kilometer kilometre,
-inch inches in, ft foot feet, yd yard, mi mile, mg milligram, g gram, kg kilogram kilo, lb pound, oz ounce, ton tonne,
-ml milliliter millilitre, cl centiliter, dl deciliter, l liter litre, gal gallon, pint, qt quart, cup, tsp teaspoon,
-tbsp tablespoon, ms millisecond, s sec second, min minute, h hr hour, day, wk week, month, yr year, decade, century
-centuries, am, pm, mph, kmh kph, rpm, fps, hz, khz, kw, kwh, gb, mb, kb, tb, usd dollar buck, ct cct cent, eur euro,
-gbp, degree deg, celsius, fahrenheit, radian rad, percent, acre, hectare, pt, rs rupee
+mm millimeter millimetre, cm centimeter centimetre, m meter metre, km kilometer kilometre, inch inches in, ft foot feet,
+yd yard, mi mile, g gram, kg kilogram, lb pound, oz ounce, ton tonne, ml milliliter millilitre, l liter litre,
+gal gallon, pint, cup, s sec second, min minute, h hr hour, day, wk week, month, yr year, am, pm, mph, usd dollar,
+cent, eur euro, degree deg, celsius, fahrenheit, radian rad, percent, acre
 """
 _MEASURES = {word: names.split()[0] for names in _NAMES.split(",") for word in names.split()}
 _MEASURES = {f"{word}s": name for word, name in _MEASURES.items() if len(word) > 1} | _MEASURES
@@ -187,16 +160,12 @@ monthly yearly annually
 """.split()  # noqa: SIM905
 # A hyphen stands for any letters, and each word may have a plural `s`. Other words of two letters are no units either.
 _CHANGING_WORDS = """
-and nor but plus minus times over under above below beneath beyond too from into versus out off down not non never
-without except unless than with within between before after until till through since more less fewer greater smaller
-least most about around roughly approximately almost nearly some ish negative positive equal sqrt sin cos tan cot csc
-exp mod modulo max factorial choose inverse infinity inf infinite undefined octal hex hexadecimal binary ternary
-decimal digit zero one two three four five six seven eight nine ten eleven -teen twel- twenty thirty forty fifty sixty
-seventy eighty ninety -tieth hundred thousand -illion -illionth half halve third fourth fifth sixth seventh eighth
-ninth tenth hundredth thousandth opposite conjugate -ward debt loss deficit shortage
-quarter twice thrice once dozen score gross googol lakh crore grand pair couple trio
-brace fold basis power base square squared cube cubed root log doubl- tripl- quadrupl- halv- multipl- revers- invert-
-negat- round- repeat- recurr- factor factored divide- raise- complement- reciproc-
+and nor but plus minus times over under above below from out down not non never without except than with between since
+more less fewer greater least most about roughly approximately nearly negative positive equal modulo base basis
+zero one two three four five six seven eight nine ten eleven -teen twelve twenty thirty forty fifty sixty seventy eighty
+ninety hundred thousand -illion tens -th -ths half halve third quarter twice dozen score pair couple brace fold power
+square squared cube cubed root doubl- tripl- quadrupl- halv- repeat- recurr- round- binary octal hex hexadecimal digit
+debt loss
 """
 _CHANGES = re.compile(f"(?:{'|'.join(_CHANGING_WORDS.split()).replace('-', '[a-z]*')})s?")
 _POWER = r"(?:\s*\^\s*\{?\s*(-?[1-3])\s*\}?)?"

@@ -18,7 +18,8 @@ from lfpo.rewards.numbers import to_number
 MAX_CHARS = 400  # the longest answer of MATH has 159
 
 _COMMAS = re.compile(r",(?!(?<=\d,)\d{3}(?!\d))")  # not those that group thousands
-_GROUPED_INSIDE = re.compile(r"(?<![\d.])\d{1,3}(?:,\d{3})+(?!\d)")
+_GROUPED = re.compile(r"(?<![\d.])\d{1,3}(?:,\d{3})+(?!\d)")
+_SPACED = re.compile(r",\s|(?<=\d),0\d\d(?!\d)")  # then other commas group digits: `(1,000, 2)`
 Parts = tuple[str, list[str]]
 _EQUALS = re.compile(r"(?<![<>!:\\])=")
 _ASSIGNS = re.compile(rf"{_EQUALS.pattern}|\\(?:in|approx)(?![A-Za-z])")
@@ -26,10 +27,8 @@ _RELATION = re.compile(r"(\\[lg]e(?![A-Za-z])|[<>])")
 _FLIPPED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
 _AND_OR = r"(?:,\s*)?(?:\\text\{\s*,?\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or|\\lor)(?![A-Za-z]))"
 _CONJUNCTION = re.compile(rf"{_AND_OR}|;|\\cup(?=[^(\[]*(?:[<>]|\\[lg]e))")
-_BUILDER = re.compile(r"\\\{\s*([A-Za-z])\s*(?:\\in\s*\\mathbb\{R\})?\s*(?:\\mid|\\vert|\\colon|\||:)(.*)\\\}")
 _MATRIX = re.compile(r"([(\[|]?)\s*\\begin\{([pbv]?)matrix\}(.*)\\end\{\2matrix\}\s*[)\]|]?", re.DOTALL)
 _BRACKETS = re.compile(r"(\\\{|[(\[])(.*)(\\\}|[)\]])", re.DOTALL)
-_LETTERS = re.compile(r"\s*(?!on|no|[ivxlcdm\s]+$)(?:[a-z]\s*){2,3}")  # a product, in any order; no Roman number
 _CELLS = re.compile(r"&|\\\\")
 _NAME = re.compile(
     rf"(?:m?\\(?:angle|measuredangle|triangle)|\\overline\{{(?=[A-Z]+\}}))?(?:[A-Za-z]+|\\(?i:{GREEK}))\}}?"
@@ -140,15 +139,12 @@ def _same_named(answer: str, gold: str, given: dict[str, str], asked: dict[str, 
 def statement(text: str) -> tuple[str, str]:
     """(name, value) of `x = 5`, `AB = 5 cm`, `(a,b) = (2,4)`, `x = -2 or x = 1`, `-2 < x \\le 7`, `x \\in [1,2]`; or no
     name. Inequalities become a union of intervals; `and`, `or` and `;` become commas; units are dropped."""
-    builder = _BUILDER.fullmatch(text)
-    parts = split_outside(_CONJUNCTION.sub(", ", builder[2] if builder else text), _COMMAS)
+    parts = split_outside(_CONJUNCTION.sub(", ", text), _COMMAS)
     ranges = [_interval(part) for part in parts]
     is_union = all(name for name, _ in ranges) and "and" not in text
     (name, _), *others = elements = ranges if is_union else [_assigned(part) for part in parts]
     if {other for other, _ in others} not in (set(), {""}, {name}) or not all(value for _, value in elements):
         return "", without_units(text)
-    if builder:
-        return "", "\\cup ".join(value for _, value in ranges) if is_union and name == builder[1] else text
     return name, ("\\cup " if is_union else ", ").join(value for _, value in elements)
 
 
@@ -185,10 +181,7 @@ def _interval(text: str) -> tuple[str, str]:
 
 def _same(answer: str, gold: str) -> bool:
     """Whether two values are equal: lists and unions in any order, tuples, intervals and matrices in their own."""
-    spelled, expected_spelling = canonical(answer), canonical(gold)
-    if spelled == expected_spelling:
-        return True
-    if _LETTERS.fullmatch(answer) and _LETTERS.fullmatch(gold) and sorted(spelled) == sorted(expected_spelling):
+    if canonical(answer) == canonical(gold):
         return True
     value, expected = to_number(answer), to_number(gold)
     if value is not None and expected is not None:
@@ -208,7 +201,7 @@ def _same(answer: str, gold: str) -> bool:
         sets = [side.strip().startswith(("\\{", "\\emptyset")) for side in inside]
         fits = sets[0] == sets[1] if alone and gold_alone else not any(sets)
         return fits and _same(*inside)
-    return any(_same_parts(parts, gold_parts) for parts in _readings(answer) for gold_parts in _readings(gold))
+    return _same_parts(_parts(answer), _parts(gold))
 
 
 def _only_element(text: str) -> str:
@@ -238,16 +231,6 @@ def _same_parts(answer: Parts, gold: Parts) -> bool:
     return True
 
 
-def _readings(text: str) -> list[Parts]:
-    """What a text may mean: in brackets `1,234` is one number or two; one where `, ` separates others, as `1,000`."""
-    plain, inner = _parts(text), _BRACKETS.fullmatch(text.strip())
-    grouped = _parts(_GROUPED_INSIDE.sub(lambda match: match[0].replace(",", ""), text)) if inner else plain
-    if grouped == plain:
-        return [plain]
-    one = re.search(r",\s", text) or re.search(r"(?<=\d),0\d\d(?!\d)", text)
-    return [grouped] if one else [plain, grouped]
-
-
 def _parts(text: str) -> Parts:
     """(kind, elements) of a list, union, tuple, interval or matrix; of a single value ("", [value])."""
     text = text.strip()
@@ -260,7 +243,10 @@ def _parts(text: str) -> Parts:
     parts = split_outside(text, _COMMAS)
     if len(parts) == 1 and (match := _BRACKETS.fullmatch(text)):
         kind = match[1] + match[3]
-        inner = split_outside(match[2], ",")
+        listed = match[2]
+        if _SPACED.search(listed):
+            listed = _GROUPED.sub(lambda number: number[0].replace(",", ""), listed)
+        inner = split_outside(listed, ",")
         if kind == "\\{\\}" or len(inner) > 1:
             return kind.replace("\\{\\}", ","), inner
     values = []

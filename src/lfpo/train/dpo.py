@@ -22,7 +22,7 @@ from lfpo.core.observer import Observer
 from lfpo.core.passes import logp_at_targets
 from lfpo.core.rng import key, python_rng
 from lfpo.core.roles import BASE, CURRENT
-from lfpo.core.structure import Pass
+from lfpo.core.structure import PolicyForward
 from lfpo.core.trajectory import Trajectory, of_completions
 from lfpo.core.views import Views
 from lfpo.models import MaskedDiffusionLM
@@ -30,7 +30,7 @@ from lfpo.models.mask_token import check_masks
 from lfpo.models.policies import load_policies
 from lfpo.objectives.vrpo import VRPO, elbos
 from lfpo.plan.flops import pass_flops
-from lfpo.prompts.preferences import Preference, load_preferences, task_pair
+from lfpo.prompts.examples import Preference, preference, read_examples, task_pair
 from lfpo.prompts.sources import fingerprint, in_epochs
 from lfpo.prompts.tasks import DataTask, Task, get_task
 from lfpo.runs.context import Context
@@ -64,7 +64,7 @@ class DPOTrainer(Trainer):
         training = fingerprint(self.draw, rows or config.batch_size)
         held_out = fingerprint(self.held_out.__getitem__, len(self.held_out))
         self.data, self.row_fingerprints = training if rows else "", {"training": training, "held-out": held_out}
-        self.length = examples_length(config, config.max_steps, rows)
+        self.length = examples_length(config, config.max_steps, batch=config.batch_size, rows=rows)
         self.total_steps = self.length.iterations
         self.user_args, self.args = config, replace(config, max_steps=self.total_steps)
         self.state: Json = {"skipped": 0, "skipped_in_a_row": 0, "seconds": 0.0, "flops": 0.0}
@@ -72,7 +72,7 @@ class DPOTrainer(Trainer):
 
     def run_iteration(self, step: int, context: Context) -> Json:
         """One optimiser step; metrics every logging_steps."""
-        config, started, observer, passes = self.args, time.perf_counter(), Observer(), list[Pass]()
+        config, started, observer, passes = self.args, time.perf_counter(), Observer(), list[PolicyForward]()
         observer.passes = passes
         # Each rank takes every world-th pair; the sum of the ranks' gradients is that of the whole batch.
         own_indices = range(collectives.rank(), config.batch_size, collectives.world())
@@ -92,10 +92,6 @@ class DPOTrainer(Trainer):
         metrics = {"step": done, **about_step, **means}
         spent = {"time/total": self.state["seconds"], "flops": self.state["flops"]}
         return metrics | {"skipped_updates": self.state["skipped"]} | spent
-
-    def evaluates_after(self, step: int) -> bool:
-        every = self.args.eval_steps
-        return bool(every and self.held_out) and (step % every == 0 or step == self.total_steps)
 
     @torch.no_grad()
     def evaluate(self, step: int, context: Context) -> dict[str, float]:
@@ -176,16 +172,15 @@ def _pairs(
             raise UserError(f"{pair.where}: chosen and rejected are the same tokens{scored}; a pair must differ")
         return prompt, chosen, rejected
 
-    if config.data_file is not None:
-        rows = [encode(pair, config.gen_length) for pair in load_preferences(config.data_file)]
-        held_out = load_preferences(config.eval_file)[: config.eval_size] if config.eval_file else []
-        return in_epochs(rows, config.seed), [encode(pair, config.gen_length) for pair in held_out], len(rows)
+    if not config.tasks:
+        pairs = read_examples(config, lambda row, where: encode(preference(row, where), config.gen_length))
+        return in_epochs(pairs["train"], config.seed), pairs["eval"], len(pairs["train"])
 
     tasks: dict[str, Task] = {}
     for name in config.tasks:
         task = get_task(name)
         if isinstance(task, DataTask):
-            raise UserError(f"task {name!r}: pairs are made from demonstrations of procedural tasks; use 'data_file'")
+            raise UserError(f"task {name!r}: pairs are made from demonstrations of generated tasks; give 'data_file'")
         tasks[name] = task
     length = max(task.gen_length for task in tasks.values())
 

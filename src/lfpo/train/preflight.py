@@ -171,7 +171,8 @@ def check_rewards(trainer: Planned, source: PromptSource) -> list[str]:
             _, why = step_all(environment, [Episode(0, rows[0], 0)], [STAND_IN])
             failed += [] if why is None else [f"environment {environment.name!r} failed on {where}: {why}"]
             continue
-        scored = source.score(rows, [STAND_IN] * len(rows), [list(ids) for _ in rows])
+        stand_in = {"completion_ids": list(ids), "forwards": len(ids), "reveal_step": list(range(len(ids)))}
+        scored = source.score(rows, [STAND_IN] * len(rows), {name: [v] * len(rows) for name, v in stand_in.items()})
         failed += [f"reward function {name!r} failed on {where}: {why}" for name, why in scored.failed.items()]
     if failed and not args.keep_going:
         raise UserError(f"{'; '.join(failed)}; fix it, or set keep_going to train with None for its rewards")

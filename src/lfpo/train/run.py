@@ -56,7 +56,8 @@ class Lines:
             steps, seconds = step - self.last[0], now - self.last[1]
             rate = f"  {steps / seconds:.2f} steps/s  {duration(seconds / steps * (self.total - step))} left"
         self.last = step, now
-        shown = {"loss": metrics.get("loss"), "held-out preference accuracy": metrics.get("eval/preference_accuracy")}
+        shown = {"loss": metrics.get("loss"), "held-out loss": metrics.get("eval/loss")}
+        shown |= {"held-out preference accuracy": metrics.get("eval/preference_accuracy")}
         text = "".join(f"  {name} {value:.4f}" for name, value in shown.items() if value is not None)
         self.note(f"step {step}/{self.total}{text}{rate}")
 

@@ -9,10 +9,10 @@ of the block with their first EOS, which is where rollouts end. Over a causal co
 loss, of each token up to the first EOS after the clean ones before it; the first loss counts `masked_loss_weight`.
 
 Where noise is uniform over the vocabulary, random tokens stand in place of masks, every token of the completion counts,
-and half of the examples are conditioned on a first prediction without gradients (see lfpo.models.uniform).
+and half of the examples are conditioned on a first prediction without gradients (see lfpo.contrib.canvases.noise).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,8 +37,7 @@ from lfpo.core.roles import CURRENT
 from lfpo.core.views import pack_by_tokens
 from lfpo.models import MaskedDiffusionLM, init_model
 from lfpo.models.policies import load_policies
-from lfpo.models.uniform import CONDITIONED, conditioning
-from lfpo.prompts.files import load_rows
+from lfpo.prompts.examples import demonstration, read_examples
 from lfpo.prompts.sources import fingerprint, in_epochs
 from lfpo.prompts.tasks import DataTask, get_task
 from lfpo.prompts.tokenizer import train_tokenizer
@@ -76,10 +75,11 @@ class SFTTrainer(Trainer):
                 f"masked_loss_weight {config.masked_loss_weight}: {self.model.family.name} models have no loss beside "
                 "the masked one; leave it out"
             )
-        self.draw, rows = _example_source(config, self.tokenizer, self.model)
+        self.draw, self.held_out, rows = _example_source(config, self.tokenizer, self.model)
         training = fingerprint(self.draw, rows or config.batch_size)
-        self.data, self.row_fingerprints = training if rows else "", {"training": training}
-        self.length = examples_length(config, config.steps, rows)
+        held_out = fingerprint(self.held_out.__getitem__, len(self.held_out))
+        self.data, self.row_fingerprints = training if rows else "", {"training": training, "held-out": held_out}
+        self.length = examples_length(config, config.steps, batch=config.batch_size, rows=rows)
         self.total_steps = self.length.iterations
         self.user_args, self.args = config, replace(config, steps=self.total_steps)
         # losses: since the last logged line.
@@ -102,6 +102,19 @@ class SFTTrainer(Trainer):
         mean = sum(losses) / len(losses)
         losses.clear()
         return {"step": done, **about_step, "loss": mean}
+
+    @torch.no_grad()
+    def evaluate(self, step: int, context: Context) -> dict[str, float]:
+        """The loss on held-out examples, with the same noise each time. A collective."""
+        config, total = self.args, 0.0
+        for start in range(0, len(self.held_out), config.batch_size):
+            whole = range(start, min(start + config.batch_size, len(self.held_out)))
+            own = {i - start: self.held_out[i] for i in whole[collectives.rank() :: collectives.world()]}
+            rng = generator(config.seed, "held-out", start)
+            passes = noised_passes(self.model, config, own, len(whole), rng)
+            filler = self.held_out[start] if config.fsdp else None
+            total += len(whole) * sum(each.item() for each in losses(self.model, passes, filler))
+        return {"eval/loss": collectives.sum_number(total) / len(self.held_out)} if self.held_out else {}
 
     def export(self) -> MaskedDiffusionLM:
         factors = [(p, p.detach().clone()) for _, p in self.model.factors()]
@@ -136,13 +149,10 @@ class Noise(NamedTuple):
 def noise_of(model: MaskedDiffusionLM, length: int, rng: torch.Generator) -> Noise:
     """The noise of an example of so many completion tokens: masks, or tokens of the whole vocabulary."""
     draw_C = torch.rand(length, generator=rng)
-    if not model.uniform:
-        return Noise(draw_C, torch.full((length,), model.mask_id), conditioned=False)
-    token_C = torch.randint(model.vocab_size, (length,), generator=rng)
-    return Noise(draw_C, token_C, conditioned=bool(torch.rand((), generator=rng) < CONDITIONED))
+    return Noise(draw_C, *model.noise(length, rng))
 
 
-class Pass(NamedTuple):
+class Examples(NamedTuple):
     """Examples that run together, [B, L], on the CPU. noised, clean: token ids. scored: positions whose clean token is
     predicted from the noised ones, with `weight`; next_weight: of tokens that the clean ones before them predict.
     temperature: of the prediction that conditions a token, 0 for none (read where noise is uniform)."""
@@ -166,11 +176,22 @@ def accumulate_sft_gradients(
 ) -> float:
     """Add the gradient of some examples of a batch to the parameters; returns their part of the batch's loss.
 
-    batch: position in the whole batch -> example. Memory depends on update_tokens only. t is stratified over the whole
-    batch, which keeps its distribution uniform and lowers the variance of the loss.
-    filler: what a rank runs in passes that other ranks have and it has not (see with_fillers); with split weights only.
+    batch: position in the whole batch -> example. Memory depends on update_tokens only. filler: see `losses`.
     """
-    size, (low, high) = config.batch_size, config.mask_ratios
+    total = 0.0
+    for loss in losses(model, noised_passes(model, config, batch, config.batch_size, rng), filler):
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+def noised_passes(
+    model: MaskedDiffusionLM, config: SFTConfig, batch: dict[int, Example], size: int, rng: torch.Generator
+) -> list[Examples]:
+    """Some examples of a batch of `size`, noised and packed into passes of at most update_tokens. t is stratified over
+    the whole batch, which keeps its distribution uniform and lowers the variance of the loss. batch: position in the
+    whole batch -> example."""
+    low, high = config.mask_ratios
     t_B = (torch.arange(size) + torch.rand((), generator=rng)) / size
     t_B = (low + (high - low) * t_B).clamp(min=MIN_T)[torch.randperm(size, generator=rng)]
     root = int(torch.randint(2**62, (), generator=rng))
@@ -181,8 +202,8 @@ def accumulate_sft_gradients(
     lengths = structure.tokens(torch.tensor([len(row) for row in rows]), prompts).tolist()
     has_next = has_next_loss(model)
     masked_weight = config.masked_loss_weight if has_next else 1.0
-    every = model.uniform and config.loss_weight == "1/t"  # nothing tells the model which tokens are noised
-    passes, idle = list[Pass](), None
+    every = model.asks_about_all and config.loss_weight == "1/t"  # nothing tells the model which tokens are noised
+    passes = list[Examples]()
     for packed in pack_by_tokens(lengths, config.update_tokens):
         group = [indices[j] for j in packed]
         ids, attention = left_pad([rows[j] for j in packed], model.pad_id)
@@ -201,30 +222,29 @@ def accumulate_sft_gradients(
                 known = through_eos(batch[i][1], model)
                 next_weight[j, ids.shape[1] - length :][:known] = 1 / (known * size)
         if scored.any() or next_weight.any():
-            passes.append(Pass(noised, ids, attention, prompts[packed], scored, weight, next_weight, temperature))
+            passes.append(Examples(noised, ids, attention, prompts[packed], scored, weight, next_weight, temperature))
+    return passes
+
+
+def losses(model: MaskedDiffusionLM, passes: list[Examples], filler: Example | None) -> Iterator[torch.Tensor]:
+    """The loss of each pass; its backward belongs before the next one. filler: with split weights, what a rank runs in
+    passes that other ranks have and it has not (see with_fillers)."""
+    idle = None
     if filler is not None:
         ids, attention = left_pad([filler[0] + filler[1]], model.pad_id)
         none, prompt_B = torch.zeros(ids.shape), torch.tensor([len(filler[0])])
-        idle = Pass(ids, ids, attention, prompt_B, torch.ones_like(ids, dtype=torch.bool), none, none, none)
-    total = 0.0
-    if idle is not None:
+        idle = Examples(ids, ids, attention, prompt_B, torch.ones_like(ids, dtype=torch.bool), none, none, none)
         passes = with_fillers(passes, idle)
-    for group_pass in passes:
+    for each in passes:
         with one_pass([model]):
-            loss = float(group_pass is not idle) * loss_of(model, Pass(*(x.to(model.device) for x in group_pass)))
-            loss.backward()
-        total += loss.item()
-    return total
+            yield float(each is not idle) * loss_of(model, Examples(*(x.to(model.device) for x in each)))
 
 
-def loss_of(model: MaskedDiffusionLM, p: Pass) -> torch.Tensor:
+def loss_of(model: MaskedDiffusionLM, p: Examples) -> torch.Tensor:
     """The weighted cross-entropies of a pass, summed."""
-    structure, signal = training_structure(model), None
-    if model.uniform:
-        signal = conditioning(model, p.noised, p.clean, p.attention, p.prompt_B, p.temperature, structure)
-    noised_BND, clean_BLD = noised_hidden(
-        model, p.noised, p.clean, p.attention, p.prompt_B, structure=structure, conditioning_BND=signal
-    )
+    structure, row = training_structure(model), (p.noised, p.clean, p.attention, p.prompt_B)
+    signal = model.signal(*row, p.temperature, structure=structure)
+    noised_BND, clean_BLD = noised_hidden(model, *row, structure=structure, signal=signal)
     width = noised_BND.shape[1]
     at = p.scored[:, -width:]
     row_T, column_T = p.next_weight.nonzero().unbind(-1)  # tokens that the clean ones before them predict
@@ -233,14 +253,14 @@ def loss_of(model: MaskedDiffusionLM, p: Pass) -> torch.Tensor:
     weight_T = torch.cat([p.weight[:, -width:][at], p.next_weight[row_T, column_T]])
     heads = (model.head_weight, model.head_weight)
     r_T = torch.ones_like(weight_T)  # at r = 1 and beta = 1 the rectified loss is cross-entropy
-    options: Json = {"precision": model.products, "cap": model.logit_cap}
+    options: Json = {"precision": model.products, "logit_map": model.logit_map}
     return rectified_sum(hidden_TD, hidden_TD, *heads, labels_T, r_T, weight_T, beta=1.0, **options)
 
 
 def has_next_loss(model: MaskedDiffusionLM) -> bool:
     """Whether a second loss trains the clean tokens' prediction of the next one. Where noise is uniform nothing reads
     that prediction."""
-    return model.causal_context and not model.uniform
+    return model.causal_context and not model.asks_about_all
 
 
 def encode_example(
@@ -297,7 +317,7 @@ def _fresh(config: SFTConfig) -> tuple[MaskedDiffusionLM | None, Any]:
     if config.init is None:
         return None, None
     if not config.tasks:
-        raise UserError("'init' makes its tokenizer from 'tasks'; with 'data_file' give a 'model' to start from")
+        raise UserError("'init' makes its tokenizer from 'tasks'; with rows of a data set give a 'model' to start from")
     text = config.init.get("text_config")  # has the fields of a family's text model, where it is there
     tokenizer = train_tokenizer(_tokenizer_corpus(config), (text or config.init).get("vocab_size", 512))
     own = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("mask", "eos", "pad")}
@@ -319,19 +339,22 @@ def _tokenizer_corpus(config: SFTConfig) -> list[str]:
 
 def _example_source(
     config: SFTConfig, tokenizer: Any, model: MaskedDiffusionLM
-) -> tuple[Callable[[int], Example], int]:
-    """A function that returns the example of a number, the same before and after a resume; and the number of distinct
-    examples, 0 for those of tasks."""
+) -> tuple[Callable[[int], Example], list[Example], int]:
+    """A function that returns the example of a number, the same before and after a resume; held-out examples, none for
+    tasks; and the number of distinct examples, 0 for those of tasks."""
 
     def encode(prompt: str | list[dict[str, str]], completion: str, gen_length: int, where: str) -> Example:
         ids, answer = encode_example(tokenizer, model, prompt, completion, gen_length, where)
         length = sampled_length(ids, answer, model)
         return ids, (answer + [model.eos_id] * length)[:length]
 
-    if config.data_file is not None:
-        rows = load_rows(config.data_file, required=("prompt", "completion"))
-        examples = [encode(row["prompt"], row["completion"], config.gen_length, where) for row, where in rows]
-        return in_epochs(examples, config.seed), len(examples)
+    def read(row: Json, where: str) -> Example:
+        shown = demonstration(row, where)
+        return encode(shown.prompt, shown.completion, config.gen_length, where)
+
+    if not config.tasks:
+        examples = read_examples(config, read)
+        return in_epochs(examples["train"], config.seed), examples["eval"], len(examples["train"])
 
     tasks = {name: get_task(name) for name in config.tasks}
 
@@ -343,4 +366,4 @@ def _example_source(
         where = f"task {task.name}, row {index}"
         return encode(row["prompt"], task.demonstrate(row, rng, share), task.gen_length, where)
 
-    return from_tasks, 0
+    return from_tasks, [], 0

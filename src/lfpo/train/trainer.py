@@ -23,6 +23,7 @@ class Trainer(Protocol):
     model, reference, tokenizer, optimizer: what checkpoints hold; reference is None where there is none.
     parts: what else checkpoints hold, by the name of its folder.
     state: JSON data that checkpoints hold too (counters); restored in place.
+    held_out: examples that `evaluate` measures the loss on.
     data: the `fingerprint` of the training rows; "" where they are generated, or a stream.
     row_fingerprints: "training" and "held-out" -> the `fingerprint` of these rows, of generated ones that of the first
         batch. All ranks must have the same.
@@ -42,6 +43,7 @@ class Trainer(Protocol):
     optimizer: torch.optim.Optimizer
     parts: Mapping[str, Part] = MappingProxyType({})
     state: Json
+    held_out: Sequence[Any] = ()
     data: str = ""
     row_fingerprints: Mapping[str, str] = MappingProxyType({})
     stop_on: Collection[str] = ()
@@ -55,7 +57,8 @@ class Trainer(Protocol):
 
     def evaluates_after(self, step: int) -> bool:
         """Whether an evaluation is due after `step` iterations (0: before the first)."""
-        return False
+        every = self.args.eval_steps
+        return bool(every and self.held_out) and (step % every == 0 or step == self.total_steps)
 
     def evaluate(self, step: int, context: Context) -> dict[str, float]:
         """Results on held-out data after `step` iterations, as metrics."""

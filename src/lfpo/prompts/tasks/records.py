@@ -9,7 +9,7 @@ from typing import Any
 from lfpo.config.errors import UserError
 from lfpo.config.json import Json
 from lfpo.prompts.files import SUFFIXES, load_rows, suffix_of
-from lfpo.prompts.jsonl import absence
+from lfpo.prompts.rows import absence
 
 
 @dataclass(frozen=True)
@@ -85,17 +85,9 @@ def split_files(folder: Path, stems: Sequence[str]) -> list[Path]:
     return [file for stem in stems for file in _candidates(folder, stem)[0]]
 
 
-def _files_in(folder: Path) -> list[Path]:
-    """What is in a folder, sorted. Raises UserError where the user may not look into it."""
-    try:
-        return sorted(folder.iterdir())
-    except OSError as error:
-        raise UserError(f"{folder}: the folder cannot be read ({error.strerror or error})") from error
-
-
 def _candidates(folder: Path, stem: str) -> tuple[list[Path], bool]:
     """The files that a stem names in a folder, and whether they are shards of one."""
-    files = {path: _stem(path) for path in _files_in(folder) if suffix_of(path)}
+    files = {path: _stem(path) for path in sorted(folder.iterdir()) if suffix_of(path)}
     exact = [path for path, name in files.items() if name == stem]
     shards = [path for path, name in files.items() if re.fullmatch(rf"{re.escape(stem)}-\d+-of-\d+", name)]
     chosen = exact or shards or [path for path, name in files.items() if name.startswith(f"{stem}_")]
@@ -109,10 +101,6 @@ def _stem(path: Path) -> str:
 
 def read_records(path: Path) -> list[Record]:
     """All records of a file. Raises UserError naming the file, and the line if known, if it cannot be read."""
-    if not suffix_of(path):
-        raise UserError(f"{path}: expected a file that ends in {', '.join(SUFFIXES)}")
-    if not path.is_file():
-        raise UserError(f"{path}: no such file")
     return [Record(row, where) for row, where in load_rows(path, typed=False)]
 
 
@@ -145,6 +133,11 @@ def load_hub(source: HubSplit, instead: str) -> list[Record]:
         # OSError: not found, gated or unreachable. ValueError: unknown split or configuration. RuntimeError: a script.
         except (OSError, ValueError, RuntimeError, unreadable) as error:
             reason = " ".join(str(error).split()).rstrip(".")
+            if name := getattr(error, "filename", None):  # of this machine: errors of the hub name no file
+                raise UserError(
+                    f"{source.path}: `datasets` could not use {name} ({reason}); set HF_HOME to a folder that you may "
+                    "write, where it keeps its copies"
+                ) from error
             advice = "accept its terms on huggingface.co and run `hf auth login`, " if "gated" in reason else ""
             raise UserError(
                 f"{source.path}: could not load the {source.split} split from the hub ({reason}); {advice}{instead}"
