@@ -18,7 +18,7 @@ from lfpo.config.eval import EvalConfig
 from lfpo.config.files import user_path
 from lfpo.config.json import Json
 from lfpo.config.sampler import Sampler
-from lfpo.core import collectives, devices
+from lfpo.core import collectives
 from lfpo.core.encoding import encode_rows
 from lfpo.core.messages import prefill
 from lfpo.core.scoring import without_prefill
@@ -106,7 +106,7 @@ def plan(config: EvalConfig, console: Console, digest: Callable[[Path], str]) ->
             places = [f"{protocol}{job.source.place('eval', i)}" for i in range(len(job.prompted))]
             encode_rows(job.prompted, tokenizer, model, job.sampler.gen_length, places)
         dtype = getattr(torch, config.dtype)
-        collectives.together(lambda: check_memory(resolve(config.model), dtype, devices.device()))
+        collectives.together(lambda: check_memory(resolve(config.model), dtype, collectives.device()))
     return list(zip(jobs, stored, strict=True))
 
 
@@ -115,7 +115,7 @@ def run_jobs(config: EvalConfig, jobs: Sequence[tuple[Job, Json | None]], consol
     results = [result for _, result in jobs if result is not None]
     if len(results) < len(jobs):
         use_threads(config.threads)
-        model = load_model(config.model, dtype=getattr(torch, config.dtype), device=devices.device())
+        model = load_model(config.model, dtype=getattr(torch, config.dtype), device=collectives.device())
         tokenizer = load_tokenizer(config.model)
         distributed.begin_work()
         keep_freed_memory(sum(p.numel() for p in model.parameters()))
@@ -145,7 +145,7 @@ def prepare(config: EvalConfig, weights: str | None, block_length: int | None) -
         "sampler": asdict(sampler),
         "seed": config.seed,
         "dtype": config.dtype,
-        "device": torch.cuda.get_device_name(devices.device()) if torch.cuda.is_available() else "cpu",
+        "device": torch.cuda.get_device_name(collectives.device()) if torch.cuda.is_available() else "cpu",
         "versions": {k: v for k, v in versions().items() if k != "python"},
     }
     if source.files:  # the user's own, whose functions may change under their names

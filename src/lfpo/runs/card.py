@@ -30,10 +30,8 @@ TEMPLATED = """tokenizer.apply_chat_template(
 
 def family_use(run: Run | None = None, config: Json | None = None) -> str:
     """The card's section on the use of weights in their family's layout. Length and chat template are those of the
-    run's first recorded rollout; without one the length is that of config, or 64."""
-    config = config or {}
-    length = (config.get("sampler") or config).get("gen_length") or 64
-    chat = ""
+    run's first recorded rollout; without one the length is that of config."""
+    length, chat = completion_length(config) if config else 64, ""
     recorded = next((run.dir / "rollouts").glob("step-*.jsonl"), None) if run else None
     if recorded and (lines := recorded.read_text(encoding="utf-8").splitlines()):
         first = json.loads(lines[0])
