@@ -4,7 +4,6 @@ import contextlib
 import inspect
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,20 +26,18 @@ from lfpo.core.learner import Learner
 from lfpo.core.optim import Average
 from lfpo.core.roles import CURRENT, OLD
 from lfpo.core.rollouts import FreshRollouts
-from lfpo.core.structure import Pass
+from lfpo.core.structure import PolicyForward
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.loading import trained_block_length
 from lfpo.models.lora import settings_of
 from lfpo.models.policies import load_policies
-from lfpo.models.uniform import with_noise
 from lfpo.objectives import make_objective
-from lfpo.objectives.needs import check_rollouts, kept_steps, samplers
+from lfpo.objectives.needs import check_rollouts, samplers
 from lfpo.plan.flops import pass_flops, rollout_flops
 from lfpo.prompts.sources import fingerprint, plain_values
 from lfpo.rewards import RewardFunction
 from lfpo.rollout.episodes import Environment, Played
 from lfpo.rollout.hinted import Hinted
-from lfpo.rollout.kept import WithPredictions
 from lfpo.rollout.variants import check_context
 from lfpo.runs.context import Context
 from lfpo.runs.directory import Run
@@ -117,7 +114,6 @@ class LFPOTrainer(Algorithm, Trainer):
         self.args = args = replace(args, max_steps=self.length.iterations)
         block_length = trained_block_length(model or args.model)
         self.sampler, self.eval_samplers = samplers(args, self.source.gen_length, self.objective, block_length)
-        self.keep_steps = kept_steps(self.objective, self.sampler)
         self.policies, self.tokenizer = load_policies(args, model, tokenizer, needs_base=self.objective.needs_base)
         self.model, self.reference = self.policies[CURRENT], self.policies[OLD]  # theta, theta_old
         self.optimizer = build_adamw(self.model, args)
@@ -155,9 +151,8 @@ class LFPOTrainer(Algorithm, Trainer):
         # Training time and FLOPs without evaluation; skipped updates; reward function -> batches in a row it failed.
         self.state: Json = {"skipped": 0, "skipped_in_a_row": 0, "failing": {}, "seconds": 0.0, "flops": 0.0}
         self.run = replace(self.run, silent=collectives.rank() != 0)
-        fill = partial(with_noise, vocab_size=self.model.vocab_size) if self.model.uniform else None
         self.learner = Learner(
-            args, self.objective, self.policies, self.optimizer, self.average, self.state, self.run.dir, fill
+            args, self.objective, self.policies, self.optimizer, self.average, self.state, self.run.dir
         )
         self.failed_in_evaluation: set[str] = set()  # reward functions of which this was said
         sampled = FreshRollouts(
@@ -168,7 +163,7 @@ class LFPOTrainer(Algorithm, Trainer):
             self.tokenizer,
             self.engine,
             self.sampler,
-            self.keep_steps,
+            self.objective.variant(self.sampler),
             self.state,
         )
         self.sizes = args.prompts_per_iteration, args.num_generations
@@ -181,8 +176,7 @@ class LFPOTrainer(Algorithm, Trainer):
             self.rollouts = Hinted(sampled)
         if self.environment is not None:
             self.rollouts = Played(self.environment, sampled)
-        if self.keep_steps:
-            self.rollouts = WithPredictions(self.rollouts, self.tokenizer, self.source.score)
+        self.rollouts = self.objective.rewarded(self.rollouts, self.tokenizer, self.source.score, args.num_generations)
         self.state["rows_skipped"] = 0  # of the data set, where a callback ended an epoch early
         self.events = Callbacks(self)
         self.events.call("on_init_end", 0)
@@ -230,7 +224,7 @@ class LFPOTrainer(Algorithm, Trainer):
 
     def run_iteration(self, step: int, context: Context | None = None) -> Json:
         """`iterate`, then its accounts: FLOPs, records of rollouts, the queue. context: of the run, if any."""
-        context, passes = context or Context(), list[Pass]()
+        context, passes = context or Context(), list[PolicyForward]()
         context.observer.passes = passes
         batch, signal_R, metrics = self.iterate(step, context.observer)
         sampled = [t for t in (batch.trajectory, batch.discarded) if t is not None]
