@@ -28,14 +28,19 @@ TEMPLATED = """tokenizer.apply_chat_template(
 ).input_ids"""
 
 
+def _first_rollout(run: Run) -> Json | None:
+    """A rollout of a run, None where none is recorded."""
+    recorded = next((run.dir / "rollouts").glob("step-*.jsonl"), None)
+    lines = recorded.read_text(encoding="utf-8").splitlines() if recorded else []
+    return json.loads(lines[0]) if lines else None
+
+
 def family_use(run: Run | None = None, config: Json | None = None) -> str:
     """The card's section on the use of weights in their family's layout. Length and chat template are those of the
     run's first recorded rollout; without one the length is that of config."""
-    length, chat = completion_length(config) if config else 64, ""
-    recorded = next((run.dir / "rollouts").glob("step-*.jsonl"), None) if run else None
-    if recorded and (lines := recorded.read_text(encoding="utf-8").splitlines()):
-        first = json.loads(lines[0])
-        length, chat = len(first["token_ids"]), " --chat" if isinstance(first["prompt"], list) else ""
+    first = _first_rollout(run) if run else None
+    length = completion_length(config, run) if config else 64
+    chat = " --chat" if first and isinstance(first["prompt"], list) else ""
     return f"""```
 lfpo sample --model PATH_TO_THIS_FOLDER --prompt '...' --sampler.gen_length {length}{chat}
 lfpo eval --model PATH_TO_THIS_FOLDER --task TASK
@@ -143,8 +148,10 @@ def published(config: Json) -> Json:
     return {key: shortened(value) for key, value in config.items() if key != "output_dir"} | {"model": base}
 
 
-def completion_length(config: Json) -> int:
-    """The completion length of a run in tokens."""
+def completion_length(config: Json, run: Run | None = None) -> int:
+    """The completion length of a run in tokens: that of a recorded rollout, else of its configuration."""
+    if run is not None and (first := _first_rollout(run)) is not None:
+        return len(first["token_ids"])
     length = config.get("gen_length") or (config.get("sampler") or {}).get("gen_length")
     if length is None and config.get("task"):
         length = get_task(config["task"]).gen_length
@@ -181,7 +188,9 @@ def model_card(
     tokenizer has a chat template.
     """
     use = family_use(run, config) if use is None else use
-    use = re.sub(r"((mask_token_id|config\.block_length),) 64$", rf"\1 {completion_length(config)}", use, flags=re.M)
+    use = re.sub(
+        r"((mask_token_id|config\.block_length),) 64$", rf"\1 {completion_length(config, run)}", use, flags=re.M
+    )
     if chat:
         use = use.replace(PLAIN, TEMPLATED)
     metrics = [row for row in run.read_metrics() if step is None or row["step"] <= step]
