@@ -174,9 +174,6 @@ NEED_TORCH = {
     f"{TRAIN} --objective.name mdpo --sampler.threshold 0.9": "MDPO needs whole predictions at scheduled steps",
     f"{TRAIN} --objective.name mdpo --sampler.block_length 2 --sampler.cache dual": "MDPO needs whole predictions",
     f"{TRAIN} --engine.max_staleness -1": "max_staleness -1 must not be negative",
-    f"{TRAIN} --old_policy sampler --objective.name rejection": (
-        "'old_policy' sampler is for losses that read theta_old, and that of Rejection does not with these"
-    ),
     f"{TRAIN} --engine.max_staleness 1 --engine.name rw:Engine": (
         "engine 'rw:Engine' has no 'submit' and 'result', which engine.max_staleness 1 needs"
     ),

@@ -19,8 +19,8 @@ from lfpo.config.train import LFPOConfig
 from lfpo.core.lfpo import LFPO
 from lfpo.core.optim import Average
 from lfpo.models import load_model, load_tokenizer
+from lfpo.train.average import AverageFiles, in_place
 from lfpo.train.checkpoint import latest_checkpoint
-from lfpo.train.copies import AverageFiles, in_place
 from lfpo.train.rl import LFPOTrainer
 from small_runs import AS_PUBLISHED, choice_config
 
@@ -57,7 +57,7 @@ def test_resume_is_bit_identical_to_an_unbroken_run(llada: Path, tmp_path: Path)
     [
         {"average_decay": 0.9},
         {"lora": {"r": 2}, "average_decay": 0.9},
-        {"engine": EngineSettings(max_staleness=1), "old_policy": "sampler"},
+        {"engine": EngineSettings(max_staleness=1)},
     ],
 )
 def test_a_trainer_that_trained_goes_on_as_a_new_one(llada: Path, tmp_path: Path, changes: dict[str, Any]):
@@ -358,7 +358,7 @@ def test_a_callback_that_raises_ends_the_run_in_one_sentence_and_nothing_is_lost
 
     with pytest.raises(UserError) as raised:
         with_callbacks(tmp_path / "run", Broken()).train()
-    assert "callback Broken.on_step_end failed after iteration 3: KeyError: 'accuracy' (test_train.py:" in str(
+    assert "a callback's on_step_end failed after iteration 3: KeyError: 'accuracy' (test_train.py:" in str(
         raised.value
     )
     assert "checkpoints/step-3 holds everything learned; --resume continues" in str(raised.value)
