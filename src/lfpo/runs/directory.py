@@ -184,7 +184,9 @@ def check_folder(path: Path, config: object, *, resume: bool, kind: str) -> None
                 raise UserError(f"{path}: {os.path.relpath(parent)} is a file; give another output_dir")
             return
         if not resume:
-            raise UserError(f"{path}: holds another run; give another output_dir, or --resume to continue it")
+            raise UserError(
+                f"{path}: holds another run; give another output_dir, or --resume (in Python resume=True) to continue it"
+            )
         other_kind = read_json(path / "run.json").get("kind")
         if other_kind != kind:
             raise UserError(

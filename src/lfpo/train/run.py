@@ -235,7 +235,7 @@ class TrainingRun:
     def keep(self) -> str:
         """Save what was learned since the last checkpoint; returns a sentence that says how to go on."""
         if self.done == 0:
-            return f"no iteration was finished; --resume starts {self.folder.dir} from the beginning"
+            return f"no iteration was finished; --resume, in Python resume=True, starts {self.folder.dir} from the beginning"
         if self.saved < self.done or self.unlogged:
             try:
                 self.log(self.unlogged)
@@ -244,7 +244,7 @@ class TrainingRun:
             except (UserError, RuntimeError, MemoryError) as error:  # a full disk; a GPU that no longer answers
                 if self.saved < self.done:  # else a callback failed when the checkpoint was complete
                     return f"what was learned since iteration {self.saved} could not be saved: {error}"
-        return f"{self.folder.dir}/checkpoints/step-{self.done} holds everything learned; --resume continues"
+        return f"{self.folder.dir}/checkpoints/step-{self.done} holds everything learned; --resume continues, in Python resume=True"
 
     def end_with(self, error: BaseException) -> NoReturn:
         """Save what was learned, whatever ends the run, and raise the error with how to go on.
@@ -256,7 +256,11 @@ class TrainingRun:
         shared = isinstance(error, CannotGoOn) or collectives.world() == 1
         if self.saving or not (shared or isinstance(error, UserError | OSError)):
             raise error
-        remedy = self.keep() if shared else f"--resume goes on from iteration {self.saved}, the last one that was saved"
+        remedy = (
+            self.keep()
+            if shared
+            else f"--resume, in Python resume=True, goes on from iteration {self.saved}, the last saved one"
+        )
         if isinstance(error, UserError | OSError):  # OSError: a full disk, a lost connection
             text = str(error) if isinstance(error, UserError) else last_line(error)
             raise UserError(f"{text}; {remedy}") from (None if isinstance(error, UserError) else error)
