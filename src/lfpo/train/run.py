@@ -33,6 +33,7 @@ from lfpo.train.callbacks import Callbacks
 from lfpo.train.checkpoint import export_model, latest_checkpoint, load_optimizer, load_weights, save_checkpoint
 from lfpo.train.trainer import Trainer
 
+RESUME = "--resume, in Python resume=True"
 NEW = "a new trainer with the same arguments starts from the beginning"
 
 
@@ -235,7 +236,7 @@ class TrainingRun:
     def keep(self) -> str:
         """Save what was learned since the last checkpoint; returns a sentence that says how to go on."""
         if self.done == 0:
-            return f"no iteration was finished; --resume, in Python resume=True, starts {self.folder.dir} from the beginning"
+            return f"no iteration was finished; {RESUME}, starts {self.folder.dir} from the beginning"
         if self.saved < self.done or self.unlogged:
             try:
                 self.log(self.unlogged)
@@ -244,7 +245,8 @@ class TrainingRun:
             except (UserError, RuntimeError, MemoryError) as error:  # a full disk; a GPU that no longer answers
                 if self.saved < self.done:  # else a callback failed when the checkpoint was complete
                     return f"what was learned since iteration {self.saved} could not be saved: {error}"
-        return f"{self.folder.dir}/checkpoints/step-{self.done} holds everything learned; --resume continues, in Python resume=True"
+        folder = self.folder.dir / f"checkpoints/step-{self.done}"
+        return f"{folder} holds everything learned; --resume continues (in Python resume=True)"
 
     def end_with(self, error: BaseException) -> NoReturn:
         """Save what was learned, whatever ends the run, and raise the error with how to go on.
@@ -257,9 +259,7 @@ class TrainingRun:
         if self.saving or not (shared or isinstance(error, UserError | OSError)):
             raise error
         remedy = (
-            self.keep()
-            if shared
-            else f"--resume, in Python resume=True, goes on from iteration {self.saved}, the last saved one"
+            self.keep() if shared else f"{RESUME}, goes on from iteration {self.saved}, the last one that was saved"
         )
         if isinstance(error, UserError | OSError):  # OSError: a full disk, a lost connection
             text = str(error) if isinstance(error, UserError) else last_line(error)
