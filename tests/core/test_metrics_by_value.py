@@ -23,6 +23,7 @@ from letter_runs import ROWS, config, even_letters, metrics
 from letters import Table, rollouts
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
+from lfpo.contrib.kept import KeptTrajectory
 from lfpo.core import learner
 from lfpo.core.batch_metrics import (
     endings,
@@ -111,8 +112,6 @@ def test_the_share_of_rollouts_with_a_signal():
     signal_R = double(0.5, 0.0, 0.5, 1.0, 0.5)
     assert share_with_signal(lfpo, signal_R) == 2 / 5
     assert share_with_signal(others, signal_R) == 4 / 5
-    of_states = torch.stack([double(0, 0), double(0, 1), double(1, 1)])
-    assert share_with_signal(others, of_states) == 2 / 3  # a rollout counts if any of its states has one
 
 
 @by_hand("completions/frac_same_ending")
@@ -565,7 +564,7 @@ def test_scored_predictions_by_hand(llada: Path, tmp_path: Path, monkeypatch: py
     trainer = LFPOTrainer(str(llada), clock.takes(5, even), args=args, train_dataset=ROWS)
     batch = trainer.sample_and_score(0, Observer())
     t = batch.trajectory
-    assert t.predicted_tokens is not None
+    assert isinstance(t, KeptTrajectory)
     of_steps = t.predicted_tokens.tolist()  # 8 rollouts, 3 steps
     cut = [[ids[: ids.index(t.eos_id) + 1] if t.eos_id in ids else ids for ids in rollout] for rollout in of_steps]
     assert batch.metrics["predictions/scored"] == sum(len(set(map(tuple, rollout))) for rollout in of_steps)

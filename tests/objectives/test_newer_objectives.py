@@ -177,7 +177,7 @@ def test_stable_drl_s_weights_of_an_unchanged_policy(shared: bool):
     """As published, its old log-likelihood has masks of its own, so they say more about masks than about the policy."""
     objective, models, views, _ = step_of("llada", "stable_drl", shared_masks=shared)
     with torch.no_grad():
-        found = objective.prepare(views, lambda v, _: Predictions(v, models).logp(CURRENT))
+        found = objective.before_passes(views, lambda v, _: Predictions(v, models).logp(CURRENT))
     assert (found.state < 3).all() and len(found) == 12
     weights = found.weight.max(-1).values
     assert bool((weights - 1 / 4).abs().max() < 1e-6) == shared

@@ -192,8 +192,6 @@ def test_every_objective_gives_others_the_signal_that_they_have_without_the_neut
     group = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 2, 2])
     rewards = torch.tensor([1, NAN, 0, 0.5, 1, 0, NAN, NAN, NAN, NAN], dtype=torch.float64)
     kept = torch.tensor([0, 2, 3, 4, 5])
-    if "predictions" in objective.needs:  # a rollout of which one prediction has no reward is neutral too
-        rewards = torch.stack([rewards.nan_to_num(0.25), rewards], dim=1)
     signal = signal_of(objective, rewards, group)
     expected = objective.signal(rewards[kept], torch.tensor([0, 0, 1, 1, 1]))
     assert torch.equal(signal[kept], expected)
@@ -204,8 +202,6 @@ def test_every_objective_gives_others_the_signal_that_they_have_without_the_neut
 @pytest.mark.parametrize("objective", objectives(), ids=lambda o: type(o).__name__)
 def test_a_batch_without_rewards_is_neutral_and_a_full_batch_is_untouched(objective):
     group, full = torch.tensor([0, 0, 1, 1]), torch.tensor([1.0, 0.0, 0.5, 1.0], dtype=torch.float64)
-    if "predictions" in objective.needs:
-        full = torch.stack([full * 0.5, full], dim=1)
     assert torch.equal(signal_of(objective, full, group), objective.signal(full, group))
     none = signal_of(objective, torch.full_like(full, NAN), group)
     assert (none == objective.neutral).all() and share_with_signal(objective, none) == 0
@@ -220,7 +216,7 @@ def test_the_only_scored_rollout_of_a_group_is_neutral_where_groups_are_compared
     # An objective that needs whole groups gets none with a rollout that has no reward.
     tree = make_objective({"name": "dtree_rpo:DTreeRPO", "tree": [2]})
     edges = signal_of(tree, rewards, group)
-    assert edges.tolist() == [[0], [0], [0.5], [-0.5]]
+    assert edges.tolist() == [0, 0, 0.5, -0.5]
     # The case of the report: what could not be judged is not the best of a group with rewards below 0.
     below = torch.tensor([-1, -0.5, NAN, -1], dtype=torch.float64)
     signal = signal_of(make_objective({"name": "lfpo"}), below, torch.tensor([0, 0, 0, 0]))

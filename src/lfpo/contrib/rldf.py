@@ -52,7 +52,7 @@ class RLDF(settings.RLDF, Objective):
         return self.state_views(trajectory, torch.stack(drawn).to(trajectory.tokens.device))
 
     def state_views(self, trajectory: Trajectory, step_BK: torch.Tensor) -> Views:
-        """The states before given steps. Until `prepare`, weight 1 marks what the step writes; the rest has 1/2."""
+        """The states before given steps. Until `before_passes` weight 1 marks what the step writes, 1/2 the rest."""
         row_S = torch.arange(len(step_BK), device=step_BK.device).repeat_interleave(self.states)
         rows, step_S = trajectory.rows(row_S), step_BK.flatten()
         own, after = rows.written_by(step_S, step_S), rows.written_until(step_S)
@@ -62,7 +62,7 @@ class RLDF(settings.RLDF, Objective):
         masked, shown = rows.masked_before(step_S), rows.tokens_before(step_S)
         return noised(trajectory, row_S, masked, target, shown_SC=shown, label_SC=labels, weight_SC=weight, state_S=k_S)
 
-    def prepare(self, views: Views, logp: Callable[[Views, str], torch.Tensor]) -> Views:
+    def before_passes(self, views: Views, logp: Callable[[Views, str], torch.Tensor]) -> Views:
         """Only the kept targets, weighted for the mean that `aggregation` names. A collective."""
         sure_T = logp(views, OLD if self.reads_old else CURRENT).exp() >= self.threshold
         target = views.target.clone()

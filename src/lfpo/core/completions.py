@@ -37,9 +37,6 @@ class Completions:
         there.
 
     Only where the rollout was asked for them:
-    predicted_at [B, M] int64: the scheduled steps whose whole predictions were kept. predicted_tokens [B, M, C] int64
-        and predicted_confidence [B, M, C] float32: those predictions, and the probability at temperature 1 of what was
-        drawn at masked positions, 0 elsewhere (see lfpo.rollout.kept).
     unscored [B, C] bool: positions that no loss scores, of hints (see lfpo.rollout.hinted).
     """
 
@@ -56,9 +53,6 @@ class Completions:
     mask_id: int
     eos_id: int
     structure: Structure = FULL
-    predicted_at: torch.Tensor | None = None
-    predicted_tokens: torch.Tensor | None = None
-    predicted_confidence: torch.Tensor | None = None
     unscored: torch.Tensor | None = None
 
     def __len__(self) -> int:

@@ -59,16 +59,15 @@ class Learner:
         return self.objective.at_progress(iteration / self.args.max_steps)
 
     def signal(self, batch: Batch, iteration: int) -> torch.Tensor:
-        """What the loss takes instead of the reward: r in [0, 1] for LFPO, an advantage for others; float64 [R], or
-        [R, M] for M kept predictions. Rollouts without a reward are neutral."""
-        reward = batch.reward_R if batch.predicted_RM is None else batch.predicted_RM
+        """What the loss takes instead of the reward: r in [0, 1] for LFPO, an advantage for others; float64 [R].
+        Rollouts without a reward are neutral."""
         if not self.checked_range:
             check_range(self.at(iteration), batch.reward_R)
             self.checked_range = not batch.reward_R.isnan().all()
         if self.args.multi_objective_aggregation == "normalize_then_sum":
             weights = self.args.reward_weights or [1.0] * batch.parts_RK.shape[1]
             return sum_of_signals(self.at(iteration), batch.parts_RK, weights, batch.group_R)
-        return signal_of(self.at(iteration), reward, batch.group_R)
+        return signal_of(self.at(iteration), batch.reward_R, batch.group_R)
 
     def update(self, batch: Batch, signal_R: torch.Tensor, iteration: int, observer: Observer) -> dict[str, float]:
         """Phase 2: an optimiser step of theta after each block of rollouts; some objectives go through all blocks
@@ -186,7 +185,7 @@ def accumulate_gradients(
     """
     observer = observer or Observer()
     logp = partial(logp_at_targets, policies, update_tokens=update_tokens, filler=filler, observer=observer)
-    views = objective.prepare(views, logp)
+    views = objective.before_passes(views, logp)
     normalizer = collectives.sum_number(objective.normalizer(views) if bool(views.target.any()) else 0.0)
     if not normalizer:
         return 0.0, {}
@@ -222,6 +221,5 @@ def equal_weights(reference: MaskedDiffusionLM, model: MaskedDiffusionLM) -> boo
 
 
 def share_with_signal(objective: Objective, signal_R: torch.Tensor) -> float:
-    """The share of rollouts whose signal is not neutral, in any of their states."""
-    away = (signal_R - objective.neutral).abs() > 1e-9
-    return float((away if away.dim() == 1 else away.any(dim=1)).double().mean())
+    """The share of rollouts whose signal is not neutral."""
+    return float(((signal_R - objective.neutral).abs() > 1e-9).double().mean())

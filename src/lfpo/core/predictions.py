@@ -34,8 +34,8 @@ class Predictions:
     policies: "current" (theta, the only one that receives gradients), "old" (theta_old, which sampled the rollouts) and
         "base" (the policy before training). Each runs at most once, when first needed. Where the current model stands
         under a second name, too, its hidden states serve both.
-    labels_T: the tokens that are scored. view_T, column_T: the view and the column each target stands in. weight_T,
-        second_T: their weights.
+    labels_T: the tokens that are scored. view_T, column_T: the view and the column each target stands in. weight_T: its
+        weight.
     """
 
     def __init__(self, views: Views, policies: Mapping[str, MaskedDiffusionLM]):
@@ -44,17 +44,13 @@ class Predictions:
         self.view_T, self.column_T = views.target.nonzero().unbind(-1)
         self.labels_T = views.labels[views.target]
         self.weight_T = views.weight[views.target]
-        self.second_T = torch.zeros_like(self.weight_T) if views.second is None else views.second[views.target]
         self._hidden: dict[str, torch.Tensor] = {}
         self._signal: torch.Tensor | None = None  # the conditioning of all policies, where noise is uniform
         self.ran: list[tuple[str, Views]] = []  # policies that took a forward, and of what
         self.used: list[str] = []  # policies whose hidden states the loss has read
 
     def at_targets(self, value_B: torch.Tensor) -> torch.Tensor:
-        """Values of rollouts at the targets, [T], on the policies' device. value_B [B]: each target gets its rollout's
-        value; [B, M]: that of its view's state (`views.state`)."""
-        if value_B.dim() == 2:
-            return value_B[self.views.row, self.views.state][self.view_T]
+        """Each target's value [T] of those of the rollouts [B], on the policies' device."""
         return value_B[self.views.row][self.view_T]
 
     def hidden(self, policy: str = CURRENT) -> torch.Tensor:

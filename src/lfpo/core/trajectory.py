@@ -30,7 +30,7 @@ GIVES = {
     "left_to_right": "tokens revealed one at a time from left to right (sampler.remasking sequential without steps)",
     "forwards": "the forwards of each rollout",
     "edits": "the edits of revealed tokens",
-    "predictions": "whole predictions at scheduled steps (a reveal rule with a schedule, and no sampler.cache)",
+    "variant": "rows that are denoised as it says (Request.variant)",
 }
 
 

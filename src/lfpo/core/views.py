@@ -36,7 +36,6 @@ class Views:
     clean [S, L]: the clean tokens, where a label is not the final token; None: the labels.
     from_clean [S, L]: targets that the clean tokens before them predict, by the shifted logits of the causal context;
         None: none.
-    second [S, L]: for losses of two terms, a second weight of the targets, 0 elsewhere.
 
     Only where noise is uniform over the vocabulary:
     before [S, L]: the tokens whose prediction by theta_old conditions that of input_ids. temperature [S, L]: of that
@@ -59,7 +58,6 @@ class Views:
     structure: Structure = FULL
     clean: torch.Tensor | None = None
     from_clean: torch.Tensor | None = None
-    second: torch.Tensor | None = None
     before: torch.Tensor | None = None
     temperature: torch.Tensor | None = None
     condition: Callable[[MaskedDiffusionLM, Views], torch.Tensor] | None = None
@@ -73,12 +71,8 @@ class Views:
     def without(self, unscored_BC: torch.Tensor) -> Views:
         """The same views without targets at these completion positions of their rollouts."""
         unscored_SL = F.pad(unscored_BC[self.row], (self.target.shape[1] - unscored_BC.shape[1], 0))
-        weights = {
-            n: getattr(self, n).masked_fill(unscored_SL, 0)
-            for n in ("weight", "second")
-            if getattr(self, n) is not None
-        }
-        return dataclasses.replace(self, target=self.target & ~unscored_SL, **weights)
+        weight = self.weight.masked_fill(unscored_SL, 0)
+        return dataclasses.replace(self, target=self.target & ~unscored_SL, weight=weight)
 
     def ran_by(self, policy: str, *, backward: bool) -> Pass:
         """What the FLOPs of a policy's forward over these views depend on."""
@@ -88,8 +82,7 @@ class Views:
         """Drop the columns on the left and on the right that are padding in every view."""
         used = self.attention_mask.any(0).int()
         columns = slice(int(used.argmax()), len(used) - int(used.flip(0).argmax()))
-        narrow = ("row", "unit", "state", "prompt", "length")
-        wide = {name: value[:, columns] for name, value in tensor_fields(self).items() if name not in narrow}
+        wide = {name: value[:, columns] for name, value in tensor_fields(self).items() if value.dim() == 2}
         return dataclasses.replace(self, **wide)
 
 

@@ -19,7 +19,6 @@ from lfpo.core.views import Views
 from lfpo.models import init_model
 from lfpo.models.layouts import LAYOUTS
 from lfpo.models.uniform import with_noise
-from lfpo.objectives.needs import kept_steps
 from lfpo.plan.model import by_value
 from lfpo.rollout.canvas import CanvasTrajectory
 
@@ -49,11 +48,8 @@ def count(objective: Objective, sampler: Sampler, *, structure: Structure = FULL
     size = group if objective.whole_groups else TOY_ROLLOUTS
     trajectory = _toy(objective, sampler, structure, size)
     reward = torch.arange(size, dtype=torch.float64)  # they differ, so that there are advantages
-    steps = kept_steps(objective, sampler)
-    signal = objective.signal(reward[:, None].expand(-1, len(steps)) if steps else reward, torch.zeros(size).long())
-    # Where a rollout has several numbers, those that are 0 may stand for states that are not trained.
-    chosen = torch.ones_like(signal) if signal.dim() == 1 else (signal != 0).to(signal.dtype)
-    views, before = objective.views(trajectory.in_rounds(), chosen, list(range(size)), 0), [0]
+    signal = objective.signal(reward, torch.zeros(size).long())
+    views, before = objective.views(trajectory.in_rounds(), torch.ones_like(signal), list(range(size)), 0), [0]
     if trajectory.uniform:  # theta_old runs conditioned views once more; the toy itself needs no conditioning
         views = with_noise(views, list(range(size)), 0, TOY["vocab_size"])
         assert views.temperature is not None
@@ -68,7 +64,7 @@ def count(objective: Objective, sampler: Sampler, *, structure: Structure = FULL
         return Predictions(views, policies).logp(policy)
 
     with torch.no_grad():
-        views = objective.prepare(views, logp)
+        views = objective.before_passes(views, logp)
     unit = int(views.unit.unique(return_counts=True)[1].max())
     predictions = Predictions(views.select((views.unit == views.unit[0]).nonzero().flatten()), policies)
     objective.loss(predictions, signal)
@@ -145,8 +141,6 @@ def _toy(objective: Objective, sampler: Sampler, structure: Structure, size: int
     steps = torch.arange(len(counts) * blocks).repeat_interleave(counts.repeat(blocks))
     prompt = torch.ones(size, structure.block_length or 1, dtype=torch.long)
     tokens = torch.ones(size, sampler.gen_length, dtype=torch.long)
-    predicted_at = torch.tensor(kept_steps(objective, sampler), dtype=torch.long).expand(size, -1)
-    predictions = tokens[:, None].expand(-1, predicted_at.shape[1], -1)
     trajectory = of_completions(
         prompt,
         prompt,
@@ -157,12 +151,9 @@ def _toy(objective: Objective, sampler: Sampler, structure: Structure, size: int
         eos_id=TOY["eos_token_id"],
         structure=structure,
         scheduled_steps=torch.full((size,), len(counts) * blocks),
-        predicted_at=predicted_at,
-        predicted_tokens=predictions,
-        predicted_confidence=predictions.float(),
     )
     if not canvas:
-        return trajectory
+        return objective.planned(trajectory)
     canvases = tokens[:, None].expand(-1, len(counts), -1).int()
     accepted = torch.ones(canvases.shape, dtype=torch.bool)
     accepted[:, -1] = False

@@ -94,7 +94,7 @@ def run_unit(
         return run_canvases(model, unit, hook=hook, **options)
     rule = find_rule(sampler.rule_name)
     # Plain denoising runs whole rows, and revealed tokens stay. Any of these needs another rule, forward or hook.
-    special = hook, unit.keep_steps, model.block_length, sampler.first_token, sampler.edits, sampler.cache != "none"
+    special = hook, unit.variant, model.block_length, sampler.first_token, sampler.edits, sampler.cache != "none"
     options["rule"] = rule
     if unit.shown:
         if any(special) or sampler.stops_at_confidence:

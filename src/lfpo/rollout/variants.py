@@ -1,5 +1,5 @@
-"""What rollouts may need beside plain denoising: caches, blocks, causal contexts, edits, kept predictions, the
-confidence stop, canvases."""
+"""What rollouts may need beside plain denoising: caches, blocks, causal contexts, edits, the confidence
+stop, canvases."""
 
 import dataclasses
 from typing import Any
@@ -18,7 +18,6 @@ from lfpo.core.trajectory import Trajectory
 from lfpo.rollout.cached import ApproximateCache, DoubledForward, StoredBlocks
 from lfpo.rollout.canvas import denoise_canvases
 from lfpo.rollout.edits import EditRecord
-from lfpo.rollout.kept import KeptPredictions, WholeCompletions
 from lfpo.rollout.reveal.early_stop import stopping_early
 
 
@@ -42,20 +41,20 @@ def variant(
         forward_type = DoubledForward
     elif sampler.cache != "none":
         forward_type = ApproximateCache
-    elif unit.keep_steps:
-        forward_type = WholeCompletions
     if causal:  # what a forward reveals is not known before it
         rule = dataclasses.replace(rule, plan=None)
     if sampler.stops_at_confidence:
         rule = stopping_early(rule)
 
     hooks = [] if hook is None else [hook]
-    if unit.keep_steps or sampler.edits:
+    if sampler.edits:
         shape = (len(unit.prompts), completion_columns(sampler, model))
         like = torch.empty(shape, dtype=torch.long, device=model.device)
-        hooks += [KeptPredictions(unit.keep_steps, like, sampler, model)] if unit.keep_steps else []
-        hooks += [EditRecord(like)] if sampler.edits else []
-    return {"rule": rule, "forward_type": forward_type, "hooks": hooks}
+        hooks.append(EditRecord(like))
+    arguments: Json = {"rule": rule, "forward_type": forward_type, "hooks": hooks}
+    if unit.variant is None:
+        return arguments
+    return unit.variant(model, dataclasses.replace(unit, sampler=sampler), arguments)
 
 
 def run_canvases(
@@ -63,7 +62,7 @@ def run_canvases(
 ) -> Trajectory:
     """A request's trajectories where noise is uniform. Raises UserError for what needs tokens that stay as revealed."""
     check_context(unit.sampler, model)
-    for name, value in (("rollout_compile", compiled), ("keep_steps", unit.keep_steps), ("hook", hook)):
+    for name, value in (("rollout_compile", compiled), ("variant", unit.variant), ("hook", hook)):
         if value:
             raise UserError(
                 f"{name}: {model.family.name} models revise their tokens, and {name} needs tokens that stay; "

@@ -185,7 +185,7 @@ def check_folder(path: Path, config: object, *, resume: bool, kind: str) -> None
             return
         if not resume:
             raise UserError(
-                f"{path}: holds another run; give another output_dir, or continue it by --resume (in Python resume=True)"
+                f"{path}: holds another run; give another output_dir, or continue it: --resume, in Python resume=True"
             )
         other_kind = read_json(path / "run.json").get("kind")
         if other_kind != kind:

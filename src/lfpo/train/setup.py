@@ -28,14 +28,13 @@ from lfpo.models import MaskedDiffusionLM
 from lfpo.models.autocast import described
 from lfpo.models.loading import name_of
 from lfpo.models.policies import load_policies
-from lfpo.objectives.needs import check_rollouts, kept_steps, samplers
+from lfpo.objectives.needs import check_rollouts, samplers
 from lfpo.prompts.dataset import is_stream, read_rows
 from lfpo.prompts.sources import PromptSource, in_epochs, task_source
 from lfpo.prompts.tasks import get_task
 from lfpo.rewards import RewardFunction, in_child
 from lfpo.rollout.episodes import Environment, Played
 from lfpo.rollout.hinted import Hinted
-from lfpo.rollout.kept import WithPredictions
 from lfpo.rollout.variants import check_context
 from lfpo.train.adamw import build_adamw
 from lfpo.train.inputs import check_signature, check_source, environment_class, reward_function
@@ -126,7 +125,6 @@ def make_rollouts(
     """What gives an iteration its scored rollouts, and the queue of those that are sampled ahead, if any. state: of the
     run. Raises UserError where the objective needs what the engine does not give, or a length does not fit."""
     source, reference = inputs.source, policies.by_role[OLD]
-    keep_steps = kept_steps(objective, inputs.sampler)
     check_rollouts(objective, inputs.sampler, engine.gives, trained_block=reference.block_length)
     check_context(inputs.sampler, reference)
     for name, sampler in inputs.eval_samplers.items():
@@ -139,7 +137,7 @@ def make_rollouts(
         policies.tokenizer,
         engine,
         inputs.sampler,
-        keep_steps,
+        objective.variant(inputs.sampler),
         state,
     )
     queue = RolloutQueue(engine, args, reference.pad_id) if args.engine.max_staleness else None
@@ -150,9 +148,7 @@ def make_rollouts(
         rollouts = Hinted(sampled)
     if inputs.environment is not None:
         rollouts = Played(inputs.environment, sampled)
-    if keep_steps:
-        rollouts = WithPredictions(rollouts, policies.tokenizer, source.score)
-    return rollouts, queue
+    return objective.rewarded(rollouts, policies.tokenizer, source.score, args.num_generations), queue
 
 
 def make_source(
