@@ -53,11 +53,7 @@ def test_predictions_are_rewarded_by_the_same_functions_and_their_cost_is_logged
     calls.clear()  # those on stand-in completions
     batch = trainer.sample_and_score(0, Observer())
     t, (whole, predicted) = batch.trajectory, calls
-<<<<<<< HEAD:tests/core/test_state_objectives.py
-    assert t.predicted_at is not None and t.predicted_tokens is not None and batch.predicted_RM is not None
-=======
     assert isinstance(t, KeptTrajectory)
->>>>>>> main:tests/contrib/test_mdpo.py
     assert t.predicted_at[0].tolist() == [1, 3]
     distinct = {(b, tuple(ids)) for b, row in enumerate(t.predicted_tokens.tolist()) for ids in row}
     assert len(predicted[0]) == len(distinct) == batch.metrics["predictions/scored"] > len(whole[0])
