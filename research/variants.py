@@ -313,6 +313,6 @@ class BlameLFPO(LFPO):
         heads = (theta.head_weight, theta_old.head_weight)
         states = (predictions.hidden(CURRENT), predictions.hidden(OLD))
         options: Any = {"positive_weight": self.positive_weight, "negative_weight": self.negative_weight}
-        options |= {"beta": self.beta, "precision": theta.products, "cap": theta.logit_cap}
+        options |= {"beta": self.beta, "precision": theta.products, "logit_map": theta.logit_map}
         loss = rectified_sum(*states, *heads, predictions.labels_T, r_T, w_T, **options)
         return loss, measure_targets(predictions, r_T, neutral=0.5, beta=self.beta)

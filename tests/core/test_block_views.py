@@ -15,7 +15,7 @@ from lfpo.core.predictions import Predictions
 from lfpo.core.roles import CURRENT
 from lfpo.core.structure import Structure
 from lfpo.core.trajectory import Trajectory
-from lfpo.core.views import passes
+from lfpo.core.views import BlockViews, passes
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.objectives.needs import check_rollouts
@@ -137,6 +137,7 @@ def test_a_gradient_does_not_depend_on_passes_or_batch_mates(name: str, wide: tu
 def test_noised_and_clean_tokens_count(model: MaskedDiffusionLM, rollouts: Trajectory):
     views = views_for("lfpo", rollouts, timesteps=1)
     lengths = views.attention_mask.sum(-1)
+    assert isinstance(views, BlockViews)
     tokens = views.structure.tokens(lengths, views.prompt)
     first = views.prompt // BLOCK * BLOCK
     assert tokens.tolist() == (2 * lengths - first).tolist()

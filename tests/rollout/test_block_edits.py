@@ -17,6 +17,7 @@ from lfpo.config.sampler import SamplerConfig
 from lfpo.core.rule import Revealed
 from lfpo.core.structure import Structure
 from lfpo.core.trajectory import GIVES, Trajectory
+from lfpo.core.views import BlockViews
 from lfpo.core.visited import replay
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.objectives import OBJECTIVES, make_objective
@@ -125,7 +126,11 @@ def test_labels_by_hand(by_hand: Trajectory):
     assert views.input_ids[0, width:].tolist() == [30, MASK, 20, 21, MASK, MASK]
     assert views.target[0, width:].tolist() == [False, True, True, False, True, False]
     assert views.labels[views.target].tolist() == [11, 22, EOS]  # what the round wrote, also where it is edited later
-    assert views.clean is not None and torch.equal(views.clean[0, width:], by_hand.tokens[0])
+    assert (
+        isinstance(views, BlockViews)
+        and views.clean is not None
+        and torch.equal(views.clean[0, width:], by_hand.tokens[0])
+    )
     lfpo = replay(by_hand, row, torch.tensor([[2, 2, 5, 5, 5, 5]]))
     assert lfpo.input_ids[0, width:].tolist() == [30, 11, 20, 21, MASK, MASK]
     assert lfpo.target[0, width:].tolist() == [True, True, True, False, True, False]  # masked, or still to be edited

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -11,6 +11,22 @@ from torch.autograd.function import once_differentiable
 from lfpo.core.sliced_product import CAST_ELEMENTS, sliced_product
 
 Precision = Literal["float32", "tf32", "bfloat16"]
+
+
+class LogitMap(Protocol):
+    """What a family makes of the products with its head, element by element, before they are logits."""
+
+    def __call__(self, products: torch.Tensor) -> torch.Tensor:
+        """The logits, differentiable."""
+        ...
+
+    def in_place(self, products: torch.Tensor) -> torch.Tensor:
+        """The logits, in the memory of the products; not differentiable."""
+        ...
+
+    def pull_back(self, gradient: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """The gradient in the products, of that in the logits. Overwrites both."""
+        ...
 
 
 def precision_of(setting: str, device: torch.device, dtype: torch.dtype) -> Precision:

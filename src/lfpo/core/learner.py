@@ -7,7 +7,7 @@ Shapes: R rollouts of an iteration on all ranks, B of them on this rank; S views
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.objective import Objective, check_range, signal_of, sum_of_signals
 from lfpo.core.observer import Observer
 from lfpo.core.optim import Average, ema_update, set_lr, step_if_finite
-from lfpo.core.passes import filler_of, logp_at_targets, with_fillers
+from lfpo.core.passes import dummy_views, logp_at_targets, with_fillers
 from lfpo.core.predictions import Predictions, one_pass
 from lfpo.core.rng import generator, key
 from lfpo.core.roles import CURRENT, OLD
@@ -41,7 +41,6 @@ class Learner:
     optimizer: of theta. average: theta's moving average, which follows each step; None where none is kept.
     state: counters that checkpoints hold, changed in place: skipped, skipped_in_a_row.
     run_dir: named in errors.
-    fill: puts noise in place of masks where it is uniform (lfpo.models.uniform.with_noise); None: there are masks.
     """
 
     args: LFPOConfig
@@ -51,7 +50,6 @@ class Learner:
     average: Average | None
     state: Json
     run_dir: Path
-    fill: Callable[[Views, Sequence[int], int], Views] | None = None
     checked_range: bool = False  # whether a scored batch was compared with what the objective needs of rewards
 
     def at(self, iteration: int) -> Objective:
@@ -125,7 +123,7 @@ def optimizer_step(
     if step.number == 0 and equal_weights(policies[OLD], policies[CURRENT]):
         policies = {**policies, OLD: policies[CURRENT]}  # one forward for both
     # Where this rank may have to run a pass for which it has no views.
-    filler = filler_of(trajectory, learner.fill) if args.fsdp or not len(rows) else None
+    filler = dummy_views(trajectory, policies[CURRENT]) if args.fsdp or not len(rows) else None
     # Noised inputs: input_ids, target [S, L]. For LFPO K random masks of each completion (states "noised", the
     # default), or K states that the sampler visited (states "stratified").
     if len(rows):
@@ -133,7 +131,7 @@ def optimizer_step(
         if sampled.structure.block_length is not None:
             sampled = sampled.in_rounds()
         views = objective.views(sampled, signal_B, seeds, step.inner)
-        views = views if learner.fill is None else learner.fill(views, seeds, step.inner)
+        views = policies[CURRENT].noised_views(views, seeds, step.inner)
         views = views if sampled.unscored is None else views.without(sampled.unscored)
     else:  # no views, but this rank joins the collectives below; any signal serves the filler, which gets weight 0
         assert filler is not None

@@ -80,6 +80,6 @@ class LFPO(settings.LFPO, Objective):
             positive_weight=self.positive_weight,
             negative_weight=self.negative_weight,
             precision=theta.products,
-            cap=theta.logit_cap,
+            logit_map=theta.logit_map,
         )
         return loss, measure_targets(predictions, r_T, neutral=0.5, beta=self.beta)

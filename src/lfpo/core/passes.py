@@ -3,7 +3,7 @@ run equally many."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -28,10 +28,11 @@ def fully_masked(trajectory: Trajectory, masked_prompt_BP: torch.Tensor | None =
     return noised(trajectory, rows_B, masked, trajectory.until_eos)
 
 
-def filler_of(trajectory: Trajectory, fill: Callable[[Views, Sequence[int], int], Views] | None) -> Views:
-    """One view with targets, for passes with weight 0. fill: see Learner."""
-    filler = fully_masked(trajectory.rows(torch.zeros(1, dtype=torch.long, device=trajectory.tokens.device)))
-    return filler if fill is None else fill(filler, [0], 0)
+def dummy_views(trajectory: Trajectory, model: MaskedDiffusionLM) -> Views:
+    """One view with targets, for passes with weight 0."""
+    first = trajectory.rows(torch.zeros(1, dtype=torch.long, device=trajectory.tokens.device))
+    views: Views = model.noised_views(fully_masked(first), [0], 0)
+    return views
 
 
 def with_fillers(pieces: Sequence[T], filler: T) -> list[T]:

@@ -6,10 +6,9 @@ from functools import partial
 
 import torch
 
-from lfpo.core.doubled import hidden_at_targets
 from lfpo.core.fused import in_chunks, logp_of_labels
 from lfpo.core.model import MaskedDiffusionLM
-from lfpo.core.roles import CURRENT, OLD
+from lfpo.core.roles import CURRENT
 from lfpo.core.views import Views
 
 
@@ -45,7 +44,7 @@ class Predictions:
         self.labels_T = views.labels[views.target]
         self.weight_T = views.weight[views.target]
         self._hidden: dict[str, torch.Tensor] = {}
-        self._signal: torch.Tensor | None = None  # the conditioning of all policies, where noise is uniform
+        self._conditioned_by: tuple[torch.Tensor | None] | None = None
         self.ran: list[tuple[str, Views]] = []  # policies that took a forward, and of what
         self.used: list[str] = []  # policies whose hidden states the loss has read
 
@@ -69,22 +68,18 @@ class Predictions:
             self.used.append(policy)
             return self._hidden[policy]
         with torch.set_grad_enabled(policy == CURRENT and torch.is_grad_enabled()):
-            if views.structure.doubled:
-                self._hidden[policy] = hidden_at_targets(model, views, self._conditioning())
-            else:
-                self._hidden[policy] = model.hidden(views.input_ids, views.attention_mask)[views.target]
+            self._hidden[policy] = views.hidden_at_targets(model, self._signal())
         self.ran.append((policy, views))
         self.used.append(policy)
         return self._hidden[policy]
 
-    def _conditioning(self) -> torch.Tensor | None:
-        """What conditions the predictions, where noise is uniform: the signal of theta_old for every policy, or else a
-        difference of logits were not the policy's alone."""
-        views = self.views
-        if views.condition is not None and views.temperature is not None and self._signal is None:
-            self._signal = views.condition(self.policies[OLD], views)
-            self.ran.append((OLD, views.select((views.temperature > 0).any(-1))))
-        return self._signal
+    def _signal(self) -> torch.Tensor | None:
+        """What conditions the predictions of all policies alike (see Views.signal), made once."""
+        if self._conditioned_by is None:
+            signal, ran = self.views.signal(self.policies)
+            self._conditioned_by = (signal,)
+            self.ran += ran
+        return self._conditioned_by[0]
 
     def logits(self, policy: str = CURRENT) -> torch.Tensor:
         """Logits [T, V] of all targets at once: for small vocabularies and tests."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch.nn import functional as F
@@ -38,10 +38,8 @@ GIVES = {
 class Trajectory(Completions):
     """B rollouts, and the states that their samplers went through."""
 
-    @property
-    def uniform(self) -> bool:
-        """Whether noise is uniform over the vocabulary: nothing is masked, and a noised state asks about all tokens."""
-        return self.mask_id < 0
+    asks_about_all: ClassVar[bool] = False
+    """Whether a noised state asks about all tokens, because nothing shows which of them are noised."""
 
     def scored(self, after_eos: bool) -> torch.Tensor:
         """Positions that an objective scores [B, C]: `until_eos`, or with `after_eos` all that were revealed."""
@@ -95,10 +93,19 @@ class Trajectory(Completions):
         """The completion that the sampler saw when step_B[b] began, [B, C] int64."""
         return self.tokens_before(step_B).masked_fill(self.masked_before(step_B), self.mask_id)
 
-    def conditioned_before(self, step_B: torch.Tensor) -> Json:
-        """What a prediction of `state_before` is conditioned on, as fields of Views; nothing where tokens are masked.
-        step_B: as for `masked_before`."""
+    def as_visited(self, views: Any, step_B: torch.Tensor) -> Any:
+        """A hook of trajectories whose states are more than their tokens: the given views of `state_before`
+        (lfpo.core.views), as a kind that holds the rest, too. step_B: as for `masked_before`."""
+        return views
+
+    def recorded(self, b: int, tokenizer: object) -> Json:
+        """What the record of row b (lfpo.train.records) holds besides."""
         return {}
+
+    def revised_states(self) -> list[tuple[str, list[int], list[int]]] | None:
+        """Row 0 where its tokens are revised: (name of a state, its tokens, the final tokens there). None: a revealed
+        token stays, so that `state_before` shows how it came about."""
+        return None
 
     @property
     def block_BC(self) -> torch.Tensor:

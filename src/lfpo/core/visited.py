@@ -1,6 +1,5 @@
 """Views of states that the sampler really visited: the consistency term of the paper (LFPO, Eq. 11)."""
 
-import dataclasses
 from collections.abc import Sequence
 
 import torch
@@ -24,7 +23,8 @@ def replay(trajectory: Trajectory, row_S: torch.Tensor, step_S: torch.Tensor) ->
     target = rows.open_before(step_S) & rows.until_eos
     shown = rows.tokens_before(step_S)
     views = noised(trajectory, row_S, rows.masked_before(step_S), target, shown_SC=shown)
-    return dataclasses.replace(views, **rows.conditioned_before(step_S))
+    visited: Views = rows.as_visited(views, step_S)
+    return visited
 
 
 def visited_states(trajectory: Trajectory, k: int, seeds: Sequence[int], inner: int) -> Views:

@@ -136,7 +136,7 @@ def export_adapter(adapter: Path, family: Family, base: str, folder: Path, *, ow
     own_names: with the family's module names, for its published modelling code; otherwise with transformers' names, for
     the base in transformers' layout.
     """
-    if family.uniform:
+    if family.copies:
         raise UserError(
             f"transformers has the layers of {family.name} models twice, for context and canvas, and an adapter of one "
             "of them is not this model; export it merged"

@@ -227,7 +227,7 @@ def tensor_files(backbone: Any, family: Family, source: Path) -> dict[str, Path]
             continue
         if shapes[copy] != shapes[original] or not _equal(files, copy, original, shapes[copy]):
             head = copy.endswith("lm_head.weight")
-            other = ", or set tie_word_embeddings to false in config.json" if head and not family.uniform else ""
+            other = ", or set tie_word_embeddings to false in config.json" if head and not family.copies else ""
             raise UserError(
                 f"{source}: {copy} differs from {original}, which it is tied to; remove the tensor that is wrong{other}"
             )

@@ -15,7 +15,7 @@ from lfpo.core.rule import Rule
 from lfpo.core.trajectory import GIVES, Trajectory, join
 from lfpo.rollout.reveal import RULES
 from lfpo.rollout.reveal.own import checked_rule
-from lfpo.rollout.variants import run_canvases, variant
+from lfpo.rollout.variants import OWN_RULES, check_context, variant
 
 
 class LocalEngine:
@@ -90,8 +90,10 @@ def run_unit(
     """The trajectories of a request whose rows are sampled together and fit the model. options: further arguments
     of lfpo.rollout.sampling.rollout."""
     sampler = unit.sampler
-    if model.uniform or sampler.rule_name == "canvas":
-        return run_canvases(model, unit, hook=hook, **options)
+    if model.own_rule is not None or sampler.rule_name in OWN_RULES:
+        check_context(sampler, model)
+        sampled: Trajectory = model.sample_unit(unit, hook=hook, **options)
+        return sampled
     rule = find_rule(sampler.rule_name)
     # Plain denoising runs whole rows, and revealed tokens stay. Any of these needs another rule, forward or hook.
     special = hook, unit.variant, model.block_length, sampler.first_token, sampler.edits, sampler.cache != "none"

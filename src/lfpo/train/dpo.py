@@ -22,7 +22,7 @@ from lfpo.core.observer import Observer
 from lfpo.core.passes import logp_at_targets
 from lfpo.core.rng import key, python_rng
 from lfpo.core.roles import BASE, CURRENT
-from lfpo.core.structure import Pass
+from lfpo.core.structure import PolicyForward
 from lfpo.core.trajectory import Trajectory, of_completions
 from lfpo.core.views import Views
 from lfpo.models import MaskedDiffusionLM
@@ -74,7 +74,7 @@ class DPOTrainer(Trainer):
 
     def run_iteration(self, step: int, context: Context) -> Json:
         """One optimiser step; metrics every logging_steps."""
-        config, started, observer, passes = self.args, time.perf_counter(), Observer(), list[Pass]()
+        config, started, observer, passes = self.args, time.perf_counter(), Observer(), list[PolicyForward]()
         observer.passes = passes
         # Each rank takes every world-th pair; the sum of the ranks' gradients is that of the whole batch.
         own_indices = range(collectives.rank(), config.batch_size, collectives.world())

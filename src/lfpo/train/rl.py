@@ -4,7 +4,6 @@ import contextlib
 import inspect
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +24,10 @@ from lfpo.core.algorithm import Algorithm
 from lfpo.core.batch import Batch
 from lfpo.core.learner import Learner
 from lfpo.core.roles import CURRENT, OLD
-from lfpo.core.structure import Pass
+from lfpo.core.structure import PolicyForward
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.loading import trained_block_length
 from lfpo.models.lora import settings_of
-from lfpo.models.uniform import with_noise
 from lfpo.objectives import make_objective
 from lfpo.plan.flops import pass_flops, rollout_flops
 from lfpo.prompts.sources import fingerprints
@@ -135,9 +133,8 @@ class LFPOTrainer(Algorithm, Trainer):
         average = AverageFiles(self.average) if self.average is not None else None
         self.parts = {name: part for name, part in (("average", average), ("queue", self.queue)) if part is not None}
         self.run = replace(self.run, silent=collectives.rank() != 0)
-        fill = partial(with_noise, vocab_size=self.model.vocab_size) if self.model.uniform else None
         self.learner = Learner(
-            args, self.objective, self.policies, self.optimizer, self.average, self.state, self.run.dir, fill
+            args, self.objective, self.policies, self.optimizer, self.average, self.state, self.run.dir
         )
         self.failed_in_evaluation: set[str] = set()  # reward functions of which this was said
         self.events = Callbacks(self)
@@ -186,7 +183,7 @@ class LFPOTrainer(Algorithm, Trainer):
 
     def run_iteration(self, step: int, context: Context | None = None) -> Json:
         """`iterate`, then its accounts: FLOPs, records of rollouts, the queue. context: of the run, if any."""
-        context, passes = context or Context(), list[Pass]()
+        context, passes = context or Context(), list[PolicyForward]()
         context.observer.passes = passes
         batch, signal_R, metrics = self.iterate(step, context.observer)
         sampled = [t for t in (batch.trajectory, batch.discarded) if t is not None]
