@@ -18,10 +18,10 @@ from lfpo.config.errors import UserError
 from lfpo.config.files import user_path
 from lfpo.config.train import LFPOConfig
 from lfpo.config.training import Optim, moment_bytes
-from lfpo.core import collectives, devices
+from lfpo.core import collectives
 from lfpo.core.encoding import encode_prompt, misfit
 from lfpo.core.messages import prefill
-from lfpo.core.roles import CURRENT, OLD
+from lfpo.core.model import CURRENT, OLD
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.tensor_files import GIB
 from lfpo.models.weights import saved_weights
@@ -60,7 +60,7 @@ def preflight(args: LFPOConfig, inputs: Inputs, policies: Policies, folder: Path
     left_out += f"; {begun} end with the beginning of an answer, which completions continue" if begun else ""
     rewarding = source.reward_functions if inputs.environment is None else [inputs.environment.make]
     names, plan = ", ".join(reward_names(rewarding)), ""
-    if (device := devices.device()).type == "cuda":
+    if (device := collectives.device()).type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory
         rate = EFFICIENCY * matmul_peak(device, torch.bfloat16 if args.bf16 else getattr(torch, args.dtype))
         plan = plan_line(args, longest, gpus=collectives.world(), memory=memory, flop_rate=rate)

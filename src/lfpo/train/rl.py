@@ -23,7 +23,7 @@ from lfpo.core import collectives
 from lfpo.core.algorithm import Algorithm
 from lfpo.core.batch import Batch
 from lfpo.core.learner import Learner
-from lfpo.core.roles import CURRENT, OLD
+from lfpo.core.model import CURRENT, OLD
 from lfpo.core.structure import PolicyForward
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.loading import trained_block_length

@@ -20,9 +20,9 @@ from lfpo.config.training import TrainingConfig
 from lfpo.core import collectives
 from lfpo.core.batch import RolloutSource
 from lfpo.core.engine import Engine
+from lfpo.core.model import CURRENT, OLD
 from lfpo.core.objective import Objective
 from lfpo.core.optim import Average
-from lfpo.core.roles import CURRENT, OLD
 from lfpo.core.rollouts import FreshRollouts
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.autocast import described
@@ -80,7 +80,7 @@ class Inputs:
 @dataclass(frozen=True)
 class Policies:
     """The models of a run. by_role: theta, theta_old and, where the objective needs it, the base policy, by their names
-    in lfpo.core.roles. optimizer: of theta. average: of theta over the optimiser steps; None where none is kept.
+    in lfpo.core.model. optimizer: of theta. average: of theta over the optimiser steps; None where none is kept.
     learning_rate: of the run, with about_rate, a line about it."""
 
     by_role: dict[str, MaskedDiffusionLM]
