@@ -14,7 +14,7 @@ import torch
 from lfpo.config.errors import CannotGoOn, UserError, last_line
 from lfpo.config.json import Json
 from lfpo.config.torch_state import torch_state_kept
-from lfpo.core import collectives, devices
+from lfpo.core import collectives
 from lfpo.train.trainer import Trainer
 
 FLAGS = "should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log"
@@ -237,7 +237,7 @@ def arguments(trainer: Trainer, metric: str | None) -> Any:
 
         world_size = property(lambda self: collectives.world())
         process_index = local_process_index = property(lambda self: collectives.rank())
-        device = property(lambda self: devices.device())
+        device = property(lambda self: collectives.device())
         n_gpu = property(lambda self: min(1, torch.cuda.device_count()))
 
     config, greater = trainer.args, getattr(trainer.args, "greater_is_better", None)
