@@ -16,7 +16,7 @@ from lfpo.config.errors import CannotGoOn, UserError
 from lfpo.config.export import PushConfig
 from lfpo.config.files import user_path
 from lfpo.config.json import Json
-from lfpo.config.length import described
+from lfpo.config.length import in_words
 from lfpo.config.other_names import ARGUMENTS, METHODS
 from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives
@@ -126,7 +126,7 @@ class LFPOTrainer(Algorithm, Trainer):
         self.row_fingerprints = {"training": training, "held-out": held_out_rows}
         self.length = self.user_args.length(len(self.source.rows))  # again, now without prompts that are left out
         self.args = args = replace(args, max_steps=self.length.iterations)
-        self.about += f"\n{'length':<8} {described(self.length, self.user_args)}"
+        self.about += f"\n{'length':<8} {in_words(self.length, self.user_args)}"
         self.total_steps, self.epoch_steps = self.length.iterations, self.length.per_epoch
         self.closing = contextlib.ExitStack()  # what is given back when training ends
         self.engine = make_engine(args)
