@@ -99,22 +99,6 @@ class LFPOTrainer(Algorithm, Trainer):
         use_threads(args.threads)
         self.user_args, self.objective = args, make_objective(args.objective)
         block_length = trained_block_length(model or args.model)
-<<<<<<< HEAD
-        self.sampler, self.eval_samplers = samplers(args, self.source.gen_length, self.objective, block_length)
-        self.policies, self.tokenizer = load_policies(args, model, tokenizer, needs_base=self.objective.needs_base)
-        self.model, self.reference = self.policies[CURRENT], self.policies[OLD]  # theta, theta_old
-        self.optimizer = build_adamw(self.model, args)
-        self.average = Average(self.model.own_parameters(), args.average_decay) if args.average_decay else None
-        self.source, self.about = preflight(self)
-        source, rows = self.source, len(self.source.rows)
-        training = fingerprint(lambda i: plain_values(source.train_row(i)), rows or args.prompts_per_iteration)
-        held_out_rows = fingerprint(lambda i: plain_values(source.eval_rows[i]), len(source.eval_rows))
-        self.data = training if rows and not source.stream else ""  # a longer run reads more of a stream
-        self.row_fingerprints = {"training": training, "held-out": held_out_rows}
-        self.length = self.user_args.length(len(self.source.rows))  # again, now without prompts that are left out
-        self.args = args = replace(args, max_steps=self.length.iterations)
-        self.about += f"\n{'length':<8} {in_words(self.length, self.user_args)}"
-=======
         inputs = make_inputs(args, self.objective, block_length, reward_funcs, train_dataset, eval_dataset)
         self.args = args = replace(args, max_steps=args.length(len(inputs.source.rows)).iterations)
         policies = make_policies(args, model, tokenizer, needs_base=self.objective.needs_base)
@@ -122,8 +106,7 @@ class LFPOTrainer(Algorithm, Trainer):
         self.about += f"\n{'rate':<8} {policies.about_rate}"
         self.length = self.user_args.length(len(source.rows))  # again, now without prompts that are left out
         self.args = args = replace(args, max_steps=self.length.iterations, learning_rate=policies.learning_rate)
-        self.about += f"\n{'length':<8} {described(self.length, self.user_args)}"
->>>>>>> main
+        self.about += f"\n{'length':<8} {in_words(self.length, self.user_args)}"
         self.total_steps, self.epoch_steps = self.length.iterations, self.length.per_epoch
         self.row_fingerprints = fingerprints(source, args.prompts_per_iteration)
         self.data = self.row_fingerprints["training"] if source.rows and not source.stream else ""
