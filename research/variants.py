@@ -13,9 +13,9 @@ from lfpo.core.fused import rectified_sum
 from lfpo.core.groups import batch_ranks, group_means, group_ranges
 from lfpo.core.lfpo import LFPO
 from lfpo.core.measures import Measures, measure_targets
+from lfpo.core.model import CURRENT, OLD
 from lfpo.core.predictions import Predictions
 from lfpo.core.rng import generator
-from lfpo.core.roles import CURRENT, OLD
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views, noised, stratified_masks
 from lfpo.objectives.agrpo import AGRPO

@@ -14,10 +14,9 @@ from lfpo.contrib.canvases.trajectory import NEVER, CanvasTrajectory
 from lfpo.core.completions import tensor_fields
 from lfpo.core.doubled import noised_hidden
 from lfpo.core.lfpo import LFPO
-from lfpo.core.model import NO_TOKEN, MaskedDiffusionLM
+from lfpo.core.model import BASE, CURRENT, NO_TOKEN, OLD, MaskedDiffusionLM
 from lfpo.core.predictions import Predictions
 from lfpo.core.rectified import rectified_loss
-from lfpo.core.roles import BASE, CURRENT, OLD
 from lfpo.core.trajectory import join
 from lfpo.core.views import in_passes
 from lfpo.core.visited import stratified_indices
@@ -271,4 +270,4 @@ def test_steps_count_on_over_canvases_and_rounds_begin_anew(rollouts: CanvasTraj
         first_BC = t.reveal_step - rounds.reveal_step
         assert torch.equal(rounds.tokens_before(torch.full_like(t.tokens, s)), t.tokens_before(first_BC + s))
     gone = dataclasses.replace(t, canvases=torch.full_like(t.canvases, NEVER), reveal_step=t.reveal_step * 0 - 1)
-    assert not gone.open_before(torch.zeros(3, dtype=torch.long)).any()
+    assert not gone.pending_before(torch.zeros(3, dtype=torch.long)).any()

@@ -11,8 +11,8 @@ from block_view_cases import BLOCK, SEEDS, asked_of_replay, model_and_rollouts, 
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.learner import accumulate_gradients
+from lfpo.core.model import CURRENT
 from lfpo.core.predictions import Predictions
-from lfpo.core.roles import CURRENT
 from lfpo.core.structure import Structure
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import BlockViews, passes
@@ -51,7 +51,7 @@ def test_rounds_count_the_steps_of_each_block(rollouts: Trajectory):
     )
     assert t.block_BC.tolist() == [[1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4, 5]]
     assert t.in_rounds().reveal_step.tolist() == [[1, 0, 1, 1, 0, 2, 1, -1, 0, 2, -1, -1, -1, -1, -1]]
-    assert t.entered.tolist() == [[True] * 10 + [False] * 5]
+    assert t.visited_blocks.tolist() == [[True] * 10 + [False] * 5]
     again = rollouts.in_rounds()
     for row in range(len(rollouts)):  # rows do not depend on each other
         alone = rollouts.rows(torch.tensor([row])).in_rounds().reveal_step[0]
@@ -87,7 +87,7 @@ def test_lfpo_draws_from_each_segment_of_each_block(rollouts: Trajectory):
 def test_blocks_that_were_never_reached_are_padding(rollouts: Trajectory):
     views = views_for("cj_grpo", rollouts)
     width = rollouts.prompt_ids.shape[1]
-    assert torch.equal(views.attention_mask[:, width:].bool(), rollouts.entered[views.row])
+    assert torch.equal(views.attention_mask[:, width:].bool(), rollouts.visited_blocks[views.row])
     ended = views.select((views.row == 1).nonzero().flatten()).trim()  # four prompt tokens, two blocks, then EOS
     assert ended.input_ids.shape[1] == 4 + 2 * BLOCK
     after = rollouts.tokens[1, BLOCK + 2 : 2 * BLOCK]  # drawn after the EOS, and seen by the clean half

@@ -17,9 +17,9 @@ from lfpo.config.sampler import SamplerConfig
 from lfpo.config.sft import SFTConfig
 from lfpo.core.doubled import noised_hidden, training_structure
 from lfpo.core.learner import accumulate_gradients
+from lfpo.core.model import BASE, CURRENT, OLD
 from lfpo.core.predictions import Predictions
 from lfpo.core.rng import generator
-from lfpo.core.roles import BASE, CURRENT, OLD
 from lfpo.core.structure import CAUSAL, Structure
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import BlockViews, Views

@@ -20,9 +20,9 @@ from fused_cases import chunks_of, fused, plain, random_case
 from lfpo.config.sampler import SamplerConfig
 from lfpo.contrib.canvases.cap import Cap
 from lfpo.core.fused import in_chunks, rectified_sum
+from lfpo.core.model import CURRENT, OLD
 from lfpo.core.predictions import Predictions
 from lfpo.core.rectified import rectified_loss
-from lfpo.core.roles import CURRENT, OLD
 from lfpo.objectives.agrpo import logp_as_drawn
 from small_runs import step_of
 

@@ -36,11 +36,11 @@ from lfpo.core.batch_metrics import (
 from lfpo.core.learner import accumulate_gradients, optimizer_blocks, share_with_signal
 from lfpo.core.lfpo import LFPO
 from lfpo.core.measures import Measures, add_measures, measure_targets
+from lfpo.core.model import BASE, CURRENT, OLD
 from lfpo.core.observer import Observer
 from lfpo.core.optim import step_if_finite
 from lfpo.core.passes import fully_masked
 from lfpo.core.predictions import Predictions
-from lfpo.core.roles import BASE, CURRENT, OLD
 from lfpo.core.views import Views
 from lfpo.models import load_model
 from lfpo.models.experts import routers

@@ -11,8 +11,8 @@ from lfpo.config.train import LFPOConfig
 from lfpo.core.engine import Variant
 from lfpo.core.learner import accumulate_gradients, equal_weights, optimizer_blocks
 from lfpo.core.lfpo import LFPO
+from lfpo.core.model import CURRENT, OLD
 from lfpo.core.optim import ema_update
-from lfpo.core.roles import CURRENT, OLD
 from lfpo.core.trajectory import Trajectory
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.objectives import OBJECTIVES

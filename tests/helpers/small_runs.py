@@ -17,8 +17,8 @@ from lfpo.contrib.kept import KeptTrajectory
 from lfpo.contrib.mdpo import MDPO
 from lfpo.core.completions import tensor_fields
 from lfpo.core.engine import Variant
+from lfpo.core.model import BASE, CURRENT, OLD
 from lfpo.core.objective import Objective
-from lfpo.core.roles import BASE, CURRENT, OLD
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views
 from lfpo.models import load_model

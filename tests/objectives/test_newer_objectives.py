@@ -18,8 +18,8 @@ from lfpo.contrib.gdsd import GDSD
 from lfpo.contrib.rldf import RLDF
 from lfpo.contrib.stable_drl import StableDRL
 from lfpo.core.learner import accumulate_gradients
+from lfpo.core.model import CURRENT, OLD
 from lfpo.core.predictions import Predictions
-from lfpo.core.roles import CURRENT, OLD
 from lfpo.core.views import subset_masks
 from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.objectives.espo import ESPO

@@ -11,8 +11,8 @@ from fused_cases import chunks_of, random_case, within
 from letters import Table, rollouts
 from lfpo.contrib.canvases.cap import Cap
 from lfpo.core.learner import accumulate_gradients
+from lfpo.core.model import CURRENT, OLD
 from lfpo.core.predictions import Predictions
-from lfpo.core.roles import CURRENT, OLD
 from lfpo.core.views import noised
 from lfpo.objectives.dtm import DTM, mixture_sum
 from lfpo.objectives.ebpo import EBPO

@@ -8,8 +8,8 @@ import torch
 
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.learner import accumulate_gradients
+from lfpo.core.model import BASE, CURRENT, OLD
 from lfpo.core.observer import Observer
-from lfpo.core.roles import BASE, CURRENT, OLD
 from lfpo.core.structure import PolicyForward
 from lfpo.models import load_model
 from lfpo.objectives import make_objective

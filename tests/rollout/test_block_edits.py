@@ -14,6 +14,7 @@ from block_view_cases import asked_of_replay, replayed, views_for
 from lfpo.cli.command_line import main
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core.completions import SpecialTokens
 from lfpo.core.rule import Revealed
 from lfpo.core.structure import Structure
 from lfpo.core.trajectory import GIVES, Trajectory
@@ -71,8 +72,7 @@ def by_hand() -> Trajectory:
         nfe=torch.tensor([7]),
         queries=torch.tensor([0]),
         sampler=SamplerConfig(**EDITING).for_length(4, 4),
-        mask_id=MASK,
-        eos_id=EOS,
+        special=SpecialTokens(MASK, EOS),
         structure=Structure(4),
         revealed=torch.tensor([[30, 11, 20, 21, EOS, 23]]),
         edit_position=torch.tensor([[0, 0, 1, 2, 5, 0]]),
@@ -99,8 +99,8 @@ def test_states_by_hand(by_hand: Trajectory):
     assert by_hand.state_before(torch.tensor([[3, 1, 5, 9, 9, 6]])).tolist() == [[31, m, 20, 21, EOS, 23]]
     assert by_hand.last_step.tolist() == [[3, 3, 5, 4, 5, 6]]
     assert by_hand.final_confidence[0].tolist() == pytest.approx([0.8, 0.9, 0.95, 0.4, 0.5, 0.99])
-    assert by_hand.open_before(torch.tensor([3])).tolist() == [[True, True, True, True, True, True]]
-    assert by_hand.open_before(torch.tensor([5])).tolist() == [[False, False, True, False, True, True]]
+    assert by_hand.pending_before(torch.tensor([3])).tolist() == [[True, True, True, True, True, True]]
+    assert by_hand.pending_before(torch.tensor([5])).tolist() == [[False, False, True, False, True, True]]
     assert by_hand.written_by(torch.tensor([1]), torch.tensor([2])).tolist() == [[True, True, *[False] * 4]]
     assert by_hand.written_by(torch.tensor([5]), torch.tensor([5])).tolist() == [
         [False, False, True, False, True, True]
@@ -152,8 +152,8 @@ def rule(
         now == MASK, torch.tensor([token]), value, value, value, zero, zero + 1, zero, zero, sampler, revealed=revealed
     )
     reveal = find_rule(sampler.rule_name).reveal(step)
-    assert reveal.edits is not None and reveal.goes_on is not None
-    return reveal.positions[0].tolist(), reveal.edits[0].tolist(), bool(reveal.goes_on)
+    assert reveal.edits is not None and reveal.unfinished is not None
+    return reveal.positions[0].tolist(), reveal.edits[0].tolist(), bool(reveal.unfinished)
 
 
 def test_the_rule_by_hand():
@@ -202,7 +202,7 @@ def test_lfpo_shows_states_that_the_sampler_saw_and_asks_for_the_final_tokens(ed
     assert views.row.bincount().max() == 2
     width, edits = edited.prompt_ids.shape[1], 0
     for number, row in enumerate(views.row.tolist()):
-        for block in edited.block_BC[row][edited.entered[row]].unique():
+        for block in edited.block_BC[row][edited.visited_blocks[row]].unique():
             column = (edited.block_BC[row] == block).nonzero().flatten()
             shown = views.input_ids[number, width + column]
             states = {

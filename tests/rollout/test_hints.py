@@ -75,9 +75,9 @@ def test_right_hinted_rollouts_replace_some_of_an_unsolved_group(tmp_path: Path)
     assert found.discarded is not None and len(found.discarded) == 12  # of 24 rollouts
     source = hinted.rollouts
     assert isinstance(source, Hinted)
-    assert found.trajectory.unscored is not None
+    assert found.unscored is not None
     for b in range(12):
-        turn, unscored = found.turns[b], found.trajectory.unscored[b]
+        turn, unscored = found.turns[b], found.unscored[b]
         assert turn.rollout == b and four_right([], [turn.text], ["12345678"]) == [found.rewards.reward_B[b]]
         if b not in new:
             assert turn == without.turns[b] and not unscored.any()

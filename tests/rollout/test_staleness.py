@@ -17,7 +17,7 @@ from lfpo.contrib.kept import KeepPredictions
 from lfpo.core.batch import Batch
 from lfpo.core.batch_metrics import gathered
 from lfpo.core.learner import accumulate_gradients
-from lfpo.core.roles import OLD
+from lfpo.core.model import OLD
 from lfpo.core.trajectory import join
 from lfpo.models import load_model
 from lfpo.rollout.sampling import rollout

@@ -15,9 +15,9 @@ from lfpo.contrib.states import of_states, with_states
 from lfpo.core.advantages import group_advantages
 from lfpo.core.batch import RolloutSource
 from lfpo.core.measures import Measures, measure_targets
+from lfpo.core.model import BASE, OLD
 from lfpo.core.objective import Objective
 from lfpo.core.predictions import Predictions
-from lfpo.core.roles import BASE, OLD
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views, noised
 from lfpo.objectives.policy_gradient import clipped_loss, k2

@@ -7,10 +7,10 @@ import torch
 
 from lfpo.contrib import knobs as settings
 from lfpo.core.measures import Measures, measure_targets
+from lfpo.core.model import BASE, CURRENT, OLD
 from lfpo.core.objective import Objective
 from lfpo.core.predictions import Predictions
 from lfpo.core.rng import generator
-from lfpo.core.roles import BASE, CURRENT, OLD
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views, noised
 from lfpo.objectives.policy_gradient import KL_ESTIMATES, clipped_loss
@@ -57,7 +57,7 @@ class RLDF(settings.RLDF, Objective):
         rows, step_S = trajectory.rows(row_S), step_BK.flatten()
         own, after = rows.written_by(step_S, step_S), rows.written_until(step_S)
         labels = None if after is None else torch.where(own, after, rows.tokens)
-        target, weight = rows.open_before(step_S) & rows.until_eos, torch.where(own, 1.0, 0.5)
+        target, weight = rows.pending_before(step_S) & rows.until_eos, torch.where(own, 1.0, 0.5)
         k_S = torch.arange(self.states, device=step_BK.device).repeat(len(step_BK))
         masked, shown = rows.masked_before(step_S), rows.tokens_before(step_S)
         return noised(trajectory, row_S, masked, target, shown_SC=shown, label_SC=labels, weight_SC=weight, state_S=k_S)

@@ -52,6 +52,7 @@ def gathered(rolled: ScoredRollouts, prompts: int, generations: int) -> Batch:
         metrics,
         rolled.version,
         rolled.discarded,
+        rolled.unscored,
     )
 
 

@@ -10,9 +10,9 @@ from lfpo.config.errors import UserError
 from lfpo.core.fused import rectified_sum
 from lfpo.core.groups import batch_ranks, centred, group_means, group_ranges
 from lfpo.core.measures import Measures, measure_targets
+from lfpo.core.model import CURRENT, OLD
 from lfpo.core.objective import Objective
 from lfpo.core.predictions import Predictions
-from lfpo.core.roles import CURRENT, OLD
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views, masked_at_random
 from lfpo.core.visited import visited_states

@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 from lfpo.config.json import Json
-from lfpo.core.buffers import saved_buffers
 from lfpo.core.head import LogitMap, Precision, logits, precision_of
-from lfpo.core.roles import CURRENT
 from lfpo.core.structure import FULL, Doubled, Structure
 
+# A run's policies: theta, which is trained; theta_old, which samples the rollouts; the policy before training.
+CURRENT, OLD, BASE = "current", "old", "base"
 NO_TOKEN = -1  # the id of a token that a family has not
 
 
@@ -244,3 +244,14 @@ def shifted(hidden_BLD: torch.Tensor) -> torch.Tensor:
     """Hidden states, each moved to the token that it predicts, where that is the next one."""
     # Position 0 has no predecessor. Its prediction is never used, because completions follow a prompt.
     return torch.cat([hidden_BLD[:, :1], hidden_BLD[:, :-1]], dim=1)
+
+
+def saved_buffers(backbone: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Names and values of the buffers that checkpoints hold, such as the bias of a router. They are float32 in a model
+    of any dtype, are not trained and not split."""
+    return [
+        (f"{path}.{name}", buffer)
+        for path, module in backbone.named_modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and name not in module._non_persistent_buffers_set
+    ]

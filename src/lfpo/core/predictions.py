@@ -7,8 +7,7 @@ from functools import partial
 import torch
 
 from lfpo.core.fused import in_chunks, logp_of_labels
-from lfpo.core.model import MaskedDiffusionLM
-from lfpo.core.roles import CURRENT
+from lfpo.core.model import CURRENT, MaskedDiffusionLM
 from lfpo.core.views import Views
 
 

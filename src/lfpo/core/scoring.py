@@ -79,8 +79,8 @@ class Scorer:
             arguments that it names, or of all if it takes **kwargs.
 
         A function that raises, or exceeds the timeout, is listed in `failed` and its rewards are None.
-        Raises UserError for what is no list of b rewards (see `checked`), where a function raises one, for a column
-        with the name of an argument, and for a weighted sum beyond the range of float.
+        Raises UserError for what is no list of b rewards (see `checked`), where a function raises one, and for a column
+        with the name of an argument.
         """
         import torch
 
@@ -97,7 +97,8 @@ class Scorer:
             if why is not None:
                 failed[name] = why
             parts[name] = [None] * len(completions) if returned is None else returned
-        rewards = weighted_sums(parts, self.weights, len(completions))
+        rewards = [weighted_sum(row, self.weights) for row in zip(*parts.values(), strict=True)]
+        rewards = rewards or [math.nan] * len(completions)  # without functions
         return Rewards(torch.tensor(rewards, dtype=torch.float64), parts, failed)
 
 
@@ -127,24 +128,9 @@ def columns_of(rows: Sequence[Row]) -> Json:
     return {n: [row[n] for row in rows] for n in names}
 
 
-def weighted_sums(parts: Mapping[str, list[float | None]], weights: Sequence[float], count: int) -> list[float]:
-    """The rewards of so many completions. Raises UserError for one beyond the range of float."""
-    rewards = [weighted_sum(row, weights) for row in zip(*parts.values(), strict=True)] or [math.nan] * count
-    if math.inf in map(abs, rewards):
-        row = [abs(r) for r in rewards].index(math.inf)
-        listed = ", ".join(f"{name} {values[row]}" for name, values in parts.items())
-        raise UserError(
-            f"reward_weights: the weighted sum of completion {row}'s rewards ({listed}) is beyond the range of float; "
-            "return smaller rewards"
-        )
-    return rewards
-
-
 def weighted_sum(values: Sequence[float | None], weights: Sequence[float]) -> float:
-    """A completion's reward: over the functions that gave a number, as in TRL; NaN if none did, inf if too large."""
+    """A completion's reward: over the functions that gave a number, as in TRL; NaN if none did."""
     terms = [weight * value for value, weight in zip(values, weights, strict=True) if value is not None]
-    if not all(map(math.isfinite, terms)):
-        return math.inf  # also for opposite infinities, whose sum would be NaN
     return sum(terms) if terms else math.nan
 
 

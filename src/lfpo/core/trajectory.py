@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional as F
 
 from lfpo.config.json import Json
-from lfpo.core.completions import Completions, tensor_fields
+from lfpo.core.completions import Completions, SpecialTokens, tensor_fields
 
 T = TypeVar("T", bound="Trajectory")
 
@@ -65,7 +65,7 @@ class Trajectory(Completions):
         step_BC = per_position(step_B)
         return (self.reveal_step >= step_BC) | (self.reveal_step < 0)
 
-    def open_before(self, step_B: torch.Tensor) -> torch.Tensor:
+    def pending_before(self, step_B: torch.Tensor) -> torch.Tensor:
         """Which positions were still to be written when step_B[b] began, [B, C] bool: the masked ones, and those that
         were edited at that step or later. step_B: as for `masked_before`."""
         return self.masked_before(step_B) | (self.last_step >= per_position(step_B))
@@ -128,7 +128,7 @@ class Trajectory(Completions):
         return (torch.arange(self.tokens.shape[1], device=self.tokens.device) % size == 0).expand_as(self.tokens)
 
     @property
-    def entered(self) -> torch.Tensor:
+    def visited_blocks(self) -> torch.Tensor:
         """Positions of blocks that the sampler came to, [B, C] bool; where there are no blocks, all."""
         block_BC = self.block_BC
         last_B = block_BC.masked_fill(self.reveal_step < 0, -1).amax(-1)
@@ -171,15 +171,22 @@ def per_position(step_B: torch.Tensor) -> torch.Tensor:
 
 
 def of_completions(
-    prompt_ids: torch.Tensor, prompt_mask: torch.Tensor, tokens: torch.Tensor, reveal_step: torch.Tensor, **changes: Any
+    prompt_ids: torch.Tensor,
+    prompt_mask: torch.Tensor,
+    tokens: torch.Tensor,
+    reveal_step: torch.Tensor,
+    *,
+    mask_id: int,
+    eos_id: int,
+    **changes: Any,
 ) -> Trajectory:
     """Rollouts of given completions that no sampler made, with confidence 1 and entropy 0, in no forwards.
 
-    changes: sampler, mask_id, eos_id, and other fields of Trajectory that differ.
+    changes: sampler, and other fields of Trajectory that differ.
     """
     sure, none = torch.ones(tokens.shape), torch.zeros(len(tokens), dtype=torch.long)
-    defaults = {"confidence": sure, "entropy": 1 - sure, "scheduled_steps": reveal_step.amax(-1) + 1}
-    defaults |= {"nfe": none, "queries": none}
+    defaults: Json = {"confidence": sure, "entropy": 1 - sure, "scheduled_steps": reveal_step.amax(-1) + 1}
+    defaults |= {"nfe": none, "queries": none, "special": SpecialTokens(mask_id, eos_id)}
     return Trajectory(prompt_ids, prompt_mask, tokens, reveal_step, **defaults | changes)
 
 

@@ -163,15 +163,15 @@ def noised(
     widen = (prompt_ids.shape[1], 0)
     if masked_SL.shape[1] == tokens.shape[1]:
         masked_SL = F.pad(masked_SL, widen)
-    target, from_clean, entered = F.pad(target_SC, widen), None, torch.ones_like(tokens)
+    target, from_clean, visited_blocks = F.pad(target_SC, widen), None, torch.ones_like(tokens)
     if trajectory.structure != FULL:
-        entered = trajectory.entered.to(prompt_mask.dtype)[row_S]
+        visited_blocks = trajectory.visited_blocks.to(prompt_mask.dtype)[row_S]
     if trajectory.structure.causal and trajectory.from_context is not None:
         given_SL = F.pad(trajectory.from_context[row_S], widen)
         masked_SL, from_clean = masked_SL & ~given_SL, target & given_SL
     clean = torch.cat([prompt_ids, tokens], dim=1)
     shown = clean if shown_SC is None else torch.cat([prompt_ids, shown_SC], dim=1)
-    attention = torch.cat([prompt_mask, entered], dim=1)
+    attention = torch.cat([prompt_mask, visited_blocks], dim=1)
     weight = target.float() if weight_SC is None else F.pad(weight_SC.float(), widen) * target
     views = Views(
         row=row_S,

@@ -20,7 +20,7 @@ def replay(trajectory: Trajectory, row_S: torch.Tensor, step_S: torch.Tensor) ->
     tokens, also where the sampler first revealed another token.
     """
     rows = trajectory.rows(row_S)
-    target = rows.open_before(step_S) & rows.until_eos
+    target = rows.pending_before(step_S) & rows.until_eos
     shown = rows.tokens_before(step_S)
     views = noised(trajectory, row_S, rows.masked_before(step_S), target, shown_SC=shown)
     visited: Views = rows.as_visited(views, step_S)

@@ -17,8 +17,7 @@ from safetensors.torch import load_file
 from lfpo.config.errors import UserError
 from lfpo.config.files import read_json, write_json
 from lfpo.config.models import LoraSettings
-from lfpo.core.model import MaskedDiffusionLM
-from lfpo.core.roles import CURRENT
+from lfpo.core.model import CURRENT, MaskedDiffusionLM
 from lfpo.models.experts import base_layer
 from lfpo.models.family import Family, build_backbone
 from lfpo.models.four_bit import dequantized

@@ -19,8 +19,7 @@ from lfpo.config.files import read_json, user_path, write_json
 from lfpo.config.json import Json
 from lfpo.config.models import SHIPPED_MODELS, check_model_folder, check_model_name
 from lfpo.core import collectives
-from lfpo.core.buffers import saved_buffers
-from lfpo.core.model import NO_TOKEN, MaskedDiffusionLM
+from lfpo.core.model import NO_TOKEN, MaskedDiffusionLM, saved_buffers
 from lfpo.models.experts import routers
 from lfpo.models.families import family_of
 from lfpo.models.family import Family, build_backbone

@@ -19,9 +19,8 @@ from torch import nn
 
 from lfpo.config.errors import UserError
 from lfpo.config.files import read_json
-from lfpo.core.buffers import saved_buffers
 from lfpo.core.collectives import local
-from lfpo.core.model import MaskedDiffusionLM
+from lfpo.core.model import MaskedDiffusionLM, saved_buffers
 from lfpo.models.family import Family, replace_prefix
 from lfpo.models.four_bit import linear_weights, original_shape, quantize_one
 from lfpo.models.fsdp import assign

@@ -8,10 +8,10 @@ from lfpo.config import peers as settings
 from lfpo.core.fused import FusedSum
 from lfpo.core.head import LogitMap, Precision, product
 from lfpo.core.measures import Measures, measure_targets
+from lfpo.core.model import CURRENT, OLD
 from lfpo.core.objective import Objective
 from lfpo.core.predictions import Predictions
 from lfpo.core.rng import generator
-from lfpo.core.roles import CURRENT, OLD
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views, noised
 

@@ -13,10 +13,9 @@ from lfpo.config.training import moment_bytes
 from lfpo.core.doubled import training_structure
 from lfpo.core.forward import PIECE_TOKENS
 from lfpo.core.fused import CHUNK_ELEMENTS as LOSS_ELEMENTS
-from lfpo.core.head import input_dtype, precision_of
+from lfpo.core.head import CAST_ELEMENTS, input_dtype, precision_of
 from lfpo.core.reveal import CHUNK_ELEMENTS as DRAW_ELEMENTS
 from lfpo.core.reveal import LOGIT_ELEMENTS
-from lfpo.core.sliced_product import CAST_ELEMENTS
 from lfpo.models.autocast import autocasts
 from lfpo.models.four_bit import BYTES_PER_WEIGHT as FOUR_BIT
 from lfpo.models.four_bit import NOT_IN_4BIT

@@ -9,9 +9,9 @@ from lfpo.config.json import Json
 from lfpo.config.sampler import Sampler
 from lfpo.config.train import LFPOConfig
 from lfpo.core.learner import optimizer_blocks
+from lfpo.core.model import BASE, CURRENT, OLD
 from lfpo.core.objective import Objective
 from lfpo.core.predictions import Predictions
-from lfpo.core.roles import BASE, CURRENT, OLD
 from lfpo.core.schedule import reveal_schedule
 from lfpo.core.structure import FULL, Structure
 from lfpo.core.trajectory import Trajectory, of_completions

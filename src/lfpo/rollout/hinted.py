@@ -17,11 +17,11 @@ from lfpo.core import collectives
 from lfpo.core.batch import ScoredRollouts, Turn
 from lfpo.core.completions import decode_completions
 from lfpo.core.engine import Request
+from lfpo.core.model import OLD
 from lfpo.core.observer import Observer
 from lfpo.core.predictions import Predictions, one_pass
 from lfpo.core.reveal import draw, ranked
 from lfpo.core.rng import key, python_rng
-from lfpo.core.roles import OLD
 from lfpo.core.rollouts import FreshRollouts
 from lfpo.core.scoring import Rewards, Row
 from lfpo.core.trajectory import Trajectory, join
@@ -76,10 +76,10 @@ class Hinted:
         rest = sorted(set(range(len(every))) - set(order))
         trajectory, discarded = (every.rows(torch.tensor(at, device=t.tokens.device)) for at in (order, rest))
         hinted = torch.tensor(shown, device=t.tokens.device) >= 0
-        trajectory.unscored = torch.zeros_like(trajectory.tokens, dtype=torch.bool)
+        unscored = torch.zeros_like(trajectory.tokens, dtype=torch.bool)
         if kept:
             at = torch.tensor(kept, device=t.tokens.device)
-            trajectory.unscored[[rows[i] for i in kept]] = self.unscored(sampled.rows(at), hinted[at])
+            unscored[[rows[i] for i in kept]] = self.unscored(sampled.rows(at), hinted[at])
         both = [plain.rewards, rewards]
         parts = {name: [v for r in both for v in r.parts[name]] for name in plain.rewards.parts}
         own = Rewards(
@@ -87,9 +87,10 @@ class Hinted:
             {name: [values[i] for i in order] for name, values in parts.items()},
             plain.rewards.failed | rewards.failed,
         )
-        return dataclasses.replace(plain, turns=turns, trajectory=trajectory, discarded=discarded, rewards=own), len(
-            kept
+        hinted_rollouts = dataclasses.replace(
+            plain, turns=turns, trajectory=trajectory, discarded=discarded, unscored=unscored, rewards=own
         )
+        return hinted_rollouts, len(kept)
 
     @torch.no_grad()
     def unscored(self, t: Trajectory, hinted_BC: torch.Tensor) -> torch.Tensor:

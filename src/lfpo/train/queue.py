@@ -18,9 +18,9 @@ from lfpo.config.json import Json
 from lfpo.config.plugins import resolve
 from lfpo.config.sampler import Sampler
 from lfpo.config.train import LFPOConfig
-from lfpo.core import collectives, devices
+from lfpo.core import collectives
 from lfpo.core.batch import ScoredRollouts
-from lfpo.core.completions import tensor_fields
+from lfpo.core.completions import SpecialTokens, tensor_fields
 from lfpo.core.denoise import Finished
 from lfpo.core.engine import AsyncEngine, Engine, Request, Ticket
 from lfpo.core.observer import Observer
@@ -128,8 +128,7 @@ class RolloutQueue:
             joined = kind_of(tensors)(
                 **tensors,
                 sampler=build(Sampler, entry["sampler"], str(folder / INDEX)),
-                mask_id=entry["mask_id"],
-                eos_id=entry["eos_id"],
+                special=SpecialTokens(entry["mask_id"], entry["eos_id"]),
                 structure=Structure(entry["block_length"], causal=entry["causal"]),
             )
             prompts = collectives.share(len(joined) // self.generations)
@@ -137,7 +136,7 @@ class RolloutQueue:
                 raise _other_prompts(int(number))
             own = part(joined, prompts[0] * self.generations, len(prompts) * self.generations)
             self.tickets[int(number)] = Ticket(entry["version"], work=None)
-            self.sampled[int(number)] = own.to(devices.device())
+            self.sampled[int(number)] = own.to(collectives.device())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,8 +23,8 @@ from lfpo.core import collectives
 from lfpo.core.algorithm import Algorithm
 from lfpo.core.batch import Batch
 from lfpo.core.learner import Learner
+from lfpo.core.model import CURRENT, OLD
 from lfpo.core.optim import Average
-from lfpo.core.roles import CURRENT, OLD
 from lfpo.core.rollouts import FreshRollouts
 from lfpo.core.structure import PolicyForward
 from lfpo.models import MaskedDiffusionLM

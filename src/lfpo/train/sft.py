@@ -29,11 +29,11 @@ from lfpo.core.encoding import encode_prompt, misfit, unusable
 from lfpo.core.failures import count_skipped
 from lfpo.core.forward import left_pad
 from lfpo.core.fused import rectified_sum
+from lfpo.core.model import CURRENT
 from lfpo.core.optim import set_lr, step_if_finite
-from lfpo.core.passes import with_fillers
+from lfpo.core.passes import with_dummy_passes
 from lfpo.core.predictions import one_pass
 from lfpo.core.rng import generator, python_rng
-from lfpo.core.roles import CURRENT
 from lfpo.core.views import pack_by_tokens
 from lfpo.models import MaskedDiffusionLM, init_model
 from lfpo.models.policies import load_policies
@@ -92,8 +92,8 @@ class SFTTrainer(Trainer):
         # Each rank takes every world-th example; the sum of the ranks' gradients is that of the whole batch.
         own_indices = range(collectives.rank(), config.batch_size, collectives.world())
         batch = {i: self.draw(step * config.batch_size + i) for i in own_indices}
-        filler = self.draw(step * config.batch_size) if config.fsdp else None
-        loss = accumulate_sft_gradients(self.model, config, batch, generator(config.seed, step, "t"), filler)
+        dummy = self.draw(step * config.batch_size) if config.fsdp else None
+        loss = accumulate_sft_gradients(self.model, config, batch, generator(config.seed, step, "t"), dummy)
         about_step = update(self, step, loss, context)
         losses.append(about_step["loss"])
         done = step + 1
@@ -112,8 +112,8 @@ class SFTTrainer(Trainer):
             own = {i - start: self.held_out[i] for i in whole[collectives.rank() :: collectives.world()]}
             rng = generator(config.seed, "held-out", start)
             passes = noised_passes(self.model, config, own, len(whole), rng)
-            filler = self.held_out[start] if config.fsdp else None
-            total += len(whole) * sum(each.item() for each in losses(self.model, passes, filler))
+            dummy = self.held_out[start] if config.fsdp else None
+            total += len(whole) * sum(each.item() for each in losses(self.model, passes, dummy))
         return {"eval/loss": collectives.sum_number(total) / len(self.held_out)} if self.held_out else {}
 
     def export(self) -> MaskedDiffusionLM:
@@ -172,14 +172,14 @@ def accumulate_sft_gradients(
     config: SFTConfig,
     batch: dict[int, Example],
     rng: torch.Generator,
-    filler: Example | None = None,
+    dummy: Example | None = None,
 ) -> float:
     """Add the gradient of some examples of a batch to the parameters; returns their part of the batch's loss.
 
-    batch: position in the whole batch -> example. Memory depends on update_tokens only. filler: see `losses`.
+    batch: position in the whole batch -> example. Memory depends on update_tokens only. dummy: see `losses`.
     """
     total = 0.0
-    for loss in losses(model, noised_passes(model, config, batch, config.batch_size, rng), filler):
+    for loss in losses(model, noised_passes(model, config, batch, config.batch_size, rng), dummy):
         loss.backward()
         total += loss.item()
     return total
@@ -226,15 +226,15 @@ def noised_passes(
     return passes
 
 
-def losses(model: MaskedDiffusionLM, passes: list[Examples], filler: Example | None) -> Iterator[torch.Tensor]:
-    """The loss of each pass; its backward belongs before the next one. filler: with split weights, what a rank runs in
-    passes that other ranks have and it has not (see with_fillers)."""
+def losses(model: MaskedDiffusionLM, passes: list[Examples], dummy: Example | None) -> Iterator[torch.Tensor]:
+    """The loss of each pass; its backward belongs before the next one. dummy: with split weights, what a rank runs in
+    passes that other ranks have and it has not (see with_dummy_passes)."""
     idle = None
-    if filler is not None:
-        ids, attention = left_pad([filler[0] + filler[1]], model.pad_id)
-        none, prompt_B = torch.zeros(ids.shape), torch.tensor([len(filler[0])])
+    if dummy is not None:
+        ids, attention = left_pad([dummy[0] + dummy[1]], model.pad_id)
+        none, prompt_B = torch.zeros(ids.shape), torch.tensor([len(dummy[0])])
         idle = Examples(ids, ids, attention, prompt_B, torch.ones_like(ids, dtype=torch.bool), none, none, none)
-        passes = with_fillers(passes, idle)
+        passes = with_dummy_passes(passes, idle)
     for each in passes:
         with one_pass([model]):
             yield float(each is not idle) * loss_of(model, Examples(*(x.to(model.device) for x in each)))

@@ -7,6 +7,7 @@ import torch
 from lfpo.config.sampler import Sampler
 from lfpo.contrib.canvases.noise import with_noise
 from lfpo.contrib.canvases.trajectory import CanvasTrajectory
+from lfpo.core.completions import SpecialTokens
 from lfpo.core.model import NO_TOKEN
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import BlockViews, Views
@@ -25,7 +26,7 @@ def toy(trajectory: Trajectory) -> CanvasTrajectory:
     canvases = trajectory.tokens[:, None].expand(-1, steps, -1).int()
     accepted = torch.ones(canvases.shape, dtype=torch.bool)
     accepted[:, -1] = False
-    plain = dataclasses.replace(trajectory, mask_id=NO_TOKEN)
+    plain = dataclasses.replace(trajectory, special=SpecialTokens(NO_TOKEN, trajectory.eos_id))
     return CanvasTrajectory(**vars(plain), canvases=canvases, accepted=accepted, entropies=torch.zeros(canvases.shape))
 
 

@@ -19,6 +19,7 @@ from lfpo.config.sampler import Sampler
 from lfpo.contrib.canvases.noise import expected_embeddings
 from lfpo.contrib.canvases.trajectory import NEVER, CanvasTrajectory
 from lfpo.contrib.canvases.windows import by_kind, windows_of
+from lfpo.core.completions import SpecialTokens
 from lfpo.core.draw import inverse_cdf
 from lfpo.core.forward import left_pad
 from lfpo.core.fused import rows_of_a_chunk
@@ -125,8 +126,7 @@ class _Rows:
             nfe=zero.clone(),
             queries=mask.sum(-1),
             sampler=sampler,
-            mask_id=model.mask_id,
-            eos_id=model.eos_id,
+            special=SpecialTokens(model.mask_id, model.eos_id),
             structure=model.sampling_structure(sampler.block_length),
             canvases=torch.full(states, NEVER, dtype=torch.int32, device=device),
             accepted=torch.zeros(states, dtype=torch.bool, device=device),

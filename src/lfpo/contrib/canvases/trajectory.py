@@ -88,7 +88,7 @@ class CanvasTrajectory(Trajectory):
         number_BC = step_BC - (self.reveal_step - self.steps_of_canvas + 1)
         canvas, steps = self.sampler.canvas, self.canvases.shape[1]
         values = torch.tensor([canvas.temperature(n) for n in range(steps)], device=step_BC.device)
-        has_before = (number_BC > 0) & self.open_before(step_BC)
+        has_before = (number_BC > 0) & self.pending_before(step_BC)
         temperature_BC = torch.where(has_before, values[(number_BC - 1).clamp(0, steps - 1)], 0.0)
         before = torch.cat([self.prompt_ids, self.tokens_before(step_BC - 1)], dim=1)
         return conditioned(views, before, F.pad(temperature_BC, (self.prompt_ids.shape[1], 0)))
