@@ -71,7 +71,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_real_run_opens_without_errors_and_without_network(running: Any, real: Path):
     with opened_page(running, real) as opened:
-        assert opened.page.title() == "lfpo on sudoku: lfpo report"
+        assert opened.page.title() == "run: lfpo report"
         learned = ["How straight the path is", "Training signal", "What an iteration learned from"]
         for name in ["Watch it denoise", "Learning", *learned]:
             assert opened.page.get_by_role("heading", name=name, exact=True).is_visible()
