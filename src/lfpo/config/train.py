@@ -48,8 +48,10 @@ class LFPOConfig(ProblemConfig, PolicyConfig):
     """Begin to train although a reward function raised when it was called once at start."""
 
     max_steps: CountOrUnset = UNSET
-    """Iterations of Algorithm 1 (sample, update, move theta_old). As in transformers they count where they are given
-    (not -1), and else num_train_epochs; with neither the run has 40 iterations."""
+    """Iterations of Algorithm 1: sample, update, move theta_old. The name is TRL's, which counts optimiser steps: an
+    iteration has optimizer_steps_per_iteration of them in each of the objective's num_iterations passes. As in
+    transformers they count where they are given (not -1), and else num_train_epochs; with neither the run has 40
+    iterations."""
 
     prompts_per_iteration: Count = 16
     """Prompts of an iteration."""

@@ -113,7 +113,7 @@ class Hinted:
 
     def shown(self, row: Row, seed: int) -> list[int]:
         """The tokens of a completion that a rollout is shown, and -1 at the others, gen_length in all."""
-        rng, hints, length = python_rng("hint", seed), self.sampled.args.hints, self.sampled.sampler.gen_length or 0
+        rng, hints, length = python_rng("hint", seed), self.sampled.args.hints, self.sampled.sampler.gen_length
         ids = self.sampled.tokenizer.encode(row[str(hints.column)], add_special_tokens=False)[:length]
         pieces, start = list[range](), 0
         while start < len(ids):
