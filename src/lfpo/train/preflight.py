@@ -25,9 +25,9 @@ from lfpo.core.model import CURRENT, OLD
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.tensor_files import GIB
 from lfpo.models.weights import saved_weights
-from lfpo.plan.command import EFFICIENCY, duration, whole_run
 from lfpo.plan.estimate import Estimate
 from lfpo.plan.model import model_config
+from lfpo.plan.times import EFFICIENCY, duration, whole_run
 from lfpo.prompts.sources import PromptSource
 from lfpo.prompts.tasks import Row
 from lfpo.rewards import reward_names
