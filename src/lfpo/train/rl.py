@@ -205,7 +205,10 @@ class LFPOTrainer(Algorithm, Trainer):
     def evaluates_after(self, step: int) -> bool:
         return self.args.evaluates_after(step)
 
-    def evaluate(self, step: int, context: Context) -> dict[str, float]:
+    def evaluate(self, step: int = 0, context: Context | None = None) -> dict[str, float]:
+        """The results of the model as it is now on the held-out rows, as metrics eval/SAMPLER/NAME (see
+        lfpo.train.held_out). Needs no run; with the context of one, completions are written there."""
+        context = context or Context()
         self.engine.forwarded = context.observer.forward
         with in_place(self.average) if self.average is not None else contextlib.nullcontext():
             return held_out(self, step, context)
