@@ -8,8 +8,8 @@ from lfpo.sandbox.syntax import syntax_tree
 
 MAX_CHARS = Limits().program_chars
 _TAGS = {"", "python", "python3", "py", "py3"}
-# A fence may follow text in its line (`Here: ```python`) and ends wherever it stands again. One with Python's tag begins
-# a block also where the block before it is never ended. Takes time linear in the text.
+# A fence may follow text in its line (`Here: ```python`) and ends wherever it stands again. One with Python's tag
+# begins a block also where the block before it is never ended. Takes time linear in the text.
 _BLOCK = re.compile(
     r"(?<![`~])(`{3,}+|~{3,}+)[ \t]*+(\w*+)[ \t\r]*+\n(.*?)(?:(?=\1[ \t]*+py\w*+[ \t\r]*+\n)|\1|\Z)", re.DOTALL
 )
