@@ -37,7 +37,7 @@ def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     client = pytest.importorskip("openai._base_client")
     monkeypatch.setattr(client, "INITIAL_RETRY_DELAY", 0.01)
-    monkeypatch.setattr("lfpo.rewards.judge.LONGEST_WAIT", 1.0)
+    monkeypatch.setattr("lfpo.rewards.judge.LONGEST_WAIT", 0.4)
 
 
 @pytest.fixture
