@@ -11,7 +11,7 @@ import torch
 from lfpo.config.sampler import Sampler
 from lfpo.core.active_rows import ActiveRows
 from lfpo.core.denoise import finished_trajectory
-from lfpo.core.forward import unstarted
+from lfpo.core.forward import before_first_step
 from lfpo.core.schedule import reveal_schedule
 from lfpo.core.structure import Structure
 from lfpo.core.trajectory import Trajectory
@@ -26,7 +26,7 @@ def plain_block_rollout(model: MaskedDiffusionLM, prompts: Sequence[Sequence[int
     Differences from the published code: the mask token is never chosen, and temperature 0 is greedy. `queries` counts
     the tokens of all forwards.
     """
-    rows, counts = unstarted(prompts, [0] * len(prompts), sampler, model), reveal_schedule(sampler).tolist()
+    rows, counts = before_first_step(prompts, [0] * len(prompts), sampler, model), reveal_schedule(sampler).tolist()
     for length in {len(prompt) for prompt in prompts}:
         index = torch.tensor([i for i, prompt in enumerate(prompts) if len(prompt) == length], device=model.device)
         text = torch.cat([rows.prompt_ids[index][:, rows.prompt_ids.shape[1] - length :], rows.tokens[index]], dim=1)

@@ -220,7 +220,7 @@ def our_logits(trained: str) -> tuple[Any, dict[str, Any], bool]:
     model, ids, prompt = load_model(trained, dtype=torch.bfloat16), torch.arange(24)[None] + 5, 8
     row = {"input_ids": ids}
     with torch.no_grad():
-        if model.uniform:
+        if model.asks_about_all:
             row = {"input_ids": ids[:, :prompt], "decoder_input_ids": ids[:, prompt:]}
             real, length = torch.ones_like(ids), torch.tensor([prompt])
             hidden, _ = noised_hidden(model, ids, ids, real, length, structure=training_structure(model))

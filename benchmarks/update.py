@@ -18,10 +18,10 @@ from lfpo.core.encoding import encode_rows
 from lfpo.core.fused import rectified_sum
 from lfpo.core.head import precision_of
 from lfpo.core.learner import accumulate_gradients
+from lfpo.core.model import CURRENT, OLD
 from lfpo.core.predictions import Predictions
 from lfpo.core.rectified import rectified_loss
 from lfpo.core.rng import key
-from lfpo.core.roles import CURRENT, OLD
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import passes
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer

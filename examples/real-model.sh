@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
 # A real language model on a CPU: SmolLM2-135M-Instruct becomes a masked diffusion model that answers word problems in
 # plain English, is trained with LFPO, measured and exported. `make real` installs what this needs and runs it.
-#   examples/real-model.sh           from the base in examples/real-base, the same one on every machine
-#   FINETUNE=1 examples/real-model.sh       fine-tunes a base of its own first, all weights: half an hour more
-#   examples/real-model.sh --short   a few minutes: the same parts with fewer steps, too few to learn from
+#   examples/real-model.sh           under two hours on two cores with bfloat16 instructions, about four without
+#   examples/real-model.sh --short   ten minutes: the same parts with fewer steps, too few to learn from
+#   BASE=base.safetensors examples/real-model.sh    from a base that real_base.py packed, the same on every machine, in
+#                                    place of fine-tuning
 # Start it again after an interruption: every part goes on where it stopped.
 set -euo pipefail
 
 OUT=${OUT:-runs/real${1:+-short}}
 SOURCE=${SOURCE:-}          # a folder, hub id or .gguf file in place of SmolLM2
-FINETUNE=${FINETUNE:-}      # 1: fine-tune; or further keys of lfpo sft, as "--steps 800"
-BASE=${BASE:-competent}     # weak: the base of examples/real-base that the check refuses (with ANYWAY=1)
+FINETUNE=${FINETUNE:-}      # further keys of lfpo sft, as "--steps 800"
+BASE=${BASE:-}              # a file of factors over SmolLM2's weights
 TRAIN=${TRAIN:-}            # further keys of lfpo train
 EVAL="--n 100 --n_samples 32"
 TEST="--n 200"
@@ -19,13 +20,8 @@ ANYWAY=${ANYWAY:-}          # set it to train although the base is not competent
 # recipe pass on 94 to 98 % of 100 or 200 problems, but on 83 to 100 % of the first 24, so 24 problems are too few.
 LEAST=30 MOST=60 PASS=90    # per cent of single samples, and of 32 samples a problem
 
-HERE=$(cd "$(dirname "$0")" && pwd)
-
-# A base is an addition to SmolLM2's weights, so another source has to be fine-tuned.
-[ -z "$SOURCE" ] || FINETUNE=${FINETUNE:-1}
-
 if [ "${1:-}" = --short ]; then
-    [ -z "$FINETUNE" ] || FINETUNE="--steps 8 --warmup_steps 2 --save_steps 4 ${FINETUNE#1}"
+    FINETUNE="--steps 8 --warmup_steps 2 --save_steps 4 $FINETUNE"
     TRAIN="--max_steps 2 --prompts_per_iteration 2 --num_generations 4 --eval_size 4 --eval_steps 2 $TRAIN"
     EVAL="--n 2 --n_samples 4" TEST="--n 2" ANYWAY=1
 elif [ $# -gt 0 ]; then
@@ -54,15 +50,14 @@ print(next(p.Path(spec.origin).parent.glob("*.gguf")))')
 fi
 
 say "2 of 6: a base, fine-tuned on solutions, half of which get the last change wrong"
-if [ -e "$OUT/finetune/model/model.safetensors" ]; then
-    echo "$OUT/finetune/model is there already"
-elif [ -z "$FINETUNE" ]; then
-    mkdir -p "$OUT/finetune"
-    rm -rf "$OUT/finetune/model"
-    python "$HERE/real_base.py" merge "$OUT/converted" "$HERE/real-base/$BASE.safetensors" "$OUT/finetune/model"
-else
-    # shellcheck disable=SC2086
-    lfpo sft real-finetune --model "$OUT/converted" --output_dir "$OUT/finetune" --resume ${FINETUNE#1}
+if [ ! -e "$OUT/finetune/model/config.json" ]; then
+    if [ -n "$BASE" ]; then
+        mkdir -p "$OUT/finetune"
+        python "$(dirname "$0")/real_base.py" merge "$OUT/converted" "$BASE" "$OUT/finetune/model"
+    else
+        # shellcheck disable=SC2086
+        lfpo sft real-finetune --model "$OUT/converted" --output_dir "$OUT/finetune" --resume $FINETUNE
+    fi
 fi
 
 say "3 of 6: is the base competent? (samples at temperature 1, problems like those of training)"

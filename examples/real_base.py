@@ -1,11 +1,12 @@
-"""The fine-tuned base of `make real` as a file of a few MB: LoRA factors in 8 bits over a converted SmolLM2-135M.
+"""A fine-tuned base of `make real` as a file of 5 MB: LoRA factors in 8 bits over a converted SmolLM2-135M.
 
-python examples/real_base.py merge CONVERTED examples/real-base/competent.safetensors FOLDER
-python examples/real_base.py pack ADAPTER FILE
+lfpo sft real-finetune --lora '{r: 16, lora_alpha: 32}' --learning_rate 2e-3 --output_dir FOLDER
+python examples/real_base.py pack FOLDER/checkpoints/step-360/model base.safetensors
+python examples/real_base.py merge runs/real/converted base.safetensors runs/real/finetune/model
 
-`pack` rounds the factors of an adapter that `lfpo sft` saved (FOLDER/checkpoints/step-N/adapter). `merge` writes the
-model that they give, with the same bits on every processor: scales are powers of two, so that in float64 the products
-of factors and their sums are exact, and each weight is rounded once.
+`pack` rounds the factors of a checkpoint. `merge` writes the model that they give, with the same bits on every
+processor: scales are powers of two, so that in float64 the products of factors and their sums are exact, and each
+weight is rounded once. `BASE=base.safetensors make real` starts from it.
 """
 
 import argparse
@@ -56,8 +57,11 @@ def merge(converted: Path, file: Path, folder: Path) -> None:
         change_OI = (b_OR * torch.exp2(factors[f"{layer}.exponent"].double())) @ a_RI
         weight = weights[f"{layer}.weight"]
         weights[f"{layer}.weight"] = (weight.double() + change_OI).to(weight.dtype)
-    shutil.copytree(converted, folder, ignore=shutil.ignore_patterns("*.safetensors"))
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    partial = folder.with_name(f"{folder.name}.partial")  # an interrupted one is begun anew
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.copytree(converted, partial, ignore=shutil.ignore_patterns("*.safetensors"))
+    save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
+    partial.rename(folder)
     print(f"{folder}: weights {hashlib.sha256((folder / 'model.safetensors').read_bytes()).hexdigest()[:16]}")
 
 

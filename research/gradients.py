@@ -22,9 +22,9 @@ import torch
 from lfpo.config.build import build, load_yaml, merge
 from lfpo.config.train import LFPOConfig
 from lfpo.core.learner import accumulate_gradients
+from lfpo.core.model import BASE, OLD
 from lfpo.core.observer import Observer
 from lfpo.core.predictions import Predictions
-from lfpo.core.roles import BASE, OLD
 from lfpo.objectives import make_objective
 from lfpo.train.rl import LFPOTrainer
 

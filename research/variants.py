@@ -7,14 +7,15 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from lfpo.contrib.states import of_states, with_states
 from lfpo.core.advantages import group_advantages
 from lfpo.core.fused import rectified_sum
 from lfpo.core.groups import batch_ranks, group_means, group_ranges
 from lfpo.core.lfpo import LFPO
 from lfpo.core.measures import Measures, measure_targets
+from lfpo.core.model import CURRENT, OLD
 from lfpo.core.predictions import Predictions
 from lfpo.core.rng import generator
-from lfpo.core.roles import CURRENT, OLD
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views, noised, stratified_masks
 from lfpo.objectives.agrpo import AGRPO
@@ -301,17 +302,17 @@ class BlameLFPO(LFPO):
         decided_BC = (trajectory.reveal_step == own_B[:, None]) & trajectory.until_eos
         target_BC = torch.where(blamed_B[:, None], decided_BC, target_BC)
         views = noised(trajectory, torch.arange(len(seeds), device=masked_BC.device), masked_BC, target_BC)
-        views.second = F.pad((target_BC & blamed_B[:, None]).float(), (views.target.shape[1] - target_BC.shape[1], 0))
-        return views
+        blamed_SL = F.pad((target_BC & blamed_B[:, None]).float(), (views.target.shape[1] - target_BC.shape[1], 0))
+        return with_states(views, signal_B, blamed_SL)
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
         r_T, w_T = predictions.at_targets(signal_B), predictions.logp(OLD).exp()
         if not self.blame_p_old:
-            w_T = torch.where(predictions.second_T > 0, torch.ones_like(w_T), w_T)
+            w_T = torch.where(of_states(predictions)[1] > 0, torch.ones_like(w_T), w_T)
         theta, theta_old = predictions.policies[CURRENT], predictions.policies[OLD]
         heads = (theta.head_weight, theta_old.head_weight)
         states = (predictions.hidden(CURRENT), predictions.hidden(OLD))
         options: Any = {"positive_weight": self.positive_weight, "negative_weight": self.negative_weight}
-        options |= {"beta": self.beta, "precision": theta.products, "cap": theta.logit_cap}
+        options |= {"beta": self.beta, "precision": theta.products, "logit_map": theta.logit_map}
         loss = rectified_sum(*states, *heads, predictions.labels_T, r_T, w_T, **options)
         return loss, measure_targets(predictions, r_T, neutral=0.5, beta=self.beta)

@@ -112,6 +112,6 @@ def _iteration(objective: str, source: str | Path, device: str) -> dict[str, Any
     settings |= {"reward_funcs": ["reward_samples.even_tokens"], **NEEDS.get(objective, {})}
     model = load_model(source, device=device)
     # A trainer moves its model to the device of its rank.
-    with mock.patch("lfpo.core.devices.device", return_value=torch.device(device)):
+    with mock.patch("lfpo.core.collectives.device", return_value=torch.device(device)):
         trainer = LFPOTrainer(model, args=build(LFPOConfig, settings), tokenizer=load_tokenizer(source))
         return trainer.run_iteration(0)

@@ -12,6 +12,7 @@ import torch
 
 from gpu.rows import Machine, Row, at_least, at_most, measured, not_run, passes
 from lfpo.base.measure import timed
+from lfpo.contrib.canvases.cap import Cap
 from lfpo.core import fused
 from lfpo.core.fused import rectified_sum
 from lfpo.core.head import Precision
@@ -86,7 +87,7 @@ def kernel(machine: Machine) -> list[Row]:
                 found.append(_fused(inputs, precision))
                 if machine.gpu:
                     taken.append(min(timed(partial(_fused, inputs, precision), machine.device)[1] for _ in range(3)))
-                capped.append(_fused(inputs, precision, cap=3.0))
+                capped.append(_fused(inputs, precision, logit_map=Cap(3.0)))
         for label, pair in (("", found), (" with a cap", capped)):
             for what, a, b in zip(("states", "head"), *pair, strict=True):
                 error = float((a.double() - b.double()).norm() / b.double().norm())
@@ -121,10 +122,10 @@ def _inputs(machine: Machine, dtype: torch.dtype) -> Inputs:
     return Inputs(hidden.to(dtype), hidden_old.to(dtype), head.to(dtype), head_old.to(dtype), y, r)
 
 
-def _fused(inputs: Inputs, precision: Precision, cap: float | None = None) -> Gradients:
+def _fused(inputs: Inputs, precision: Precision, logit_map: Cap | None = None) -> Gradients:
     hidden, head = (x.detach().requires_grad_() for x in (inputs.hidden, inputs.head))
     tensors = (hidden, inputs.hidden_old, head, inputs.head_old, inputs.y, inputs.r)
-    loss = rectified_sum(*tensors, beta=BETA, precision=precision, cap=cap)
+    loss = rectified_sum(*tensors, beta=BETA, precision=precision, logit_map=logit_map)
     return torch.autograd.grad(loss, (hidden, head))  # type: ignore[return-value]
 
 

@@ -26,8 +26,10 @@ from lfpo.config.clipped import Clip
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import Sampler
 from lfpo.config.train import LFPOConfig
+from lfpo.contrib.states import StateViews, of_states, with_states
 from lfpo.core import collectives
 from lfpo.core.active_rows import ActiveRows
+from lfpo.core.advantages import group_advantages
 from lfpo.core.engine import Request
 from lfpo.core.groups import check_groups, group_sizes
 from lfpo.core.hooks import DrawnTokens, Hook
@@ -102,16 +104,21 @@ class DTreeRPO(Clip, Objective):
             )
 
     def signal(self, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
-        """A of each edge of a rollout, [R, levels]."""
+        """How much better a rollout is than the mean of its tree. `edge_advantages` are those of the loss."""
         check_groups(group_R)
         if bool((group_sizes(group_R) != math.prod(self.tree)).any()):
             raise UserError(
                 f"tree {self.tree} has {math.prod(self.tree)} leaves; set 'num_generations' to that, found "
                 f"{int(group_sizes(group_R)[0])}"
             )
-        return node_values(reward_R, self.tree).diff(dim=1)
+        return group_advantages(reward_R, group_R, "mean")
 
-    def views(self, trajectory: Trajectory, signal_BL: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
+    def edge_advantages(self, value_B: torch.Tensor) -> torch.Tensor:
+        """A of each edge that a rollout goes through, [B, levels]: what its last node is worth above its first.
+        value_B: of the leaves, rewards or their distances from the tree's mean."""
+        return node_values(value_B, self.tree).diff(dim=1)
+
+    def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         """A view of each edge, numbered by its level; the edges of a parent form a unit."""
         levels, per_level = len(self.tree), (trajectory.sampler.steps or 0) // len(self.tree)
         node = nodes(len(trajectory), self.tree).to(trajectory.tokens.device)
@@ -120,11 +127,12 @@ class DTreeRPO(Clip, Objective):
         row_S, level_S = first.nonzero().unbind(-1)
         from_S = level_S * per_level
         parent_S = node[row_S, level_S] * levels + level_S
-        return self.edge_views(trajectory, signal_BL, row_S, level_S, parent_S, from_S, from_S + per_level)
+        advantage_S = self.edge_advantages(signal_B)[row_S, level_S]
+        return self.edge_views(trajectory, advantage_S, row_S, level_S, parent_S, from_S, from_S + per_level)
 
-    def edge_views(self, trajectory: Trajectory, signal_BL: torch.Tensor, *edges: torch.Tensor) -> Views:
-        """Views of edges, given by rollout, level, parent, and the steps of both ends, each [S]. Second weights are the
-        edges' shares of their positions."""
+    def edge_views(self, trajectory: Trajectory, advantage_S: torch.Tensor, *edges: torch.Tensor) -> StateViews:
+        """Views of edges, given by their advantages, rollout, level, parent, and the steps of both ends, each [S].
+        Second weights are the edges' shares of their positions."""
         row_S, level_S, parent_S, from_S, to_S = edges
         rows = trajectory.rows(row_S)
         now = (rows.reveal_step >= 0) & (rows.reveal_step < to_S[:, None])
@@ -133,21 +141,23 @@ class DTreeRPO(Clip, Objective):
         weight, masked = target / target.sum(-1, keepdim=True).clamp(min=1), rows.masked_before(from_S)
         views = noised(trajectory, row_S, masked, target, weight_SC=weight, unit_S=parent_S, state_S=level_S)
         tau = max(self.tau_max * (1 - (self.progress or 0.0)) ** self.decay, 1e-6)
-        return dataclasses.replace(views, second=sibling_shares(views, signal_BL[row_S, level_S], tau))
+        return with_states(views, advantage_S, sibling_shares(views, advantage_S, tau))
 
-    def prepare(self, views: Views, logp: Callable[[Views, str], torch.Tensor]) -> Views:
+    def before_passes(self, views: Views, logp: Callable[[Views, str], torch.Tensor]) -> Views:
         """The edges with scored tokens, weighted for means over all edges and over all good positions, on all ranks. A
         collective; no policy runs."""
         kept = views.select(views.target.any(-1).nonzero().flatten())
-        share_SL = kept.weight if kept.second is None else kept.second  # None where a rank has no edges
+        share_SL = kept.second if isinstance(kept, StateViews) else kept.weight  # a rank without edges has plain views
         n, edges, positions = (collectives.sum_number(float(x)) for x in (len(kept), len(views), share_SL.sum()))
-        weight, second = kept.weight * (n / max(edges, 1.0)), share_SL * (n / max(positions, 1.0))
-        return dataclasses.replace(kept, weight=weight, second=second)
+        kept = dataclasses.replace(kept, weight=kept.weight * (n / max(edges, 1.0)))
+        if not isinstance(kept, StateViews):
+            return kept
+        return dataclasses.replace(kept, second=share_SL * (n / max(positions, 1.0)))
 
-    def loss(self, predictions: Predictions, signal_BL: torch.Tensor) -> tuple[torch.Tensor, Measures]:
-        advantage_T = predictions.at_targets(signal_BL)
+    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
+        advantage_T, share_T = of_states(predictions)
         loss_T, measures = clipped_losses(self, predictions.logp, advantage_T)
-        loss = (predictions.weight_T * loss_T).sum() + self.strength * divergence(predictions)
+        loss = (predictions.weight_T * loss_T).sum() + self.strength * divergence(predictions, share_T)
         return loss, measures | measure_targets(predictions, advantage_T)
 
     @property
@@ -174,10 +184,10 @@ def sibling_shares(views: Views, advantage_S: torch.Tensor, temperature: float) 
     return (mass_SL / total_SL.clamp(min=1e-8)).float()
 
 
-def divergence(predictions: Predictions) -> torch.Tensor:
-    """The sum over positions of w KL(q || p), a scalar, with p the current policy. The views' second weights are the
-    shares, each multiplied by the weight w of its position; siblings must be in one pass."""
-    views, share_T = predictions.views, predictions.second_T
+def divergence(predictions: Predictions, share_T: torch.Tensor) -> torch.Tensor:
+    """The sum over positions of w KL(q || p), a scalar, with p the current policy. share_T: the shares, each multiplied
+    by the weight w of its position; siblings must be in one pass."""
+    views = predictions.views
     place_T = views.unit[predictions.view_T] * views.labels.shape[1] + predictions.column_T
 
     def total(key_T: torch.Tensor) -> torch.Tensor:

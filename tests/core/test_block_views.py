@@ -11,11 +11,11 @@ from block_view_cases import BLOCK, SEEDS, asked_of_replay, model_and_rollouts, 
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.learner import accumulate_gradients
+from lfpo.core.model import CURRENT
 from lfpo.core.predictions import Predictions
-from lfpo.core.roles import CURRENT
 from lfpo.core.structure import Structure
 from lfpo.core.trajectory import Trajectory
-from lfpo.core.views import passes
+from lfpo.core.views import BlockViews, passes
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.objectives.needs import check_rollouts
@@ -51,7 +51,7 @@ def test_rounds_count_the_steps_of_each_block(rollouts: Trajectory):
     )
     assert t.block_BC.tolist() == [[1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4, 5]]
     assert t.in_rounds().reveal_step.tolist() == [[1, 0, 1, 1, 0, 2, 1, -1, 0, 2, -1, -1, -1, -1, -1]]
-    assert t.entered.tolist() == [[True] * 10 + [False] * 5]
+    assert t.visited_blocks.tolist() == [[True] * 10 + [False] * 5]
     again = rollouts.in_rounds()
     for row in range(len(rollouts)):  # rows do not depend on each other
         alone = rollouts.rows(torch.tensor([row])).in_rounds().reveal_step[0]
@@ -87,7 +87,7 @@ def test_lfpo_draws_from_each_segment_of_each_block(rollouts: Trajectory):
 def test_blocks_that_were_never_reached_are_padding(rollouts: Trajectory):
     views = views_for("cj_grpo", rollouts)
     width = rollouts.prompt_ids.shape[1]
-    assert torch.equal(views.attention_mask[:, width:].bool(), rollouts.entered[views.row])
+    assert torch.equal(views.attention_mask[:, width:].bool(), rollouts.visited_blocks[views.row])
     ended = views.select((views.row == 1).nonzero().flatten()).trim()  # four prompt tokens, two blocks, then EOS
     assert ended.input_ids.shape[1] == 4 + 2 * BLOCK
     after = rollouts.tokens[1, BLOCK + 2 : 2 * BLOCK]  # drawn after the EOS, and seen by the clean half
@@ -137,6 +137,7 @@ def test_a_gradient_does_not_depend_on_passes_or_batch_mates(name: str, wide: tu
 def test_noised_and_clean_tokens_count(model: MaskedDiffusionLM, rollouts: Trajectory):
     views = views_for("lfpo", rollouts, timesteps=1)
     lengths = views.attention_mask.sum(-1)
+    assert isinstance(views, BlockViews)
     tokens = views.structure.tokens(lengths, views.prompt)
     first = views.prompt // BLOCK * BLOCK
     assert tokens.tolist() == (2 * lengths - first).tolist()
@@ -177,7 +178,7 @@ def test_the_prompt_stands_once_and_changes_nothing(shift: bool, tmp_path: Path,
         ({"name": "spg"}, "SPG needs a model with full attention"),
         ({"name": "stable_drl"}, "StableDRL needs a model with full attention"),
         ({"name": "mask_aware"}, "MaskAware needs a model with full attention"),
-        ({"name": "mdpo"}, "MDPO needs whole predictions"),
+        ({"name": "mdpo"}, "MDPO needs a model with full attention"),
         ({"name": "justgrpo"}, "JustGRPO needs tokens revealed one at a time"),
         ({"name": "diffu_grpo"}, r"DiffuGRPO needs .* masks prompt tokens \(p_mask_prompt 0"),
         ({"name": "wd1"}, r"WD1 needs .* masks prompt tokens \(p_mask_prompt 0"),

@@ -17,12 +17,12 @@ from lfpo.config.sampler import SamplerConfig
 from lfpo.config.sft import SFTConfig
 from lfpo.core.doubled import noised_hidden, training_structure
 from lfpo.core.learner import accumulate_gradients
+from lfpo.core.model import BASE, CURRENT, OLD
 from lfpo.core.predictions import Predictions
 from lfpo.core.rng import generator
-from lfpo.core.roles import BASE, CURRENT, OLD
 from lfpo.core.structure import CAUSAL, Structure
 from lfpo.core.trajectory import Trajectory
-from lfpo.core.views import Views
+from lfpo.core.views import BlockViews, Views
 from lfpo.eval.likelihood import Pair, likelihood_bounds
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.objectives import OBJECTIVES, make_objective
@@ -209,6 +209,7 @@ def test_a_replay_gives_the_probabilities_that_the_sampler_drew_with(
     assert len(logp) == every or name == "agrpo"
     assert len({*zip(row.tolist(), place.tolist(), strict=True)}) == len(logp)
     first = place % BLOCK == 0
+    assert isinstance(views, BlockViews)
     assert bool((views.from_clean is not None) == (first_token == "causal"))
     if views.from_clean is not None:
         assert torch.equal(views.from_clean[views.target], first)

@@ -11,7 +11,7 @@ import torch
 from lfpo import SamplerConfig, load_model, load_tokenizer
 from lfpo.core.learner import accumulate_gradients
 from lfpo.core.lfpo import LFPO
-from lfpo.core.roles import CURRENT, OLD
+from lfpo.core.model import CURRENT, OLD
 from lfpo.core.views import noised
 from lfpo.prompts.tasks import get_task
 from lfpo.rollout.sampling import rollout

@@ -18,10 +18,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fused_cases import chunks_of, fused, plain, random_case
 from lfpo.config.sampler import SamplerConfig
+from lfpo.contrib.canvases.cap import Cap
 from lfpo.core.fused import in_chunks, rectified_sum
+from lfpo.core.model import CURRENT, OLD
 from lfpo.core.predictions import Predictions
 from lfpo.core.rectified import rectified_loss
-from lfpo.core.roles import CURRENT, OLD
 from lfpo.objectives.agrpo import logp_as_drawn
 from small_runs import step_of
 
@@ -78,7 +79,7 @@ def test_the_rectified_sum_by_hand_on_two_tokens():
     weights=st.tuples(st.floats(0, 2), st.floats(0, 2)),
     elements=st.integers(1, 60),
     upstream=st.sampled_from([1.0, -3.0]),
-    cap=st.sampled_from([None, 2.0]),
+    cap=st.sampled_from([None, Cap(2.0)]),
 )
 @settings(max_examples=100)
 def test_any_shape_in_any_chunks_gives_the_plain_sum(
@@ -90,11 +91,11 @@ def test_any_shape_in_any_chunks_gives_the_plain_sum(
     weights: tuple[float, float],
     elements: int,
     upstream: float,
-    cap: float | None,
+    cap: Cap | None,
 ):
     t, v, d = sizes
     case = random_case(heads, rewards, seed=seed, t=t, v=v, d=d)
-    knobs = {"beta": beta, "positive_weight": weights[0], "negative_weight": weights[1], "cap": cap}
+    knobs = {"beta": beta, "positive_weight": weights[0], "negative_weight": weights[1], "logit_map": cap}
     with chunks_of(elements):
         found = fused(case, upstream=upstream, **knobs)
     loss, *gradients = plain(case, **knobs)

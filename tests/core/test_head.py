@@ -11,8 +11,7 @@ from torch import nn
 from benchmarks.precision import BenchPrecisionConfig, error, random_problem, results, run_bench_precision
 from cuda_stand_in import cuda_stand_in
 from lfpo.config.sampler import SamplerConfig
-from lfpo.core.head import Precision, add_product, as_input, precision_of, product
-from lfpo.core.sliced_product import CAST_ELEMENTS
+from lfpo.core.head import CAST_ELEMENTS, Precision, add_product, as_input, precision_of, product
 from lfpo.models import load_model, narrow_products
 from lfpo.rollout.sampling import rollout
 

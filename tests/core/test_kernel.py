@@ -14,6 +14,7 @@ import torch
 
 from fused_cases import chunks_of, plain, random_case
 from fused_cases import fused as rectified
+from lfpo.contrib.canvases.cap import Cap
 from lfpo.core import fused
 from lfpo.core.head import Precision
 
@@ -36,10 +37,10 @@ def launched(kernel: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[tuple[
     found: list[tuple[int, int, bool]] = []
 
     def launch(
-        z: torch.Tensor, z_old: Any, y: torch.Tensor, branches: list[Any], beta: float, dtype: torch.dtype, cap: Any
+        z: torch.Tensor, z_old: Any, y: torch.Tensor, branches: list[Any], beta: float, dtype: torch.dtype
     ) -> Any:
         found.append((len(z), len(branches), z_old is None))
-        return kernel.loss_and_gradient(z, z_old, y, branches, beta, dtype, cap)
+        return kernel.loss_and_gradient(z, z_old, y, branches, beta, dtype)
 
     monkeypatch.setattr(fused, "kernel_on", lambda device: launch)
     return found
@@ -55,12 +56,12 @@ def assert_close(found: Any, expected: Any, in_loss: float, in_gradient: float) 
 @pytest.mark.parametrize("v", [5, 16, 37])  # below, at and above the block of 16, of which 37 is no multiple
 @pytest.mark.parametrize("heads", ["own", "shared"])
 @pytest.mark.parametrize("rewards", ["anywhere", "binary"])
-@pytest.mark.parametrize("cap", [None, 2.0])
+@pytest.mark.parametrize("cap", [None, Cap(2.0)])
 def test_loss_and_gradients_are_those_of_the_logits(
-    launched: list[Any], cap: float | None, heads: str, rewards: str, v: int, t: int
+    launched: list[Any], cap: Cap | None, heads: str, rewards: str, v: int, t: int
 ):
     case = random_case(heads, rewards, t=t, v=v)
-    knobs: dict[str, Any] = {"beta": 0.3, "positive_weight": 0.5, "negative_weight": 2.0, "cap": cap}
+    knobs: dict[str, Any] = {"beta": 0.3, "positive_weight": 0.5, "negative_weight": 2.0, "logit_map": cap}
     with chunks_of(3 * v):
         found = rectified(case.to(torch.float32), **knobs)
     assert_close(found, plain(case, **knobs), 2e-6, 2e-6)
@@ -115,10 +116,9 @@ from lfpo.core import kernel
 
 pointers = dict.fromkeys(("z_ptr", "old_ptr", "gradient_ptr", "loss_ptr", "y_ptr", "sign_ptr", "share_ptr"), "*fp32")
 for generation in (80, 90):
-    cases = (True, 1, "*bf16", False), (False, 2, "*fp32", False), (False, 2, "*bf16", True)
-    for mixed, branches, gradient, capped in cases:
-        values = {"VOCABULARY": 126464, "MIXED": mixed, "CAPPED": capped, "BRANCHES": branches, "BLOCK": kernel.BLOCK}
-        signature = {**pointers, "gradient_ptr": gradient, "y_ptr": "*i64", "beta": "fp32", "cap": "fp32"}
+    for mixed, branches, gradient in ((True, 1, "*bf16"), (False, 2, "*fp32"), (False, 2, "*bf16")):
+        values = {"VOCABULARY": 126464, "MIXED": mixed, "BRANCHES": branches, "BLOCK": kernel.BLOCK}
+        signature = {**pointers, "gradient_ptr": gradient, "y_ptr": "*i64", "beta": "fp32"}
         signature |= dict.fromkeys(values, "constexpr")
         constants = {(list(signature).index(name),): value for name, value in values.items()}
         aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(pointers))}

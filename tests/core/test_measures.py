@@ -8,9 +8,9 @@ import torch
 
 from letters import Table, rollouts
 from lfpo.core.measures import Measures, measure_targets, sum_and_count
+from lfpo.core.model import CURRENT, OLD
 from lfpo.core.passes import fully_masked
 from lfpo.core.predictions import Predictions
-from lfpo.core.roles import CURRENT, OLD
 from lfpo.objectives.policy_gradient import ratio_measures
 
 

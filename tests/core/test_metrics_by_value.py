@@ -23,6 +23,7 @@ from letter_runs import ROWS, config, even_letters, metrics
 from letters import Table, rollouts
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
+from lfpo.contrib.kept import KeptTrajectory
 from lfpo.core import learner
 from lfpo.core.batch_metrics import (
     endings,
@@ -35,11 +36,11 @@ from lfpo.core.batch_metrics import (
 from lfpo.core.learner import accumulate_gradients, optimizer_blocks, share_with_signal
 from lfpo.core.lfpo import LFPO
 from lfpo.core.measures import Measures, add_measures, measure_targets
+from lfpo.core.model import BASE, CURRENT, OLD
 from lfpo.core.observer import Observer
 from lfpo.core.optim import step_if_finite
 from lfpo.core.passes import fully_masked
 from lfpo.core.predictions import Predictions
-from lfpo.core.roles import BASE, CURRENT, OLD
 from lfpo.core.views import Views
 from lfpo.models import load_model
 from lfpo.models.experts import routers
@@ -111,8 +112,6 @@ def test_the_share_of_rollouts_with_a_signal():
     signal_R = double(0.5, 0.0, 0.5, 1.0, 0.5)
     assert share_with_signal(lfpo, signal_R) == 2 / 5
     assert share_with_signal(others, signal_R) == 4 / 5
-    of_states = torch.stack([double(0, 0), double(0, 1), double(1, 1)])
-    assert share_with_signal(others, of_states) == 2 / 3  # a rollout counts if any of its states has one
 
 
 @by_hand("completions/frac_same_ending")
@@ -401,9 +400,13 @@ def test_two_iterations_from_their_own_records(tmp_path: Path):
     def vowels(prompts: Any, completions: list[str], **columns: Any) -> list[float]:
         return [share_of_vowels(text) for text in completions]
 
-    def long(prompts: Any, completions: list[str], **columns: Any) -> list[float | None]:
+    def long(
+        prompts: Any, completions: list[str], forwards: list[int], reveal_step: list[list[int]]
+    ) -> list[float | None]:
+        seen.extend(zip(completions, forwards, reveal_step, strict=True))
         return [1.0 if len(text) > 3 else 0.0 if len(text) > 1 else None for text in completions]
 
+    seen: list[tuple[str, int, list[int]]] = []
     args = config(
         tmp_path,
         max_steps=2,
@@ -428,6 +431,8 @@ def test_two_iterations_from_their_own_records(tmp_path: Path):
             for record in records
         ]
         assert lengths == [[*ids, eos].index(eos) + (eos in ids) for ids in revealed]
+        told = [(r["completion"], r["nfe"], r["reveal_step"][: len(r["tokens"])]) for r in records]
+        assert all(rollout in seen for rollout in told)  # what the second function asked for
         first = [share_of_vowels(text) for text in texts]
         second = [None if len(text) < 2 else float(len(text) > 3) for text in texts]
         reward = [0.5 * a + (0.0 if b is None else 0.25 * b) for a, b in zip(first, second, strict=True)]
@@ -559,7 +564,7 @@ def test_scored_predictions_by_hand(llada: Path, tmp_path: Path, monkeypatch: py
     trainer = LFPOTrainer(str(llada), clock.takes(5, even), args=args, train_dataset=ROWS)
     batch = trainer.sample_and_score(0, Observer())
     t = batch.trajectory
-    assert t.predicted_tokens is not None
+    assert isinstance(t, KeptTrajectory)
     of_steps = t.predicted_tokens.tolist()  # 8 rollouts, 3 steps
     cut = [[ids[: ids.index(t.eos_id) + 1] if t.eos_id in ids else ids for ids in rollout] for rollout in of_steps]
     assert batch.metrics["predictions/scored"] == sum(len(set(map(tuple, rollout))) for rollout in of_steps)

@@ -19,7 +19,7 @@ from lfpo.config.sampler import SamplerConfig
 from lfpo.config.sft import SFTConfig
 from lfpo.core.denoise import LOOK_EVERY
 from lfpo.core.learner import accumulate_gradients
-from lfpo.core.roles import CURRENT, OLD
+from lfpo.core.model import CURRENT, OLD
 from lfpo.eval.command import run_each
 from lfpo.eval.likelihood import Pair, likelihood_bounds
 from lfpo.models import load_model

@@ -253,7 +253,7 @@ class Scripted(MaskedDiffusionLM):
         self.backbone, self.mask_id, self.eos_id, self.pad_id = base.backbone, base.mask_id, base.eos_id, base.pad_id
         self.script, self.sure = script, sure
         self.block_length, self.head_precision = None, "auto"
-        self.causal_context = self.uniform = False
+        self.causal_context = False
         self.vocab_size, self.max_length, self.family = base.vocab_size, base.max_length, base.family
 
     def hidden(self, input_ids_BL, attention_mask_BL=None, cache=None, *, structure=FULL, run=None):

@@ -25,7 +25,14 @@ from lfpo.core.attempts import RewardTimeout, time_limit
 from lfpo.rewards import in_child
 from lfpo.rewards.child_process import ChildFailed, ChildProcess, resident_bytes
 from lfpo.rewards.each import each
-from lfpo.rewards.terms import overlong_penalty, relative_length, target_length, tokens, weighted
+from lfpo.rewards.terms import (
+    overlong_penalty,
+    relative_length,
+    target_length,
+    tokens,
+    tokens_per_forward,
+    weighted,
+)
 from lfpo.train.setup import make_source
 from scores import score
 
@@ -186,6 +193,25 @@ def test_terms_by_hand(term, lengths, more, expected):
     assert rewards_of(term, lengths, **more) == expected
 
 
+@pytest.mark.parametrize(
+    ("right", "expected"),
+    [
+        (None, [0.25, 0.5, 1.0, 1.0]),  # 4 tokens in 4, 2, 1 forwards; 8 in 1
+        (half, [0.25, 0.0, 1.0, 1.0]),  # the second is wrong: its reward is None
+    ],
+)
+def test_speed_by_hand(right, expected):
+    ids, texts = [[7] * n for n in (4, 4, 4, 8)], ["c"] * 4
+    function = tokens_per_forward(4.0, right)
+    found = score([function], [1.0], ["p"] * 4, texts, ids, {"want": [1, None, 1, 1]}, forwards=[4, 2, 1, 1])
+    assert not found.failed and found.parts == {"speed": expected}
+
+
+def test_a_speed_without_a_target_is_refused():
+    with pytest.raises(UserError, match="target 0 must be above 0"):
+        tokens_per_forward(0, None)
+
+
 @pytest.mark.parametrize("buffer", [0, 11])
 def test_the_buffer_of_overlong_lies_within_the_length(buffer: int):
     with pytest.raises(UserError, match=f"buffer {buffer} must be above 0"):
@@ -194,7 +220,7 @@ def test_the_buffer_of_overlong_lies_within_the_length(buffer: int):
 
 def test_a_column_that_is_missing_or_holds_no_numbers_is_one_sentence():
     assert weighted(half, "w").__name__ == "half"
-    with pytest.raises(UserError, match="no column 'w', only completion_ids, want"):
+    with pytest.raises(UserError, match="no column 'w', only want"):
         rewards_of(weighted(half, "w"), [1], want=[1])
     with pytest.raises(UserError, match="column 'w' must hold numbers, found 'x' in row 1 of the batch"):
         rewards_of(weighted(half, "w"), [1, 1], want=[1, 1], w=[1, "x"])

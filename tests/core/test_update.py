@@ -8,17 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lfpo.config.train import LFPOConfig
+from lfpo.core.engine import Variant
 from lfpo.core.learner import accumulate_gradients, equal_weights, optimizer_blocks
 from lfpo.core.lfpo import LFPO
+from lfpo.core.model import CURRENT, OLD
 from lfpo.core.optim import ema_update
-from lfpo.core.roles import CURRENT, OLD
 from lfpo.core.trajectory import Trajectory
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.objectives import OBJECTIVES
-from lfpo.objectives.needs import kept_steps
 from lfpo.plan.work import fullest_rank
 from lfpo.rollout.sampling import rollout
-from small_runs import SHORT, policies_of, step_of
+from small_runs import SHORT, policies_of, rewarded, step_of
 from update_cases import Whole
 
 
@@ -42,10 +42,10 @@ def test_ema_by_hand(llada: Path):
 
 
 @functools.cache
-def rolled_once(keep_steps: tuple[int, ...]) -> Trajectory:
+def rolled_once(variant: Variant | None) -> Trajectory:
     """Rollouts of theta."""
     prompts = [[5, 6, 7], [5, 6, 7], [9, 10], [9, 10]]
-    return rollout(policies_of("llada")[CURRENT], prompts, SHORT, [1, 2, 3, 4], keep_steps=keep_steps)
+    return rollout(policies_of("llada")[CURRENT], prompts, SHORT, [1, 2, 3, 4], variant=variant)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -62,7 +62,7 @@ def test_a_policy_that_equals_theta_costs_no_forward_and_its_ratios_are_one(name
         return forward(*args, **kwargs)
 
     monkeypatch.setattr(MaskedDiffusionLM, "hidden", counting)
-    t = rolled_once(tuple(kept_steps(objective, SHORT)))
+    t = rewarded(objective, rolled_once(objective.variant(SHORT)))
     for inner in {0, objective.num_iterations - 1}:
         views, found = objective.views(t, signal, [1, 2, 3, 4], inner), []
         for old in (models[OLD], models[CURRENT]):

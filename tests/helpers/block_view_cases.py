@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core.model import BASE, CURRENT, OLD
 from lfpo.core.predictions import Predictions
-from lfpo.core.roles import BASE, CURRENT, OLD
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views
 from lfpo.models import MaskedDiffusionLM, load_model

@@ -16,8 +16,8 @@ from lfpo import LFPOConfig, SamplerConfig, load_model, load_tokenizer
 from lfpo.config.plugins import resolve
 from lfpo.core.encoding import encode_prompt
 from lfpo.core.engine import Request
+from lfpo.core.model import CURRENT
 from lfpo.core.predictions import Predictions
-from lfpo.core.roles import CURRENT
 from lfpo.core.trajectory import GIVES, Trajectory
 from lfpo.core.visited import replay
 from lfpo.models import MaskedDiffusionLM

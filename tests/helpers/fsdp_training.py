@@ -12,9 +12,9 @@ from lfpo.config.models import LoraSettings
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core import collectives, optim, rank_tensors
 from lfpo.core.learner import accumulate_gradients
+from lfpo.core.model import CURRENT, OLD
 from lfpo.core.optim import ema_update
 from lfpo.core.passes import fully_masked
-from lfpo.core.roles import CURRENT, OLD
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.fsdp import frozen_copy, gathered, gathered_by_layer
 from lfpo.models.lora import attach, inject
@@ -61,8 +61,8 @@ class Training:
         signal = torch.tensor([1.0, 0.0, 0.7, 0.5], dtype=torch.float64)[rows]
         own = trajectory.rows(torch.tensor(rows))
         views = objective.views(own, signal, [SEEDS[r] for r in rows], 0)
-        filler = fully_masked(trajectory.rows(torch.tensor([0])))
-        loss, _ = accumulate_gradients(objective, self.policies, views, signal, update_tokens=20, filler=filler)
+        dummy = fully_masked(trajectory.rows(torch.tensor([0])))
+        loss, _ = accumulate_gradients(objective, self.policies, views, signal, update_tokens=20, dummy=dummy)
         parameters = dict(self.policies[CURRENT].backbone.named_parameters())
         if dist.is_initialized():
             rank_tensors.sum_gradients(parameters.values())

@@ -9,8 +9,8 @@ from unittest import mock
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lfpo.contrib.canvases.cap import Cap
 from lfpo.core.fused import CHUNK_ELEMENTS, rectified_sum
-from lfpo.core.logit_cap import capped
 from lfpo.core.rectified import rectified_loss
 
 
@@ -56,15 +56,15 @@ def random_case(
 Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def within(logits: torch.Tensor, cap: float | None) -> torch.Tensor:
+def within(products: torch.Tensor, logit_map: Cap | None) -> torch.Tensor:
     """The logits under a cap, if there is one."""
-    return logits if cap is None else capped(logits, cap)
+    return products if logit_map is None else logit_map(products)
 
 
 def plain(case: Case, **knobs: Any) -> Result:
     """Loss and its gradients in states and head, from all logits; the reference's logits are constants."""
     hidden, head = case.hidden.detach().requires_grad_(), case.head.detach().requires_grad_()
-    cap = knobs.pop("cap", None)
+    cap = knobs.pop("logit_map", None)
     z, z_ref = within(hidden @ head.T, cap), within(case.hidden_ref @ case.head_ref.T, cap)
     loss = (case.weight * rectified_loss(z, z_ref, case.y, case.r, **knobs)).sum()
     in_hidden, in_head = torch.autograd.grad(loss, (hidden, head))

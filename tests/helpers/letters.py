@@ -44,7 +44,7 @@ def rollouts(
 class LogitsAsStates(nn.Module):
     """A model in float64 whose hidden states are its logits."""
 
-    dtype, device, products, logit_cap = torch.float64, torch.device("cpu"), "float32", None
+    dtype, device, products, logit_map = torch.float64, torch.device("cpu"), "float32", None
     vocab_size: int
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:

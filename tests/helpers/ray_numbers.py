@@ -27,7 +27,7 @@ from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.core.encoding import encode_rows
 from lfpo.core.engine import Request
-from lfpo.core.roles import OLD
+from lfpo.core.model import OLD
 from lfpo.core.trajectory import Trajectory
 from lfpo.models import init_model, load_tokenizer, save_model
 from lfpo.models.layouts import LAYOUTS

@@ -60,7 +60,7 @@ def scripted(checkpoint: Path, prompts: Sequence[Any], calls: list[list[str]], n
     args = LFPOConfig("unused", prompts_per_iteration=len(prompts), num_generations=n, optimizer_steps_per_iteration=1)
     state = {"rows_skipped": 0}
     sampled = FreshRollouts(
-        args, source.train_row, source.scorer, model, tokenizer, cast(Engine, engine), SAMPLER, [], state
+        args, source.train_row, source.scorer, model, tokenizer, cast(Engine, engine), SAMPLER, None, state
     )
     batch = gathered(Played(SCRIPTED, sampled).roll(0, Observer()), len(prompts), n)
     return batch, engine, tokenizer

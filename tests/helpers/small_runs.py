@@ -1,6 +1,7 @@
 """What several tests of training set up: an optimiser step's parts with differing policies, and a short run on rows."""
 
 import copy
+import dataclasses
 import functools
 import tempfile
 from pathlib import Path
@@ -12,14 +13,16 @@ import tiny
 from lfpo.config.build import build
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
+from lfpo.contrib.kept import KeptTrajectory
+from lfpo.contrib.mdpo import MDPO
 from lfpo.core.completions import tensor_fields
+from lfpo.core.engine import Variant
+from lfpo.core.model import BASE, CURRENT, OLD
 from lfpo.core.objective import Objective
-from lfpo.core.roles import BASE, CURRENT, OLD
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views
 from lfpo.models import load_model
 from lfpo.objectives import make_objective
-from lfpo.objectives.needs import kept_steps
 from lfpo.rollout.sampling import rollout
 from lfpo.train.rl import LFPOTrainer
 
@@ -72,11 +75,10 @@ def step_of(family: str, name: str, **knobs: Any) -> tuple[Objective, dict[str, 
     for model in models.values():
         model.zero_grad()
     objective = make_objective({"name": name, **KNOBS.get(name, {}), **knobs})
-    t = _rolled_once(family, tuple(kept_steps(objective, SHORT)))
+    t = rewarded(objective, _rolled_once(family, objective.variant(SHORT)))
     rewards = torch.tensor([1.0, 0.0, 1.0, 0.5], dtype=torch.float64)
     group = torch.tensor([0, 0, 1, 1])
-    of_states = torch.tensor([[0.0, 0, 1, 1], [0, 1, 0, 0], [1, 0, 1, 1], [0, 0, 0, 0.5]], dtype=torch.float64)
-    signal = objective.signal(of_states if "predictions" in objective.needs else rewards, group)
+    signal = objective.signal(rewards, group)
     return objective, models, objective.views(t, signal, [1, 2, 3, 4], 0), signal
 
 
@@ -84,15 +86,24 @@ SHORT = SamplerConfig(gen_length=8, temperature=0.8, top_k=100, steps=4).for_len
 
 
 @functools.cache
-def _rolled_once(family: str, keep_steps: tuple[int, ...]) -> Trajectory:
+def _rolled_once(family: str, variant: Variant | None) -> Trajectory:
     """Rollouts of the old policy. No objective changes them."""
     prompts = [[5, 6, 7], [5, 6, 7], [9, 10, 11, 12, 13], [9, 10, 11, 12, 13]]
-    return rollout(policies_of(family)[OLD], prompts, SHORT, [1, 2, 3, 4], keep_steps=keep_steps)
+    return rollout(policies_of(family)[OLD], prompts, SHORT, [1, 2, 3, 4], variant=variant)
 
 
 def rolled(objective: Objective, model: Any, prompts: list[list[int]]) -> Trajectory:
     """Four rollouts that an objective can use."""
-    return rollout(model, prompts, SHORT, [1, 2, 3, 4], keep_steps=kept_steps(objective, SHORT))
+    return rewarded(objective, rollout(model, prompts, SHORT, [1, 2, 3, 4], variant=objective.variant(SHORT)))
+
+
+def rewarded(objective: Objective, t: Trajectory) -> Trajectory:
+    """Four rollouts of two prompts, their kept predictions rewarded where the objective needs that."""
+    if not isinstance(objective, MDPO):
+        return t
+    assert isinstance(t, KeptTrajectory)
+    of_states = torch.tensor([[0.0, 0, 1, 1], [0, 1, 0, 0], [1, 0, 1, 1], [0, 0, 0, 0.5]], dtype=torch.float64)
+    return dataclasses.replace(t, advantage=objective.step_advantages(of_states, torch.tensor([0, 0, 1, 1])))
 
 
 def same(a: Trajectory, b: Trajectory) -> bool:

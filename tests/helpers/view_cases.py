@@ -11,7 +11,7 @@ from lfpo.core.views import Views
 
 def views_of(objective: Any, t: Trajectory, iteration: int = 0) -> Views:
     """Views of a pass, row r drawing from seed r, every rollout right and better than the others."""
-    return objective.views(t, for_states(objective, torch.ones(len(t))), range(len(t)), iteration)
+    return objective.views(t, torch.ones(len(t)), range(len(t)), iteration)
 
 
 def check_rate(hits: torch.Tensor, probability: float) -> None:
@@ -25,8 +25,3 @@ def check_rate(hits: torch.Tensor, probability: float) -> None:
 def hidden(views: Views, width: int = 0) -> torch.Tensor:
     """Masked positions, of the completion when the prompt's width is given."""
     return views.input_ids[:, width:] == MASK
-
-
-def for_states(objective: Any, signal_B: torch.Tensor) -> torch.Tensor:
-    """The signal of each rollout for each of its states, where the objective takes that."""
-    return signal_B[:, None].expand(-1, 2) if "predictions" in objective.needs else signal_B

@@ -9,8 +9,8 @@ import torch
 from lfpo.config.models import LoraSettings
 from lfpo.config.sft import SFTConfig
 from lfpo.config.train import LFPOConfig
+from lfpo.core.model import CURRENT, OLD
 from lfpo.core.rng import generator
-from lfpo.core.roles import CURRENT, OLD
 from lfpo.models import MaskedDiffusionLM, autocast, init_model, load_tokenizer
 from lfpo.models.autocast import LEAST_WIDTH, autocasts, bfloat16_gain, described
 from lfpo.models.layouts import LAYOUTS

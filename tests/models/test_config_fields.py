@@ -14,6 +14,7 @@ from autoregressive import MODELS, write_source
 from golden_families import SPECIAL, TEXT, golden
 from lfpo.cli import main
 from lfpo.config.errors import UserError
+from lfpo.contrib.canvases.model import CanvasModel
 from lfpo.models import load_model
 from lfpo.models.config_checks import check_config
 from lfpo.models.loading import load_tokenizer
@@ -67,7 +68,8 @@ def test_windows_are_honoured_by_the_families_that_have_them(tmp_path: Path):
     assert load_model(write_modernbert(tmp_path / "bert")).backbone.config.sliding_window
     gemma = write_gemma(tmp_path / "gemma")
     text = json.loads((gemma / "config.json").read_text())["text_config"]
-    assert load_model(gemma).windows
+    found = load_model(gemma)
+    assert isinstance(found, CanvasModel) and found.windows
     for field, value in (("quantization_config", {"bits": 4}), ("rms_norm_eps", math.nan), ("top_k_experts", 5)):
         assert field in refused(change(gemma, text_config={**text, field: value}))
     assert "final_logit_softcapping '30' must be" in refused(

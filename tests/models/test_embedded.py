@@ -56,7 +56,7 @@ def test_the_third_is_laid_out_as_its_start_and_denoises_blocks_over_a_causal_co
 def test_the_fourth_is_the_one_that_its_recipes_make():
     init, folder = load_yaml("embedded-uniform-pretrain")["init"], SHIPPED["embedded-uniform"]
     config, model = read_json(folder / "config.json"), load_model("embedded-uniform")
-    assert load_yaml("sudoku-uniform")["model"] == "embedded-uniform" and model.uniform
+    assert load_yaml("sudoku-uniform")["model"] == "embedded-uniform" and model.asks_about_all
     assert config["canvas_length"] == init["canvas_length"] == model.block_length
     sizes = {k: v for k, v in init["text_config"].items() if k not in ("vocab_size", "rope_parameters")}
     assert {k: config["text_config"][k] for k in sizes} == sizes
@@ -99,7 +99,7 @@ def test_it_is_flawed_but_not_hopeless(shipped: str, name: str, most: float):
     rows = [task.row("test", i) for i in range(40)]
     remasking: Any = "low_confidence" if model.block_length else "random"
     sampler = SamplerConfig(temperature=1.0, remasking=remasking)
-    sampler = SamplerConfig(rule="canvas", max_denoising_steps=12) if model.uniform else sampler
+    sampler = SamplerConfig(rule="canvas", max_denoising_steps=12) if model.asks_about_all else sampler
     sampler = sampler.for_length(task.gen_length, model.block_length)
     result = evaluate(as_it_is(model), model, tokenizer, rows, task.correct_all, sampler)
     assert result.accuracy is not None and result.interval is not None

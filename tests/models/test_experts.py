@@ -17,8 +17,8 @@ from lfpo.cli.command_line import main
 from lfpo.config.errors import UserError
 from lfpo.config.models import LoraSettings
 from lfpo.core.learner import accumulate_gradients
+from lfpo.core.model import BASE, CURRENT, OLD
 from lfpo.core.optim import ema_update
-from lfpo.core.roles import BASE, CURRENT, OLD
 from lfpo.models import load_model, save_model
 from lfpo.models.experts import grouped_experts, routers
 from lfpo.models.export import export_adapter

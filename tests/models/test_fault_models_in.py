@@ -17,7 +17,7 @@ from lfpo.cli import main
 from lfpo.config.build import to_dict, yaml_text
 from lfpo.config.errors import UserError
 from lfpo.config.models import LoraSettings
-from lfpo.core.roles import CURRENT
+from lfpo.core.model import CURRENT
 from lfpo.models import load_model, load_tokenizer
 from lfpo.models.export import rounding_loss
 from lfpo.models.loading import resolve, trained_block_length

@@ -10,7 +10,7 @@ import torch
 import tiny
 from lfpo.config.errors import UserError
 from lfpo.config.models import LoraSettings
-from lfpo.core.roles import BASE
+from lfpo.core.model import BASE
 from lfpo.models import MaskedDiffusionLM, init_model, load_model, load_tokenizer, save_model
 from lfpo.models.four_bit import BYTES_PER_WEIGHT, dequantized, original_shape, quantize
 from lfpo.models.lora import attach, load_adapter, with_adapter

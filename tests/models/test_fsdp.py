@@ -13,7 +13,7 @@ from lfpo.config.errors import UserError
 from lfpo.config.models import LoraSettings
 from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives
-from lfpo.core.roles import BASE
+from lfpo.core.model import BASE
 from lfpo.models import load_model
 from lfpo.models.fsdp import gathered
 from lfpo.models.lora import attach, inject, with_adapter

@@ -14,8 +14,8 @@ from golden_families import golden
 from lfpo.config.errors import UserError
 from lfpo.config.models import LoraSettings
 from lfpo.config.train import LFPOConfig
+from lfpo.core.model import BASE
 from lfpo.core.optim import ema_update
-from lfpo.core.roles import BASE
 from lfpo.models import MaskedDiffusionLM, load_model, save_model
 from lfpo.models.export import Base, merge_adapter
 from lfpo.models.lora import attach, load_adapter, save_adapter, settings_of, target_names, with_adapter

@@ -10,8 +10,8 @@ from torch import nn
 
 from lfpo.config.models import LoraSettings
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core.model import CURRENT, OLD
 from lfpo.core.predictions import Predictions
-from lfpo.core.roles import CURRENT, OLD
 from lfpo.core.visited import replay
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.lora import attach, with_adapter

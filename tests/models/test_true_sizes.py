@@ -13,8 +13,7 @@ import torch
 from gpu.memory import peak
 from lfpo.config.models import LoraSettings
 from lfpo.config.train import LFPOConfig
-from lfpo.core.head import logits
-from lfpo.core.sliced_product import CAST_ELEMENTS
+from lfpo.core.head import CAST_ELEMENTS, logits
 from lfpo.models import load_model, save_model
 from lfpo.models.families import family_of
 from lfpo.models.four_bit import BYTES_PER_WEIGHT

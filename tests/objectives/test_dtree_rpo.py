@@ -1,5 +1,6 @@
 """d-TreeRPO, the objective and the engine in examples/objectives: trees, losses by hand, a run."""
 
+import dataclasses
 import math
 from math import log
 from pathlib import Path
@@ -13,6 +14,7 @@ from letter_runs import ROWS, config, metrics
 from letters import rollouts
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
+from lfpo.contrib.states import StateViews
 from lfpo.core.trajectory import GIVES, Trajectory
 from lfpo.models import load_model
 from lfpo.objectives.needs import check_rollouts
@@ -38,7 +40,7 @@ def grown(steps: int) -> Trajectory:
 
 
 def test_each_parent_is_a_unit_of_its_own():
-    views = DTreeRPO(tree=[2, 2]).views(grown(2), torch.zeros(4, 2, dtype=torch.float64), [0, 1, 2, 3], 0)
+    views = DTreeRPO(tree=[2, 2]).views(grown(2), torch.zeros(4, dtype=torch.float64), [0, 1, 2, 3], 0)
     level, unit = views.state.tolist(), views.unit.tolist()
     of_level = [[u for u, at in zip(unit, level, strict=True) if at == wanted] for wanted in (0, 1)]
     assert [len(units) for units in of_level] == [2, 4]  # edges: two of the root, two of each of its children
@@ -48,9 +50,11 @@ def test_each_parent_is_a_unit_of_its_own():
 
 def test_edges_that_reveal_nothing_to_score_count_in_the_mean():
     t = rollouts(["aeb", "aea"], ["001", "001"], steps=2)  # the e comes at the first step
-    signal = torch.tensor([[0.5, 0.5], [0.5, -0.5]], dtype=torch.float64)
+    signal = torch.zeros(2, dtype=torch.float64)
     objective = DTreeRPO(tree=[1, 2], beta=0.0, lambda_max=0.0)
     views = objective.views(t, signal, [0, 1], 0)
+    assert isinstance(views, StateViews)
+    views = dataclasses.replace(views, advantage=torch.tensor([0.5, 0.5, -0.5]).double())
     assert views.target.sum(-1).tolist() == [2, 0, 0]
     odds = {"___": "111 111 111"}
     assert loss_of(objective, views, signal, current=odds, old=odds) == pytest.approx(-0.5 / 3)
@@ -59,7 +63,7 @@ def test_edges_that_reveal_nothing_to_score_count_in_the_mean():
 def test_siblings_are_distilled_by_their_advantages():
     """Both good, weights 3/4 and 1/4: q is (3/4 a, 1/4 b) at the first position, b alone at the second."""
     t = rollouts(["ab", "bb", "ba"], ["00", "01", "00"], steps=2)
-    signal = torch.tensor([[0.1 + log(3), 0.0], [0.1, 0.0], [-1.0, 0.0]], dtype=torch.float64)
+    signal = torch.tensor([0.2 + log(3), 0.2, -1.0], dtype=torch.float64)
     knobs: dict[str, Any] = {"epsilon": 0.2, "beta": 0.0, "tau_max": 1.0, "decay": 0.0, "progress": 1.0}
     current = {"__": "112 121", "ab": "111 111", "b_": "111 111", "ba": "111 111"}
     losses = []

@@ -13,7 +13,7 @@ from fused_cases import Products, chunks_of, widest
 from letter_runs import ROWS, config, even_letters, metrics
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.learner import accumulate_gradients
-from lfpo.core.roles import BASE, CURRENT, OLD
+from lfpo.core.model import BASE, CURRENT, OLD
 from lfpo.core.views import passes
 from lfpo.models import load_model
 from lfpo.objectives import OBJECTIVES

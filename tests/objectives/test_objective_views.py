@@ -1,6 +1,7 @@
 """Which states each objective asks about: what is masked, how often, what is scored, and that a draw belongs to its
 rollout. Rates are held to four standard deviations."""
 
+import dataclasses
 from collections import Counter
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 import small_runs
 from letters import rollouts, spell
+from lfpo.contrib.kept import kept as with_predictions
 from lfpo.contrib.wd1 import WD1
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views, noised
@@ -21,7 +23,7 @@ from lfpo.objectives.spg import SPG
 from lfpo.objectives.step_views import step_means
 from lfpo.objectives.trace_rl import TraceRL
 from lfpo.objectives.unigrpo import UniGRPO
-from view_cases import check_rate, for_states, hidden, views_of
+from view_cases import check_rate, hidden, views_of
 
 N = 1500
 
@@ -54,9 +56,10 @@ def mixed() -> Trajectory:
     reveal = ["01234567", "76543210", "02143514", "00112233", "01472536", "1032----"]
     entropy = (0.5 + torch.rand(6, 8, generator=torch.Generator().manual_seed(0))).tolist()
     t = rollouts(completions, reveal, prompts=PROMPTS, entropy=entropy, temperature=1.0, steps=8)
-    t.predicted_at, t.predicted_tokens = torch.tensor([[0, 3]] * 6), t.tokens[:, None].expand(-1, 2, -1)
-    t.predicted_confidence = torch.full((6, 2, 8), 0.5)
-    return t
+    # What an objective of predictions at steps 0 and 3 needs besides; the others do not see it.
+    at, tokens = torch.tensor([[0, 3]] * 6), t.tokens[:, None].expand(-1, 2, -1)
+    known = with_predictions(t, at, tokens, torch.full((6, 2, 8), 0.5))
+    return dataclasses.replace(known, advantage=torch.ones(6, 2).double())
 
 
 def made(name: str) -> Any:
@@ -116,7 +119,7 @@ def test_padding_is_never_masked_and_all_that_is_trimmed():
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_a_mask_belongs_to_its_rollout(name: str, iteration: int):
     objective, t, seeds = made(name), mixed(), [30, 31, 32, 33, 34, 35]
-    signal = for_states(objective, torch.tensor([0.2, 0.9, 0.7, 0.4, 0.5, 0.3]))
+    signal = torch.tensor([0.2, 0.9, 0.7, 0.4, 0.5, 0.3])
     expected = drawn(objective.views(t, signal, seeds, iteration))
     assert set(expected) == set(range(6))
 

@@ -13,7 +13,7 @@ from lfpo.config.errors import UserError
 from lfpo.config.lfpo import Advantage
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.advantages import group_advantages
-from lfpo.core.kept_tokens import kept_tokens
+from lfpo.core.draw import kept_tokens
 from lfpo.core.views import noised
 from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.objectives.agrpo import AGRPO

@@ -9,9 +9,10 @@ import torch
 
 from fused_cases import chunks_of, random_case, within
 from letters import Table, rollouts
+from lfpo.contrib.canvases.cap import Cap
 from lfpo.core.learner import accumulate_gradients
+from lfpo.core.model import CURRENT, OLD
 from lfpo.core.predictions import Predictions
-from lfpo.core.roles import CURRENT, OLD
 from lfpo.core.views import noised
 from lfpo.objectives.dtm import DTM, mixture_sum
 from lfpo.objectives.ebpo import EBPO
@@ -247,8 +248,8 @@ def test_dtm_s_minimiser_is_the_tilted_posterior():
 
 
 @pytest.mark.parametrize("heads", ["own", "shared"])
-@pytest.mark.parametrize("cap", [None, 2.0])
-def test_mixture_sum_is_the_plain_loss(cap: float | None, heads: str):
+@pytest.mark.parametrize("cap", [None, Cap(2.0)])
+def test_mixture_sum_is_the_plain_loss(cap: Cap | None, heads: str):
     """Value and gradients of states and head, in one chunk and in many."""
     case = random_case(heads)
     a, b = case.r, case.weight - 0.8
@@ -259,7 +260,7 @@ def test_mixture_sum_is_the_plain_loss(cap: float | None, heads: str):
     expected = torch.autograd.grad(plain, (hidden, head))
     for elements in (2**20, 22):
         with chunks_of(elements):
-            loss = mixture_sum(hidden, case.hidden_ref, head, case.head_ref, case.y, a, b, cap=cap)
+            loss = mixture_sum(hidden, case.hidden_ref, head, case.head_ref, case.y, a, b, logit_map=cap)
         assert loss.item() == pytest.approx(plain.item(), rel=1e-6)
         for found, wanted in zip(torch.autograd.grad(loss, (hidden, head)), expected, strict=True):
             torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)

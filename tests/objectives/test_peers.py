@@ -15,6 +15,7 @@ from lfpo.contrib.cj_grpo import CJGRPO
 from lfpo.contrib.egspo import EGSPO
 from lfpo.contrib.gdpo import GDPO
 from lfpo.contrib.gdsd import GDSD
+from lfpo.contrib.kept import kept
 from lfpo.contrib.mdpo import MDPO
 from lfpo.contrib.rldf import RLDF
 from lfpo.contrib.stable_drl import StableDRL
@@ -227,7 +228,7 @@ def test_rldf(golden: dict[str, Any]):
         torch.testing.assert_close(score.softmax(0), torch.tensor(law, dtype=torch.float64), rtol=1e-5, atol=1e-6)
     views = objective.state_views(t, torch.tensor(golden["steps"]))
     policies = peers.policies()
-    kept = objective.prepare(views, lambda v, policy: Predictions(v, policies).logp(policy)).target
+    kept = objective.before_passes(views, lambda v, policy: Predictions(v, policies).logp(policy)).target
     assert int(kept.sum()) == golden["positions_in_loss"]
     check(objective, views, golden)
 
@@ -330,18 +331,19 @@ def test_mdpo(golden: dict[str, Any]):
     hyper = golden["hyper"]
     objective = MDPO(steps=9, epsilon=hyper["eps"], beta=hyper["beta"])
     rewards = torch.tensor(golden["step_rewards"], dtype=torch.float64)
-    signal = objective.signal(rewards, torch.zeros(4, dtype=torch.long))
+    signal = objective.step_advantages(rewards, torch.zeros(4, dtype=torch.long))
     torch.testing.assert_close(signal, torch.tensor(golden["step_advantages"], dtype=torch.float64), rtol=1e-5, atol=0)
     [step] = [
         i for i, column in enumerate(signal.T.tolist()) if column == pytest.approx(golden["advantages"], abs=1e-5)
     ]
     hidden = peers.masks(golden)[0][:, 5:]  # the state before the step; all that it hides is revealed later
     t = peers.trajectory(reveal_step=hidden.long().tolist(), temperature=hyper["temperature"])
-    t.predicted_at, t.predicted_tokens = torch.ones(4, 5, dtype=torch.long), t.tokens[:, None].expand(-1, 5, -1)
-    t.predicted_confidence = torch.tensor(golden["confidence"], dtype=torch.float64)[:, None].expand(-1, 5, -1)
+    confidence = torch.tensor(golden["confidence"], dtype=torch.float64)[:, None].expand(-1, 5, -1)
+    known = kept(t, torch.ones(4, 5, dtype=torch.long), t.tokens[:, None].expand(-1, 5, -1), confidence)
     only = torch.zeros_like(signal)
     only[:, step] = signal[:, step]
-    check(objective, objective.views(t, only, [0, 1, 2, 3], 0), golden, signal=only)
+    known = dataclasses.replace(known, advantage=only)
+    check(objective, objective.views(known, peers.advantages(), [0, 1, 2, 3], 0), golden)
 
 
 @cases("dtreerpo")
@@ -356,7 +358,7 @@ def test_dtree_rpo(golden: dict[str, Any]):
     parent, child = (torch.tensor(golden[f"{name}_ids"])[:, 5:] for name in ("parent", "child"))
     t = peers.trajectory(child.tolist(), ((parent == peers.MASK).long() + (child == peers.MASK).long()).tolist())
     t.prompt_ids = torch.tensor(golden["parent_ids"])[:, :5]
-    signal = torch.tensor(golden["advantages"], dtype=torch.float64)[:, None]
+    signal = torch.tensor(golden["advantages"], dtype=torch.float64)
     groups, ones = torch.tensor(golden["group_ids"]), torch.ones(4, dtype=torch.long)
     views = objective.edge_views(t, signal, torch.arange(4), 0 * ones, groups, ones, 2 * ones)
     once = golden | {"noised_inputs_cur": golden["noised_inputs_cur"][:1]}  # the peer runs the parents again for D

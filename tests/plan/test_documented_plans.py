@@ -10,37 +10,40 @@ import pytest
 from lfpo.cli.list_recipes import kind_of, row
 from lfpo.config.arguments import parse_overrides
 from lfpo.config.build import load_yaml, recipe_names
+from lfpo.config.gpus import GPUS, REACHED
 from lfpo.config.plan import configure
 from lfpo.models.tensor_files import GIB
-from lfpo.plan.command import ASSUMED_TFLOPS, duration, ways, whole_run
+from lfpo.plan.command import duration, ways, whole_run
 from lfpo.plan.estimate import Estimate
 from lfpo.plan.model import model_config
 from tiny_gemma import need_gemma
 
 ROOT = Path(__file__).parents[2]
 # A block of one command, and the sentence below it.
-STATED = re.compile(r"```\n((?:lfpo|torchrun) [^`]*)```\n\n(`lfpo plan`: [^.]*\.\d[^.]*(?:\.\d[^.]*)*\.)")
+STATED = re.compile(
+    r"```\n((?:lfpo|torchrun) [^`]*)```\n\n`lfpo plan(?: --gpu (\w+))?`: ([^.]*\.\d[^.]*(?:\.\d[^.]*)*\.)"
+)
 
 
-def stated(page: str) -> list[tuple[str, str]]:
+def stated(page: str) -> list[tuple[str, str, str]]:
     return STATED.findall((ROOT / page).read_text(encoding="utf-8"))
 
 
 CASES = [case for page in ("README.md", "docs/scaling.md") for case in stated(page)]
 
 
-def sentence(command: str) -> str:
-    """What the pages say of a command, by the plan for GPUs of 80 GiB."""
+def sentence(command: str, gpu: str) -> str:
+    """What the pages say of a command, by the plan for GPUs of this name."""
     words = shlex.split(command.replace("\\\n", " "))
     start = words.index("train")
     options = parse_overrides([w for w in words[1:start] if w not in ("-m", "lfpo")])
     gpus = int(options.get("nnodes", 1)) * int(options.get("nproc_per_node", 1))
     _, args = configure(load_yaml(words[start + 1]), parse_overrides(words[start + 2 :]))
     found = Estimate(args, model_config(args.model), gpus=gpus)
-    assert found.peak <= 80 * GIB
-    run = whole_run(found, ASSUMED_TFLOPS * 1e12, None)
+    assert found.peak <= GPUS[gpu].memory * GIB
+    run = whole_run(found, REACHED * GPUS[gpu].bfloat16 * 1e12, None)
     training, evaluation = duration(3600 * run.training_hours), duration(3600 * run.evaluation_hours)
-    return f"`lfpo plan`: {found.peak / GIB:.1f} GiB a GPU, {training} of training, {evaluation} of evaluation."
+    return f"{found.peak / GIB:.1f} GiB a GPU, {training} of training, {evaluation} of evaluation."
 
 
 def test_both_pages_state_plans():
@@ -49,9 +52,9 @@ def test_both_pages_state_plans():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("command", "said"), CASES, ids=[" ".join(c.split())[-60:] for c, _ in CASES])
-def test_a_stated_plan_is_the_computed_one(command: str, said: str):
-    assert " ".join(said.split()) == sentence(command)
+@pytest.mark.parametrize(("command", "gpu", "said"), CASES, ids=[" ".join(c.split())[-60:] for c, *_ in CASES])
+def test_a_stated_plan_is_the_computed_one(command: str, gpu: str, said: str):
+    assert " ".join(said.split()) == sentence(command, gpu or "h100")
 
 
 FAMILIES = (

@@ -8,9 +8,9 @@ import torch
 
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.learner import accumulate_gradients
+from lfpo.core.model import BASE, CURRENT, OLD
 from lfpo.core.observer import Observer
-from lfpo.core.roles import BASE, CURRENT, OLD
-from lfpo.core.structure import Pass
+from lfpo.core.structure import PolicyForward
 from lfpo.models import load_model
 from lfpo.objectives import make_objective
 from lfpo.plan.flops import forward_flops, pass_flops, rollout_flops
@@ -75,7 +75,7 @@ def test_an_update_counts_a_backward_as_two_forwards_and_each_policy_it_asks(lla
         for tokens in (10**6, 1):
             policies = {CURRENT: model, OLD: model.frozen_copy(), BASE: model.frozen_copy()}
             observer = Observer()
-            observer.passes = passes = list[Pass]()
+            observer.passes = passes = list[PolicyForward]()
             accumulate_gradients(objective, policies, views, signal.abs(), update_tokens=tokens, observer=observer)
             spent = [pass_flops(policies[ran.policy], ran) for ran in passes]
             assert sum(spent) == pytest.approx(times * once)

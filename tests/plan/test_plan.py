@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import re
 import shlex
 from dataclasses import replace
@@ -20,6 +21,7 @@ from lfpo.cli.command_line import main
 from lfpo.config.arguments import parse_overrides
 from lfpo.config.build import build, load_yaml
 from lfpo.config.engine import EngineSettings
+from lfpo.config.gpus import fastest
 from lfpo.config.models import LoraSettings
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
@@ -293,7 +295,6 @@ def test_a_plan_counts_the_prompts_that_a_task_makes_and_says_what_it_assumes(
 
 
 @pytest.mark.usefixtures("simple_activations")
-@pytest.mark.usefixtures("simple_activations")
 def test_a_prompt_beyond_the_models_context_is_an_error_or_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     most = load_model("embedded").max_length - 8
     (tmp_path / "rows.jsonl").write_text(f'{{"prompt": "1 2"}}\n{{"prompt": "{"1" * (most + 1)}"}}\n')
@@ -373,7 +374,7 @@ def test_settings_that_exclude_each_other_are_changed_together():
 def test_hours_and_cost_by_hand():
     sizes = {"prompts_per_iteration": 4, "num_generations": 2, "optimizer_steps_per_iteration": 2}
     args = recipe(task="sudoku", max_steps=10, eval_steps=5, eval_size=7, **sizes)
-    found = Estimate(args, MODEL, gpus=4, prompt_length=PROMPT)
+    found = Estimate(args, MODEL, gpus=4, prompt_length=PROMPT, device="cpu")
     run = whole_run(found, 1e12, 3.0)
     assert run.training_hours == pytest.approx(10 * (found.rollout_flops + found.update_flops) / 4e12 / 3600)
     assert run.evaluation_hours == pytest.approx(found.evaluation_flops / 4e12 / 3600)
@@ -393,6 +394,40 @@ def test_hours_and_cost_by_hand():
         assert asked.evaluation_flops == pytest.approx(due * 7 * 2 * one)
     assert Estimate(recipe(task="sudoku", eval_steps=0), MODEL).evaluation_flops == 0
     assert Estimate(recipe(data_file="x"), MODEL).evaluation_flops == 0
+
+
+@pytest.mark.usefixtures("simple_activations")
+def test_layers_that_run_one_after_the_other_and_disk_by_hand():
+    """MODEL has two layers. A row is 64 tokens, so 16 rows of 2 prompts x 8 rollouts fit a forward of 1,024 tokens."""
+    sizes: dict[str, Any] = {"prompts_per_iteration": 2, "num_generations": 8, "optimizer_steps_per_iteration": 2}
+    args = recipe(max_steps=10, save_steps=4, save_total_limit=2, rollout_tokens=1024, update_tokens=256, **sizes)
+    found = Estimate(args, MODEL, gpus=1, prompt_length=PROMPT)
+    layers, views = found.hf.num_hidden_layers, math.ceil(8 * found.work.views)  # of one of two optimiser steps
+    assert found.rollout_layers == layers * found.forwards
+    passes = found.objective.num_iterations * 2 * math.ceil(views / found.rows)
+    assert found.update_layers == layers * passes * (3 + found.work.others)
+    assert Estimate(replace(args, rollout_tokens=512), MODEL, prompt_length=PROMPT).rollout_layers == (
+        2 * found.rollout_layers
+    )
+    assert seconds(found, 1e30)[0] == pytest.approx(layers * found.forwards * 30 * 5e-6)
+    assert seconds(Estimate(args, MODEL, prompt_length=PROMPT, device="cpu"), 1e30)[2] < 1e-9
+    weights = 4 * found.sizes.total
+    assert found.disk == {"3 checkpoints": 3 * (2 + 2) * weights, "the trained model": weights}
+
+
+def test_the_speed_is_that_of_the_gpu_or_of_one_with_its_memory(capsys: pytest.CaptureFixture[str]):
+    assert [fastest(memory) for memory in (8, 24, 40, 80, 100, 141)] == [
+        *("l4", "rtx4090", "a100-40gb", "h100", "h100", "h200"),
+    ]
+    for arguments, said in (
+        (["--gpu", "l4"], "48.4 TFLOP/s in bfloat16 (40% of the peak of l4)"),
+        (["--gpu_memory", "24"], "66 TFLOP/s in bfloat16 (40% of the peak of rtx4090)"),
+        (["--gpu", "a100", "--tflops", "100"], "100 TFLOP/s in bfloat16 (stated)"),
+        (["--gpu", "h200"], "of 140 GiB (h200)"),
+    ):
+        assert said in printed_plan(capsys, "sudoku", *arguments)
+    assert main(["plan", "sudoku", "--gpu", "h1000"]) == 2
+    assert "gpu 'h1000' is not known; did you mean 'h100'?" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("simple_activations")
@@ -447,16 +482,18 @@ def test_small_models_are_counted_in_millions(parameters: int, text: str):
 def test_rollouts_by_workers_beside_the_update():
     """By hand: 8 PFLOP of rollouts on 4 workers, 2 PFLOP of update on 2 GPUs, 1.5 of them on one, at 1 PFLOP/s each."""
 
-    def taken(**engine: Any) -> tuple[float, float, float]:
+    def taken(layers: int = 0, **engine: Any) -> tuple[float, float, float]:
         args = build(LFPOConfig, {"output_dir": "unused", "engine": engine})
-        found: Any = SimpleNamespace(args=args, gpus=2, rollout_flops=8e15, update_flops=2e15, fullest=1.5)
+        flops = {"rollout_flops": 8e15, "update_flops": 2e15, "rollout_layers": layers, "update_layers": layers}
+        found: Any = SimpleNamespace(args=args, gpus=2, device="cuda", fullest=1.5, **flops)
         return seconds(found, 1e15)
 
-    workers = {"name": "ray", "workers": 4, "gpus_per_worker": 1.0}
+    workers: dict[str, Any] = {"name": "ray", "workers": 4, "gpus_per_worker": 1.0}
     assert taken() == (4.0, 1.5, 5.5)
     assert taken(max_staleness=1) == (4.0, 1.5, 5.5)  # the local engine samples ahead, in the same processes
     assert taken(**workers) == (2.0, 1.5, 3.5)
     assert taken(**workers, max_staleness=1) == (2.0, 1.5, 2.0)
+    assert taken(layers=20_000) == pytest.approx((4.0, 3.0, 7.0))  # 30 kernels of 5 microseconds a layer
 
 
 @pytest.mark.usefixtures("simple_activations")

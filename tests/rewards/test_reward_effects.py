@@ -253,14 +253,18 @@ def test_rows_are_the_same_after_a_run_whose_function_edits_them(model: Path, tm
     assert all("rewards/vandal/failed" not in row for row in metrics(tmp_path / "run"))
 
 
-def wait_for_a_signal() -> None:
+def wait_for_a_signal(ready: Any) -> None:
+    ready.set()
     signal.pause()
 
 
 def ended_by(number: int) -> int:
     """Start a child, send it a signal, and return its exit code."""
-    child = multiprocessing.get_context("fork").Process(target=wait_for_a_signal)
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+    child = context.Process(target=wait_for_a_signal, args=(ready,))
     child.start()
+    assert ready.wait(20)
     os.kill(child.pid or 0, number)
     child.join(20)
     code = child.exitcode

@@ -14,9 +14,11 @@ from block_view_cases import asked_of_replay, replayed, views_for
 from lfpo.cli.command_line import main
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
+from lfpo.core.completions import SpecialTokens
 from lfpo.core.rule import Revealed
 from lfpo.core.structure import Structure
 from lfpo.core.trajectory import GIVES, Trajectory
+from lfpo.core.views import BlockViews
 from lfpo.core.visited import replay
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.objectives import OBJECTIVES, make_objective
@@ -70,8 +72,7 @@ def by_hand() -> Trajectory:
         nfe=torch.tensor([7]),
         queries=torch.tensor([0]),
         sampler=SamplerConfig(**EDITING).for_length(4, 4),
-        mask_id=MASK,
-        eos_id=EOS,
+        special=SpecialTokens(MASK, EOS),
         structure=Structure(4),
         revealed=torch.tensor([[30, 11, 20, 21, EOS, 23]]),
         edit_position=torch.tensor([[0, 0, 1, 2, 5, 0]]),
@@ -98,8 +99,8 @@ def test_states_by_hand(by_hand: Trajectory):
     assert by_hand.state_before(torch.tensor([[3, 1, 5, 9, 9, 6]])).tolist() == [[31, m, 20, 21, EOS, 23]]
     assert by_hand.last_step.tolist() == [[3, 3, 5, 4, 5, 6]]
     assert by_hand.final_confidence[0].tolist() == pytest.approx([0.8, 0.9, 0.95, 0.4, 0.5, 0.99])
-    assert by_hand.open_before(torch.tensor([3])).tolist() == [[True, True, True, True, True, True]]
-    assert by_hand.open_before(torch.tensor([5])).tolist() == [[False, False, True, False, True, True]]
+    assert by_hand.pending_before(torch.tensor([3])).tolist() == [[True, True, True, True, True, True]]
+    assert by_hand.pending_before(torch.tensor([5])).tolist() == [[False, False, True, False, True, True]]
     assert by_hand.written_by(torch.tensor([1]), torch.tensor([2])).tolist() == [[True, True, *[False] * 4]]
     assert by_hand.written_by(torch.tensor([5]), torch.tensor([5])).tolist() == [
         [False, False, True, False, True, True]
@@ -125,7 +126,11 @@ def test_labels_by_hand(by_hand: Trajectory):
     assert views.input_ids[0, width:].tolist() == [30, MASK, 20, 21, MASK, MASK]
     assert views.target[0, width:].tolist() == [False, True, True, False, True, False]
     assert views.labels[views.target].tolist() == [11, 22, EOS]  # what the round wrote, also where it is edited later
-    assert views.clean is not None and torch.equal(views.clean[0, width:], by_hand.tokens[0])
+    assert (
+        isinstance(views, BlockViews)
+        and views.clean is not None
+        and torch.equal(views.clean[0, width:], by_hand.tokens[0])
+    )
     lfpo = replay(by_hand, row, torch.tensor([[2, 2, 5, 5, 5, 5]]))
     assert lfpo.input_ids[0, width:].tolist() == [30, 11, 20, 21, MASK, MASK]
     assert lfpo.target[0, width:].tolist() == [True, True, True, False, True, False]  # masked, or still to be edited
@@ -147,8 +152,8 @@ def rule(
         now == MASK, torch.tensor([token]), value, value, value, zero, zero + 1, zero, zero, sampler, revealed=revealed
     )
     reveal = find_rule(sampler.rule_name).reveal(step)
-    assert reveal.edits is not None and reveal.goes_on is not None
-    return reveal.positions[0].tolist(), reveal.edits[0].tolist(), bool(reveal.goes_on)
+    assert reveal.edits is not None and reveal.unfinished is not None
+    return reveal.positions[0].tolist(), reveal.edits[0].tolist(), bool(reveal.unfinished)
 
 
 def test_the_rule_by_hand():
@@ -197,7 +202,7 @@ def test_lfpo_shows_states_that_the_sampler_saw_and_asks_for_the_final_tokens(ed
     assert views.row.bincount().max() == 2
     width, edits = edited.prompt_ids.shape[1], 0
     for number, row in enumerate(views.row.tolist()):
-        for block in edited.block_BC[row][edited.entered[row]].unique():
+        for block in edited.block_BC[row][edited.visited_blocks[row]].unique():
             column = (edited.block_BC[row] == block).nonzero().flatten()
             shown = views.input_ids[number, width + column]
             states = {

@@ -32,7 +32,7 @@ from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives
 from lfpo.core.engine import Request
-from lfpo.core.roles import CURRENT, OLD
+from lfpo.core.model import CURRENT, OLD
 from lfpo.models import MaskedDiffusionLM, load_model
 from lfpo.models.policies import load_policies
 from lfpo.objectives import make_objective

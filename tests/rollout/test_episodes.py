@@ -256,7 +256,10 @@ KEYS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"reward_memory": 1.0}, "reward_memory limits the functions of reward_funcs"),
     ({"reward_weights": [1.0]}, "1 weights for 0 functions"),
-    ({"objective": {"name": "mdpo"}}, "objective MDPO needs rewards of predictions within a rollout, which an environ"),
+    (
+        {"objective": {"name": "mdpo"}},
+        "objective MDPO needs rollouts of one row each, which an environment does not give",
+    ),
 ]
 
 

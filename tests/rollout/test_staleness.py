@@ -13,10 +13,11 @@ import torch
 from letter_runs import ROWS, config, even_letters, metrics, without_times
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
+from lfpo.contrib.kept import KeepPredictions
 from lfpo.core.batch import Batch
 from lfpo.core.batch_metrics import gathered
 from lfpo.core.learner import accumulate_gradients
-from lfpo.core.roles import OLD
+from lfpo.core.model import OLD
 from lfpo.core.trajectory import join
 from lfpo.models import load_model
 from lfpo.rollout.sampling import rollout
@@ -198,7 +199,7 @@ def test_two_ranks_train_as_one_and_resume_from_a_checkpoint_with_a_queue(
 def test_part_undoes_join(llada: Path):
     """Prompts of different widths, and kept predictions."""
     model = load_model(llada)
-    parts = [rollout(model, [p] * 4, SAMPLER, [1, 2, 3, 4], keep_steps=[1, 3]) for p in ([5, 6, 7], [8])]
+    parts = [rollout(model, [p] * 4, SAMPLER, [1, 2, 3, 4], variant=KeepPredictions((1, 3))) for p in ([5, 6, 7], [8])]
     whole = join(parts, model.pad_id)
     assert same(part(whole, 0, 4), parts[0])
     assert same(part(whole, 4, 4), parts[1])

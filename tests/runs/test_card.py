@@ -60,3 +60,15 @@ def test_a_sampler_added_on_resuming_has_no_first_result(tmp_path: Path):
     assert "at step 1 and step 3" in text
     assert "| `old` | 25.0 % (0.0 to 100.0) | 75.0 % (0.0 to 100.0) | 8.0 |" in text
     assert "| `new` | - | 75.0 % (0.0 to 100.0) | 8.0 |" in text
+
+
+def test_a_card_shows_the_length_and_template_of_the_run_and_the_run_it_started_from(tmp_path: Path):
+    (tmp_path / "sft" / "model").mkdir(parents=True)
+    run = Run(tmp_path / "chat")
+    (run.dir / "rollouts").mkdir(parents=True)
+    row = {"prompt": [{"role": "user", "content": "2+2"}], "token_ids": [1] * 256}
+    (run.dir / "rollouts" / "step-1.jsonl").write_text(json.dumps(row) + "\n")
+    text = model_card(run, {"model": str(tmp_path / "sft" / "model"), "task": "gsm8k"}, "train")
+    assert "--prompt '...' --sampler.gen_length 256 --chat\n" in text
+    assert "- Started from: `sft/model`" in text and "base_model" not in text and str(tmp_path) not in text
+    assert "--sampler.gen_length 32\n" in model_card(Run(tmp_path), {"model": "embedded", "gen_length": 32}, "sft")

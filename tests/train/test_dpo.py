@@ -13,7 +13,7 @@ from lfpo.cli.command_line import main
 from lfpo.config.dpo import DPOConfig
 from lfpo.config.errors import UserError
 from lfpo.config.tasks import TASKS
-from lfpo.core.roles import BASE, CURRENT
+from lfpo.core.model import BASE, CURRENT
 from lfpo.models import load_model
 from lfpo.prompts.examples import preference, read_examples, task_pair
 from lfpo.prompts.tasks import Task, get_task

@@ -16,6 +16,7 @@ from lfpo.config.errors import UserError
 from lfpo.config.sft import SFTConfig
 from lfpo.core.rng import generator
 from lfpo.core.structure import Structure
+from lfpo.core.views import BlockViews
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.objectives.vrpo import VRPO
 from lfpo.runs.context import Context
@@ -273,7 +274,7 @@ def test_a_pair_ends_as_rollouts_would(model: MaskedDiffusionLM):
     assert (t.reveal_step >= 0).sum(-1).tolist() == [5, 9]  # to the ends of the blocks
     assert t.lengths.tolist() == [3, 7]  # the second one's EOS comes after it
     views = VRPO(mc_samples=2).views(t, torch.zeros(2), [1, 2], 0)
-    assert views.structure == Structure(BLOCK, doubled=True)
+    assert isinstance(views, BlockViews) and views.structure == Structure(BLOCK, doubled=True)
     assert not views.target[:, 3:][~t.until_eos[views.row]].any()
 
 

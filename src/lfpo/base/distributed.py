@@ -19,8 +19,7 @@ from torch.distributed.rendezvous import rendezvous
 from lfpo.base.heartbeat import Heartbeat, meet
 from lfpo.config.errors import ProcessLost, UserError, first_line
 from lfpo.config.json import Json
-from lfpo.core.collectives import announce, gather, on_collective, rank, world
-from lfpo.core.devices import collective_device, device
+from lfpo.core.collectives import announce, collective_device, device, gather, on_collective, rank, world
 
 T = TypeVar("T")
 

@@ -26,7 +26,6 @@ from lfpo.prompts.tasks import get_task
 from lfpo.prompts.tokenizer import token_texts
 from lfpo.rewards.answers import marked_answer
 from lfpo.rewards.sudoku import grid_digits
-from lfpo.rollout.canvas import NEVER, CanvasTrajectory
 from lfpo.rollout.sampling import as_it_is
 
 SHOWN = 24  # most states that are printed
@@ -98,8 +97,8 @@ def _grid(digits: str, expected: str) -> Text:
 
 def print_steps(trajectory: Trajectory, tokenizer: object, console: Console) -> None:
     """Print the states of row 0, one under the other. Long text wraps within its own column."""
-    if isinstance(trajectory, CanvasTrajectory):
-        print_canvases(trajectory, tokenizer, console)
+    if (revised := trajectory.revised_states()) is not None:
+        print_revised(revised, tokenizer, console)
         return
     steps = trajectory.distinct_steps()[0].tolist()
     legend = Text("revealed ", style="dim")
@@ -116,21 +115,17 @@ def print_steps(trajectory: Trajectory, tokenizer: object, console: Console) -> 
         console.print(table)
 
 
-def print_canvases(trajectory: CanvasTrajectory, tokenizer: object, console: Console) -> None:
-    """Print what row 0's canvases held before their steps; tokens that are those of the end stand out."""
-    size = trajectory.structure.block_length or trajectory.tokens.shape[1]
-    held = trajectory.canvases[0].unflatten(1, (-1, size)).transpose(0, 1)
-    states = [(number, step) for number, step in (held[..., 0] != NEVER).nonzero().tolist()]
+def print_revised(states: list[tuple[str, list[int], list[int]]], tokenizer: object, console: Console) -> None:
+    """Print states whose tokens are revised (Trajectory.revised_states); tokens that are those of the end stand out."""
     shown = evenly_spaced(states, SHOWN)
     if len(shown) < len(states):
         console.print(f"{len(shown)} of {len(states)} states", style="dim", highlight=False)
-    for number, step in shown:
-        tokens, final = held[number, step].tolist(), trajectory.tokens[0, number * size :][:size].tolist()
+    for name, tokens, final in shown:
         text = Text()
         for token, last, piece in zip(tokens, final, token_texts(tokenizer, tokens), strict=True):
             text.append(printable(piece), style="bold" if token == last else "dim")
         table = Table.grid(padding=(0, 1))
-        table.add_row(Text(f"canvas {number + 1} step {step + 1}", style="dim"), text)
+        table.add_row(Text(name, style="dim"), text)
         console.print(table)
 
 

@@ -14,7 +14,7 @@ from lfpo.config.json import Json
 from lfpo.config.sampler import Sampler, SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.config.version import VERSION
-from lfpo.core.roles import CURRENT
+from lfpo.core.model import CURRENT
 from lfpo.eval.evaluate import evaluate
 from lfpo.eval.terminal import open_console, progress
 from lfpo.models import MaskedDiffusionLM

@@ -71,7 +71,7 @@ def read_arguments(
     rest = file_first(rest) if takes_file else rest
     if takes_file and rest and not rest[0].startswith("--"):
         path, *rest = rest
-        values = load_yaml(path, texts=set().union(*map(text_keys, classes)))
+        values = load_yaml(path)
         if Path(path).name == "config.yaml" and (Path(path).parent / "run.json").exists():
             kind = read_json(Path(path).parent / "run.json").get("kind")
             if kind != command:

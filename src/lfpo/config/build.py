@@ -4,7 +4,6 @@ Nested mappings fill nested dataclasses; `--sampler.steps 64` sets a nested key.
 not checked here (an objective checks its own knobs).
 """
 
-import contextlib
 import copy
 import dataclasses
 import enum
@@ -43,9 +42,8 @@ def command_of(values: Json) -> str:
     return next((kind for key, kind in kinds.items() if key in values), "train")
 
 
-def load_yaml(path: str | Path, including: tuple[Path, ...] = (), texts: Collection[str] = ()) -> Json:
+def load_yaml(path: str | Path, including: tuple[Path, ...] = ()) -> Json:
     """A YAML mapping from a file, or from a shipped recipe given by name. including: the files whose includes led here.
-    texts: dotted keys whose numbers are kept as they are written, such as a folder 1.10.
 
     `include: [a, b]` merges other files or recipes: b overrides a, and this file overrides both. Paths are relative to
     the including file. Raises UserError for a missing or unreadable file, and for one that includes itself.
@@ -54,8 +52,7 @@ def load_yaml(path: str | Path, including: tuple[Path, ...] = (), texts: Collect
     if file in including:
         raise UserError(f"{including[-1]}: includes itself through {' and '.join(p.name for p in including)}")
     try:
-        text = file.read_text(encoding="utf-8-sig")
-        value, written = _parsed(text), _parsed(text, as_text=True) if texts else None
+        value = copy.deepcopy(_parsed(file.read_text(encoding="utf-8-sig")))
     except (yaml.YAMLError, ValueError, OSError) as error:  # ValueError: not UTF-8, or a date that does not exist
         mark = getattr(error, "problem_mark", None)
         place, problem = ("", error) if mark is None else (f":{mark.line + 1}", error.problem)  # type: ignore[union-attr]
@@ -67,8 +64,7 @@ def load_yaml(path: str | Path, including: tuple[Path, ...] = (), texts: Collect
         raise UserError(f"{file}: 'include' must be a list of files or recipes, found {names!r}")
     result: Json = {}
     for name in names:
-        result = merge(result, load_yaml(name, (*including, file), texts))
-    value = _as_written(value, written, texts) if written else value
+        result = merge(result, load_yaml(name, (*including, file)))
     return merge(result, expanded(value, str(file)))
 
 
@@ -86,29 +82,9 @@ def expanded(value: Any, where: str) -> Any:
     return os.path.expandvars(value) if isinstance(value, str) else value
 
 
-@functools.lru_cache(maxsize=256)
-def _parsed_once(text: str, as_text: bool) -> Any:
-    fast, exact = (_FastBaseLoader, yaml.BaseLoader) if as_text else (_FastLoader, _Loader)
-    if "\t" not in text:  # libyaml takes tabs that PyYAML's own parser refuses
-        with contextlib.suppress(yaml.YAMLError):  # of which PyYAML's says more; and it reads {a:{}} too
-            return yaml.load(text, Loader=fast)
-    return yaml.load(text, Loader=exact)
-
-
-def _parsed(text: str, *, as_text: bool = False) -> Any:
-    """The value of a YAML text; as_text: with its scalars as written. Many recipes include the same parts."""
-    return copy.deepcopy(_parsed_once(text, as_text))
-
-
-def _as_written(values: Json, written: Json, texts: Collection[str], prefix: str = "") -> Json:
-    """The values, with the text of those numbers that belong to the dotted keys `texts`."""
-    result = dict(values)
-    for key, value in values.items():
-        if isinstance(value, dict) and isinstance(written.get(key), dict):
-            result[key] = _as_written(value, written[key], texts, f"{prefix}{key}.")
-        elif f"{prefix}{key}" in texts and isinstance(value, int | float) and not isinstance(value, bool):
-            result[key] = written.get(key, value)
-    return result
+@functools.lru_cache(maxsize=256)  # many recipes include the same parts
+def _parsed(text: str) -> Any:
+    return yaml.load(text, Loader=_Loader)
 
 
 def _find(path: Path, beside: Path) -> Path:
@@ -132,8 +108,9 @@ def _find(path: Path, beside: Path) -> Path:
     )
 
 
-class _Mappings(yaml.constructor.SafeConstructor):
-    """Refuses a key that a mapping holds twice."""
+class _Loader(yaml.SafeLoader):
+    """Reads `1e-3` as a number, `010` and `1:30` as text. PyYAML follows YAML 1.1, where these are text, 8 and 90.
+    Refuses a key that a mapping holds twice, of which PyYAML takes the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
         seen: set[str] = set()
@@ -144,15 +121,6 @@ class _Mappings(yaml.constructor.SafeConstructor):
         return super().construct_mapping(node, deep)
 
 
-class _Loader(_Mappings, yaml.SafeLoader):
-    """Reads `1e-3` as a number, `010` and `1:30` as text. PyYAML follows YAML 1.1, where these are text, 8 and 90."""
-
-
-class _FastLoader(_Mappings, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # not in all builds
-    """The same with libyaml's parser: 2 ms for a configuration and not 20."""
-
-
-_FastBaseLoader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 _NUMBERS = {  # with underscores between digits, as in 1_000
     "tag:yaml.org,2002:int": r"^[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F]+)$",
     "tag:yaml.org,2002:float": r"^([-+]?(\d[\d_]*\.[\d_]*|\.\d+)([eE][-+]?\d+)?|[-+]?\d+[eE][-+]?\d+"
@@ -171,7 +139,6 @@ class _Dumper(yaml.SafeDumper):
 for _tag, _pattern in _NUMBERS.items():
     for _class in (_Loader, _Dumper):
         _class.add_implicit_resolver(_tag, re.compile(_pattern), list("-+0123456789."))
-_FastLoader.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
 
 
 def typed(text: str) -> Any:

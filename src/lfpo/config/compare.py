@@ -24,7 +24,6 @@ DECIDED |= {"threads": "threads", "output_dir": "output_dir"}
 # Keys of a training configuration that do not change a result beyond rounding.
 NO_EFFECT = {"output_dir", "threads", "update_tokens", "rollout_tokens", "gradient_checkpointing"}
 NO_EFFECT |= {"save_steps", "save_total_limit", "log_completions", "report_to", "rank_timeout", "progress_timeout"}
-LABEL_BYTES = 200  # of 255 that a file system allows; seed and hash come on top
 # They decide an untrained model's result.
 OF_BASE = ("model", "task", "eval_samplers", "eval_size", "head_precision", "dtype", "bf16", "load_in_4bit")
 
@@ -85,11 +84,6 @@ class CompareConfig:
                 raise ValueError(f"objective {label!r} has no 'name'")
             if label == BASE or "/" in label:
                 raise ValueError(f"objective {label!r}: a label must not be {BASE!r} and must not contain '/'")
-            if not label.strip() or not label.isprintable() or len(label.encode()) > LABEL_BYTES:
-                raise ValueError(
-                    f"objective {label[:40]!r}: a label names a folder and a row of the table; give 1 to {LABEL_BYTES} "
-                    "bytes without control characters"
-                )
         own = {f"objective {label!r}: config": knobs.get("config", {}) for label, knobs in self.objectives.items()}
         for where, keys in {**own, "overrides": self.overrides}.items():
             for key in filter(keys.__contains__, DECIDED):

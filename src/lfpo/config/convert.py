@@ -1,6 +1,5 @@
 """The configuration of `lfpo convert`."""
 
-import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -65,30 +64,21 @@ def check_paths(config: ConvertConfig) -> None:
 def check_kind(config: Json, where: object) -> None:
     """Raise UserError, beginning with `where`, unless a config.json is that of a model that can be converted."""
     kind, classes = str(config.get("model_type")), " ".join(config.get("architectures") or [])
-    takes = "lfpo convert takes plain Llama, Qwen2 and Qwen3 language models"
-    names = " ".join(config)
     if MARKER in config or kind.startswith("a2d-"):
         raise UserError(
             f"{where}: is a masked diffusion model already (model_type {kind!r}), which lfpo loads as it is"
         )
-    if re.search(r"\bvision|image_token", names) or "_vl" in kind:
-        why = "a model with images"
-    elif "moe" in kind or config.get("num_experts") or config.get("num_local_experts"):
-        why = "a mixture of experts"
-    elif config.get("is_encoder_decoder") or "bert" in kind or "ForMaskedLM" in classes:
-        why = "a model with an encoder"
-    elif kind not in KINDS:
-        why = "of another architecture"
+    # What these kinds may hold beside a plain language model, and what would be converted to something else in silence.
+    quantization = config.get("quantization_config")
+    if kind not in KINDS:
+        why = f"model_type {kind!r}"
     elif classes and "ForCausalLM" not in classes:
         why = f"a model without a language model's head ({classes})"
-    elif quantization := config.get("quantization_config"):
+    elif quantization:
         method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
-        raise UserError(
-            f"{where}: the weights are quantised ({method}), which cannot be trained; take the checkpoint before "
-            "quantisation, or a .gguf file"
-        )
+        why = f"weights are quantised ({method}); take the checkpoint before quantisation, or a .gguf file"
     elif config.get("use_sliding_window"):
-        why = "a model whose layers attend in sliding windows"
+        why = "layers attend in sliding windows"
     else:
         return
-    raise UserError(f"{where}: {why} (model_type {kind!r}); {takes}")
+    raise UserError(f"{where}: lfpo convert takes plain Llama, Qwen2 and Qwen3 language models; {why}")

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from lfpo.config.checks import Count, CountOrZero, NotNegative, Seconds
 from lfpo.config.tasks import TaskName
@@ -87,6 +87,11 @@ class ProblemConfig(DataConfig):
 
     reward_weights: list[float] | None = None
     """One weight a function (None: all 1)."""
+
+    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
+    """How several rewards become one signal: the advantage of their weighted sum, or the weighted sum of each
+    function's own advantages within the group, so that none is lost beside one that varies more (GDPO, arXiv
+    2601.05242)."""
 
     reward_timeout: Seconds = 1800.0
     """Seconds that one function may take for a batch; past it, its rewards of that batch are None (0: no limit). With

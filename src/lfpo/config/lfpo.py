@@ -22,7 +22,8 @@ class RolloutKnobs(Knobs):
     """The knobs of an objective on rollouts."""
 
     num_iterations: Count = 1
-    """Passes through each batch of rollouts, each with new draws."""
+    """Passes through each batch of rollouts, each with new draws. The name is TRL's; iterations of the run are
+    max_steps."""
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,12 @@
 """The configuration of `lfpo plan`."""
 
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Annotated, Literal
 
 from lfpo.config.build import build, merge
-from lfpo.config.checks import Count, Positive, check_ranges
+from lfpo.config.checks import Count, OneOf, Positive, check_ranges
 from lfpo.config.errors import UserError, nearest
+from lfpo.config.gpus import GPUS
 from lfpo.config.json import Json
 from lfpo.config.train import LFPOConfig
 
@@ -17,19 +18,23 @@ class PlanConfig:
     gpus: Count = 1
     """Ranks of torchrun, one for each GPU."""
 
+    gpu: Annotated[str, OneOf(tuple(GPUS))] | None = None
+    """The GPU by its name, such as rtx4090 or h100: memory and speed are those of lfpo.config.gpus (None: this
+    machine's, or one for gpu_memory)."""
+
     gpu_memory: Positive | None = None
-    """GiB of one GPU (None: this machine's GPU, else 80)."""
+    """GiB of one GPU (None: those of `gpu`, else of this machine's GPU, else 80)."""
 
     prompt_length: Count | None = None
     """Tokens of a long prompt (None: of the longest in `data_file`, or that a task makes for the first iteration, where
     the model is a folder with its tokenizer; else 256)."""
 
     tflops: Positive | None = None
-    """Speed of training's matrix products in 16 bits, in 10^12 FLOP/s (None: half of one large product's speed here;
-    without a GPU 400, about half of an H100's peak)."""
+    """Speed of training's matrix products in 16 bits, in 10^12 FLOP/s (None: 0.4 of the peak of `gpu`, or of the
+    fastest GPU with no more than gpu_memory; with neither, half of one large product's speed on this machine's GPU)."""
 
     tflops_float32: Positive | None = None
-    """The same in float32 (None: as tflops, without a GPU 30)."""
+    """The same in float32 (None: as tflops)."""
 
     price_per_hour: Positive | None = None
     """Of one GPU, in any currency; adds the cost of each way."""
@@ -45,6 +50,8 @@ class PlanConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        if self.gpu is not None and self.gpu not in GPUS:
+            raise ValueError(f"gpu {self.gpu!r} is not known{nearest(self.gpu, GPUS)}; or set gpu_memory and tflops")
         if self.gpus > self.gpus_per_machine and self.gpus % self.gpus_per_machine:
             raise ValueError(f"gpus {self.gpus} is not a multiple of gpus_per_machine {self.gpus_per_machine}")
 

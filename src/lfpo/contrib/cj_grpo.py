@@ -32,6 +32,6 @@ class CJGRPO(settings.CJGRPO, Objective):
         steps = listed(trajectory.distinct_steps(self.after_eos), trajectory)
         return step_views(trajectory, *steps, after_eos=self.after_eos)
 
-    def prepare(self, views: Views, logp: Callable[[Views, str], torch.Tensor]) -> Views:
+    def before_passes(self, views: Views, logp: Callable[[Views, str], torch.Tensor]) -> Views:
         """The tokens of a step share a weight of 1, over all ranks. A collective; no policy runs."""
         return shared_by_state(views)

@@ -6,9 +6,9 @@ import torch
 
 from lfpo.contrib import knobs as settings
 from lfpo.core.measures import Measures, measure_targets
+from lfpo.core.model import BASE, CURRENT, OLD
 from lfpo.core.objective import Objective
 from lfpo.core.predictions import Predictions
-from lfpo.core.roles import BASE, CURRENT, OLD
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views
 from lfpo.objectives.policy_gradient import clipped_loss, k3

@@ -7,9 +7,9 @@ import torch
 
 from lfpo.contrib import knobs as settings
 from lfpo.core.measures import Measures, measure_targets, sum_and_count
+from lfpo.core.model import BASE, CURRENT, OLD
 from lfpo.core.objective import Objective
 from lfpo.core.predictions import Predictions
-from lfpo.core.roles import BASE, CURRENT, OLD
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views, stratified_masks
 from lfpo.objectives.sequences import Sequences, coupled_views, number_of_units

@@ -2,20 +2,27 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch.nn import functional as F
 
+from lfpo.config.errors import UserError
+from lfpo.config.sampler import Sampler
 from lfpo.contrib import knobs as settings
+from lfpo.contrib.kept import KeepPredictions, KeptTrajectory, WithPredictions, kept
+from lfpo.contrib.states import of_states, with_states
 from lfpo.core.advantages import group_advantages
+from lfpo.core.batch import RolloutSource
 from lfpo.core.measures import Measures, measure_targets
+from lfpo.core.model import BASE, OLD
 from lfpo.core.objective import Objective
 from lfpo.core.predictions import Predictions
-from lfpo.core.roles import BASE, OLD
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views, noised
 from lfpo.objectives.policy_gradient import clipped_loss, k2
 from lfpo.objectives.step_views import shared_by_state
+from lfpo.rewards import Rewards
 
 
 class MDPO(settings.MDPO, Objective):
@@ -33,10 +40,39 @@ class MDPO(settings.MDPO, Objective):
     rollout a rank, here a prompt's rollouts.
     """
 
-    needs = frozenset({"masks", "reveal_step", "predictions", "drawn"})
+    needs = frozenset({"masks", "reveal_step", "full_attention", "variant", "drawn"})
 
-    def signal(self, reward_RM: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
-        """A of each step [B, M], 0 where it is not trained. reward_RM: of the predictions, in the order of steps."""
+    def check_sampler(self, sampler: Sampler) -> None:
+        if not sampler.steps or sampler.cache != "none":
+            raise UserError(
+                "objective MDPO needs whole predictions at scheduled steps (a reveal rule with a schedule, and no "
+                "sampler.cache), which rollouts of this sampler do not give"
+            )
+
+    def kept_steps(self, sampler: Sampler) -> tuple[int, ...]:
+        """The scheduled steps whose predictions are kept, ascending: at most `rewarded_steps`, evenly spaced, the last
+        one always among them. sampler: with its lengths filled in."""
+        assert sampler.steps
+        count = min(self.rewarded_steps or sampler.steps, sampler.steps)
+        return tuple((i + 1) * sampler.steps // count - 1 for i in range(count))
+
+    def variant(self, sampler: Sampler) -> KeepPredictions:
+        return KeepPredictions(self.kept_steps(sampler))
+
+    def rewarded(self, source: RolloutSource, tokenizer: Any, score: Callable[..., Rewards], generations: int) -> Any:
+        return WithPredictions(source, tokenizer, score, self.step_advantages, generations)
+
+    def planned(self, trajectory: Trajectory) -> KeptTrajectory:
+        """Each step predicts what the rollout ends with; the rollouts are a group whose rewards differ."""
+        steps = torch.tensor(self.kept_steps(trajectory.sampler)).expand(len(trajectory), -1)
+        tokens = trajectory.tokens[:, None].expand(-1, steps.shape[1], -1)
+        reward_B = torch.arange(len(trajectory), dtype=torch.float64)
+        advantage = self.step_advantages(reward_B[:, None].expand(steps.shape), torch.zeros_like(steps[:, 0]))
+        known = kept(trajectory, steps, tokens, tokens.float())
+        return dataclasses.replace(known, advantage=(advantage != 0).double())
+
+    def step_advantages(self, reward_RM: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
+        """A of each step [R, M], 0 where it is not trained. reward_RM: of the predictions, in the order of steps."""
         before = torch.cat([torch.zeros_like(reward_RM[:, :1]), reward_RM[:, :-1]], dim=1)
         left = torch.arange(reward_RM.shape[1]).flip(0).clamp(min=1)
         later = reward_RM.flip(1).cumsum(1).flip(1) - reward_RM
@@ -49,32 +85,33 @@ class MDPO(settings.MDPO, Objective):
         best = size.topk(min(self.steps, advantage.shape[1]), dim=1).indices
         return advantage * torch.zeros_like(size).scatter_(1, best, 1.0)[group_R]
 
-    def views(self, trajectory: Trajectory, signal_BM: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
-        """The states before trained steps, numbered 0 .. M - 1; labels are the predictions, second weights conf."""
+    def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
+        """The states before trained steps, numbered 0 .. M - 1; labels are the predictions, second weights conf. The
+        advantages are those of the predictions; `signal_B`, of the rollouts, is only reported."""
         t = trajectory
-        assert t.predicted_at is not None and t.predicted_tokens is not None and t.predicted_confidence is not None
+        assert isinstance(t, KeptTrajectory)
         made_BM = t.predicted_at <= t.reveal_step.amax(-1, keepdim=True)  # others lie after the rollout's end
-        row_S, state_S = ((signal_BM != 0) & made_BM).nonzero().unbind(-1)
+        row_S, state_S = ((t.advantage != 0) & made_BM).nonzero().unbind(-1)
         masked = t.rows(row_S).masked_before(t.predicted_at[row_S, state_S])
         views = noised(t, row_S, masked, masked, state_S=state_S)
         width = t.prompt_ids.shape[1]
         labels = torch.cat([views.labels[:, :width], t.predicted_tokens[row_S, state_S]], dim=1)
         conf = F.pad(t.predicted_confidence[row_S, state_S], (width, 0)) * views.target
-        return dataclasses.replace(views, labels=labels, second=conf)
+        return with_states(dataclasses.replace(views, labels=labels), t.advantage[row_S, state_S], conf)
 
-    def prepare(self, views: Views, logp: Callable[[Views, str], torch.Tensor]) -> Views:
+    def before_passes(self, views: Views, logp: Callable[[Views, str], torch.Tensor]) -> Views:
         """The masked positions of a step share a weight of 1, over all ranks. A collective; no policy runs."""
         return shared_by_state(views)
 
-    def loss(self, predictions: Predictions, signal_BM: torch.Tensor) -> tuple[torch.Tensor, Measures]:
+    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
         views, sampler = predictions.views, predictions.views.sampler
         masked_T, heat = views.target.sum(-1)[predictions.view_T], sampler.temperature
-        advantage_T = predictions.at_targets(signal_BM)
+        advantage_T, confidence_T = of_states(predictions)
         logp = predictions.logp(temperature=heat)
         ratio_T = (logp - predictions.logp(OLD, temperature=heat)).exp()
         loss_T, measures = clipped_loss(self, ratio_T, advantage_T)
         loss_T = loss_T * sampler.gen_length / (masked_T + 1e-4)
         if self.beta > 0:
             loss_T = loss_T + self.beta * k2(logp, predictions.logp(BASE, temperature=heat))
-        loss = (predictions.weight_T * predictions.second_T * loss_T).sum()
+        loss = (predictions.weight_T * confidence_T * loss_T).sum()
         return loss, measures | measure_targets(predictions, advantage_T)

@@ -7,10 +7,10 @@ import torch
 
 from lfpo.contrib import knobs as settings
 from lfpo.core.measures import Measures, measure_targets
+from lfpo.core.model import BASE, CURRENT, OLD
 from lfpo.core.objective import Objective
 from lfpo.core.predictions import Predictions
 from lfpo.core.rng import generator
-from lfpo.core.roles import BASE, CURRENT, OLD
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views, noised
 from lfpo.objectives.policy_gradient import KL_ESTIMATES, clipped_loss
@@ -52,17 +52,17 @@ class RLDF(settings.RLDF, Objective):
         return self.state_views(trajectory, torch.stack(drawn).to(trajectory.tokens.device))
 
     def state_views(self, trajectory: Trajectory, step_BK: torch.Tensor) -> Views:
-        """The states before given steps. Until `prepare`, weight 1 marks what the step writes; the rest has 1/2."""
+        """The states before given steps. Until `before_passes` weight 1 marks what the step writes, 1/2 the rest."""
         row_S = torch.arange(len(step_BK), device=step_BK.device).repeat_interleave(self.states)
         rows, step_S = trajectory.rows(row_S), step_BK.flatten()
         own, after = rows.written_by(step_S, step_S), rows.written_until(step_S)
         labels = None if after is None else torch.where(own, after, rows.tokens)
-        target, weight = rows.open_before(step_S) & rows.until_eos, torch.where(own, 1.0, 0.5)
+        target, weight = rows.pending_before(step_S) & rows.until_eos, torch.where(own, 1.0, 0.5)
         k_S = torch.arange(self.states, device=step_BK.device).repeat(len(step_BK))
         masked, shown = rows.masked_before(step_S), rows.tokens_before(step_S)
         return noised(trajectory, row_S, masked, target, shown_SC=shown, label_SC=labels, weight_SC=weight, state_S=k_S)
 
-    def prepare(self, views: Views, logp: Callable[[Views, str], torch.Tensor]) -> Views:
+    def before_passes(self, views: Views, logp: Callable[[Views, str], torch.Tensor]) -> Views:
         """Only the kept targets, weighted for the mean that `aggregation` names. A collective."""
         sure_T = logp(views, OLD if self.reads_old else CURRENT).exp() >= self.threshold
         target = views.target.clone()

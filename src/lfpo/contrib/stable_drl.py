@@ -9,9 +9,9 @@ import torch
 from lfpo.contrib import knobs as settings
 from lfpo.core import rank_tensors
 from lfpo.core.measures import Measures, measure_targets
+from lfpo.core.model import CURRENT, OLD
 from lfpo.core.objective import Objective
 from lfpo.core.predictions import Predictions
-from lfpo.core.roles import CURRENT, OLD
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views
 from lfpo.objectives.sequences import Sequences, block_masks, masked_views
@@ -32,14 +32,14 @@ class StableDRL(settings.StableDRL, Objective):
     needs = frozenset({"masks", "full_attention"})  # its masks leave later blocks masked
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
-        """num_masks views a rollout, a unit; unless masks are shared, num_masks more for E_old, which `prepare` takes
-        out."""
+        """num_masks views a rollout, a unit; unless masks are shared, num_masks more for E_old, which `before_passes`
+        takes out."""
         masks = [block_masks(self, trajectory, seeds, inner)]
         if not self.shared_masks:
             masks.append(block_masks(self, trajectory, seeds, inner, "block masks of theta_old"))
         return masked_views(trajectory, torch.cat(masks))
 
-    def prepare(self, views: Views, logp: Callable[[Views, str], torch.Tensor]) -> Views:
+    def before_passes(self, views: Views, logp: Callable[[Views, str], torch.Tensor]) -> Views:
         """The views of theta, with v of their rollout as weight. A collective."""
         now = old = views.select((views.state < self.num_masks).nonzero().flatten())
         if not self.shared_masks:

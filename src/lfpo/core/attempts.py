@@ -9,9 +9,22 @@ from types import FrameType
 from typing import Any
 
 from lfpo.config.errors import ProcessLost, UserError, last_line
-from lfpo.core.fork_signals import handler_before
 
 Handler = Callable[[int, FrameType | None], object]
+
+# Of each signal that `handling` handles now, the handler that it had before.
+_handler_before: dict[int, Any] = {}
+
+
+def _as_before() -> None:
+    """Restore the handlers in a forked child: the pool of a reward function ends its workers by SIGTERM."""
+    for number, handler in _handler_before.items():
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)
+    _handler_before.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_as_before)
 
 
 class RewardFailed(Exception):
@@ -86,12 +99,12 @@ def handling(handlers: Mapping[int, Handler]) -> Iterator[None]:
     try:
         for number, handler in handlers.items():
             own[number] = signal.getsignal(number)
-            handler_before.setdefault(number, own[number])  # in nested blocks that of the outermost
+            _handler_before.setdefault(number, own[number])  # in nested blocks that of the outermost
             signal.signal(number, handler)
         yield
     finally:
         for number, handler in own.items():
             # None stands for a handler that was not set from Python, which Python cannot set again.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-            if handler_before.get(number) is handler:
-                del handler_before[number]
+            if _handler_before.get(number) is handler:
+                del _handler_before[number]

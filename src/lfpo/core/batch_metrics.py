@@ -24,15 +24,12 @@ def gathered(rolled: ScoredRollouts, prompts: int, generations: int) -> Batch:
     ends = endings([turn.text for turn in rolled.turns])
     sums = reward_sums(rewards) | trajectory_sums(trajectory) | rolled.sums
     totals = {"num_tokens": float(trajectory.lengths.sum()), **rolled.totals}
-    part = (rewards.reward_B, rolled.predicted_BM, rewards.failed, rolled.times, sums, totals, ends)
+    part = (rewards.reward_B, rewards.parts_BK, rewards.failed, rolled.times, sums, totals, ends)
     fields = zip(*collectives.gather(part), strict=True)
-    rewards_of, predicted_of, failed_of, times_of, sums_of, totals_of, ends_of = fields
+    rewards_of, parts_of, failed_of, times_of, sums_of, totals_of, ends_of = fields
     reward_R = torch.cat(rewards_of)
     group_R = torch.arange(prompts).repeat_interleave(generations)
-    metrics, predicted_RM = rolled.metrics | group_metrics(reward_R, group_R), None
-    if rolled.predicted_BM is not None:
-        predicted_RM = torch.cat(predicted_of)
-        metrics["predictions/reward"] = float(predicted_RM.nanmean())
+    metrics = rolled.metrics | group_metrics(reward_R, group_R)
     metrics |= {name: sum(part[name] for part in totals_of) for name in totals}
     if prompts >= LEAST_PROMPTS:
         metrics["completions/frac_same_ending"] = share_of_commonest(ends_of)
@@ -42,8 +39,20 @@ def gathered(rolled: ScoredRollouts, prompts: int, generations: int) -> Batch:
     metrics |= means_of_sums(sums_of)
     first = collectives.share(prompts)[0] * generations
     rollout_B = first + torch.tensor([turn.rollout for turn in rolled.turns])
+    parts_RK = torch.cat(parts_of)
     return Batch(
-        rolled.turns, trajectory, rewards, rollout_B, reward_R, predicted_RM, group_R, failed, metrics, rolled.version
+        rolled.turns,
+        trajectory,
+        rewards,
+        rollout_B,
+        reward_R,
+        parts_RK,
+        group_R,
+        failed,
+        metrics,
+        rolled.version,
+        rolled.discarded,
+        rolled.unscored,
     )
 
 

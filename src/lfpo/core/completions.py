@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 
 from lfpo.config.json import Json
 from lfpo.config.sampler import Sampler
 from lfpo.core.structure import FULL, Structure
+
+
+class SpecialTokens(NamedTuple):
+    """The ids of the mask token and of the end-of-sequence token."""
+
+    mask_id: int
+    eos_id: int
 
 
 @dataclass
@@ -32,14 +39,9 @@ class Completions:
         those that also reveal the first token of the next one are.
     queries [B] int64: tokens that went through the row's forwards: prompt and completion each time, fewer with a cache
         or stored blocks. Tokens of forwards that store a block are counted.
-    sampler: the settings, with their lengths filled in. mask_id, eos_id: the model's.
+    sampler: the settings, with their lengths filled in. special: the model's token ids.
     structure: how tokens attended to each other. The tokens of a block, after an EOS too, are all that the sampler saw
         there.
-
-    Only where the rollout was asked for them:
-    predicted_at [B, M] int64: the scheduled steps whose whole predictions were kept. predicted_tokens [B, M, C] int64
-        and predicted_confidence [B, M, C] float32: those predictions, and the probability at temperature 1 of what was
-        drawn at masked positions, 0 elsewhere (see lfpo.rollout.kept).
     """
 
     prompt_ids: torch.Tensor
@@ -52,12 +54,8 @@ class Completions:
     nfe: torch.Tensor
     queries: torch.Tensor
     sampler: Sampler
-    mask_id: int
-    eos_id: int
+    special: SpecialTokens
     structure: Structure = FULL
-    predicted_at: torch.Tensor | None = None
-    predicted_tokens: torch.Tensor | None = None
-    predicted_confidence: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -68,6 +66,14 @@ class Completions:
     def rows(self, index: torch.Tensor) -> Self:
         """The rows at index [n] int64, in that order."""
         return dataclasses.replace(self, **{name: value[index] for name, value in tensor_fields(self).items()})
+
+    @property
+    def mask_id(self) -> int:
+        return self.special.mask_id
+
+    @property
+    def eos_id(self) -> int:
+        return self.special.eos_id
 
     @property
     def was_revealed(self) -> torch.Tensor:
@@ -95,6 +101,12 @@ class Completions:
     def completion_ids(self) -> list[list[int]]:
         """Token ids of each completion, up to and including its first EOS."""
         return [row[mask].tolist() for row, mask in zip(self.tokens, self.until_eos, strict=True)]
+
+    def for_rewards(self) -> Json:
+        """What reward functions may ask for beside texts: lfpo.core.scoring.ROLLOUT_ARGUMENTS, by name. The steps are
+        those of the tokens in `completion_ids`."""
+        steps = [row[mask].tolist() for row, mask in zip(self.reveal_step, self.until_eos, strict=True)]
+        return {"completion_ids": self.completion_ids(), "forwards": self.nfe.tolist(), "reveal_step": steps}
 
     @property
     def until_eos(self) -> torch.Tensor:

@@ -13,7 +13,8 @@ import torch
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import Sampler
 from lfpo.core.active_rows import ActiveRows
-from lfpo.core.forward import Forward, block_sizes, join, select, unstarted
+from lfpo.core.completions import SpecialTokens
+from lfpo.core.forward import Forward, before_first_step, block_sizes, join, select
 from lfpo.core.hooks import Hook
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.pace import Pace
@@ -43,6 +44,7 @@ def denoise(
     forwarded: Forwarded | None = None,
     forward_type: type[Forward] = Forward,
     hooks: Sequence[Hook] = (),
+    shown: Sequence[Sequence[int]] = (),
 ) -> Trajectory:
     """Denoise one completion for each of B prompts that fit the model; lfpo.rollout.sampling.rollout says what most
     arguments are.
@@ -50,45 +52,64 @@ def denoise(
     sampler: with its lengths filled in. rule: the reveal rule that it selects.
     forward_type: of what runs the model for the rows in flight.
     hooks: called after each forward, before the rows change.
+    shown: see Request. Such tokens count as revealed at step 0, with confidence 1 and entropy 0.
     """
-    device, pace = model.device, None
-    sizes = [block_sizes(len(prompt), sampler, model) for prompt in prompts]
+    device = model.device
+    sizes_of_rows = [block_sizes(len(prompt), sampler, model) for prompt in prompts]
     counts = reveal_schedule(sampler, rule) if rule.schedule else torch.zeros(0, dtype=torch.long)
-    if rule.plan is not None:
-        exact = not (sampler.stops_at_eos or model.block_length)
-        pace = Pace(rule.plan, sampler, counts.tolist(), seeds, sizes, exact=exact, stores=forward_type.stores)
+    # On a GPU each question to the device waits for all queued work. A rule whose numbers of reveals follow from the
+    # schedule has a plan, and with it the loop knows without asking how many positions are masked, and often also when
+    # a row ends. A plan counts masks in whole blocks, so it does not fit rows that are shown some tokens.
+    pace = None
+    if rule.plan is not None and not shown:
+        knows_ends = not (sampler.stops_at_eos or model.block_length)
+        stores = forward_type.stores_blocks
+        pace = Pace(rule.plan, sampler, counts.tolist(), seeds, sizes_of_rows, knows_ends=knows_ends, stores=stores)
     forward = forward_type(model, sampler, prompts, pace=pace, compiled=compiled, rollout_tokens=rollout_tokens)
     denoiser = Denoiser(model, sampler, rule, counts.to(device), hooks, forward)
-    every = unstarted(prompts, seeds, sampler, model)
-    every.storing |= forward.between and forward.structure.causal  # the first forward runs the prompt
+    rows = before_first_step(prompts, seeds, sampler, model)
+    # Over a causal context a row's first forward reads the prompt and stores it.
+    rows.storing |= forward.runs_between_blocks and forward.structure.causal
+    if shown:
+        given_BC = torch.tensor(shown, device=device)
+        rows.tokens = torch.where(given_BC >= 0, given_BC, rows.tokens)
+        rows.reveal_step = torch.where(given_BC >= 0, 0, rows.reveal_step)
+        rows.confidence = (given_BC >= 0).float()
+        forward.started.update(range(len(prompts)))  # rows of a prompt differ, so none is run for the others
+
     # Longest first: memory is highest at the start, and rows of similar length run together.
     lengths = list(map(len, prompts))
     waiting = sorted(range(len(prompts)), key=lengths.__getitem__, reverse=True)  # ties stay in order
     row_ids: list[int] = []  # active.row, known without asking the device
-    active, done = select(every, []), []
-    columns = every.tokens.shape[1]
-    # Each forward of a row reveals at least one token, or stores a block, or may edit a block without masks.
-    idle = forward.between + (sampler.max_post_steps if sampler.edits else 0)
-    most_forwards = columns + idle * max(map(len, sizes))
+    active, done = select(rows, []), []
+    columns = rows.tokens.shape[1]
+    # Each forward of a row reveals at least one token, or stores a block, or may edit a block without masks. A rule
+    # that reveals nothing would run for ever: after so many forwards without the end of a row it is an error.
+    without_reveal = forward.runs_between_blocks + (sampler.max_post_steps if sampler.edits else 0)
+    most_forwards = columns + without_reveal * max(map(len, sizes_of_rows))
     look_every = LOOK_EVERY.get(device.type, 1)
-    asks = look_every == 1 or pace is None or not pace.exact  # must the device be asked which rows are finished?
+    ask_device = look_every == 1 or pace is None or not pace.knows_ends
     step = last_finish = 0
     was_training = model.training
     model.eval()
     while waiting or row_ids:
+        # 1. Waiting prompts take the places of finished rows, as many as rollout_tokens has room for.
         longest = len(prompts[(row_ids or waiting)[0]]) + columns
         room = forward.rows_at_once(longest) - len(row_ids)
         if waiting and room > 0:
             row_ids, waiting, entering = row_ids + waiting[:room], waiting[room:], waiting[:room]
-            active = join([active, select(every, entering)])
+            active = join([active, select(rows, entering)])
+        # 2. One forward of all rows in flight: hidden states [A, block_length, D] of their active blocks.
         hidden = forward.hidden(active, row_ids)
+        # 3. Draw a token at each masked position of these blocks; the reveal rule says which of them stay.
         at_most = len(row_ids) * sampler.block_length  # masked positions of the active blocks
         denoiser.step(active, hidden, at_most if pace is None else pace.advance(row_ids))
         step += 1
         if forwarded is not None:
             forwarded(len(row_ids))
+        # 4. Finished rows leave. Between two looks they stay in the batch, unchanged.
         ended: list[bool] = []
-        if pace is not None and not asks:
+        if pace is not None and not ask_device:
             ended = pace.ended(row_ids)
         elif step % look_every == 0:
             ended = active.done.tolist()
@@ -119,8 +140,7 @@ def finished_trajectory(
         tokens=finished.tokens.masked_fill(finished.reveal_step < 0, model.pad_id)[order],
         scheduled_steps=finished.clock[order],
         sampler=sampler,
-        mask_id=model.mask_id,
-        eos_id=model.eos_id,
+        special=SpecialTokens(model.mask_id, model.eos_id),
         structure=model.sampling_structure(sampler.block_length),
     )
     for hook in hooks:

@@ -1,10 +1,13 @@
 """The seam between training and sampling: an engine turns prompts into trajectories. What each is, and no code:
 lfpo.rollout.local_engine runs the model in this process."""
 
-from collections.abc import Collection, Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from lfpo.config.json import Json
 from lfpo.config.sampler import Sampler
 from lfpo.core.denoise import Finished, Forwarded
 from lfpo.core.model import MaskedDiffusionLM
@@ -19,14 +22,24 @@ class Request:
 
     prompts: B lists of token ids; each prompt stands in `generations` rows, which follow each other.
     seeds: B integers; the noise of row i is a function of seeds[i].
-    sampler: with its lengths filled in. keep_steps: scheduled steps whose whole predictions are kept.
+    sampler: with its lengths filled in.
+    variant: another way to denoise: gives the arguments of lfpo.core.denoise.denoise, of the model, the unit of rows
+        that are denoised together, and the plain arguments. None: the plain way. An engine that can takes "variant"
+        among what it `gives`; one with workers elsewhere pickles it.
+    shown: for each row gen_length token ids that stand in the completion from the start, -1 where there is a mask;
+        empty: all are masks.
     """
 
     prompts: Sequence[Sequence[int]]
     seeds: Sequence[int]
     sampler: Sampler
     generations: int = 1
-    keep_steps: Sequence[int] = ()
+    variant: Variant | None = None
+    shown: Sequence[Sequence[int]] = ()
+
+
+# (model, unit, arguments of denoise) -> arguments of denoise
+Variant = Callable[[MaskedDiffusionLM, Request, Json], Json]
 
 
 class Engine(Protocol):

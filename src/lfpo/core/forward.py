@@ -33,7 +33,7 @@ def join(parts: Sequence[ActiveRows]) -> ActiveRows:
     return ActiveRows(**{name: torch.cat([c[name] for c in columns]) for name in columns[0]})
 
 
-def unstarted(
+def before_first_step(
     prompts: Sequence[Sequence[int]], seeds: Sequence[int], sampler: Sampler, model: MaskedDiffusionLM
 ) -> ActiveRows:
     """All rows before their first step, with nothing revealed. sampler: with its lengths filled in."""
@@ -96,7 +96,7 @@ class Forward:
     Rows must enter in an order in which no new row is longer than the longest row in flight.
     """
 
-    stores: ClassVar[bool] = False
+    stores_blocks: ClassVar[bool] = False
     """Whether a forward that stores the finished block comes between two blocks."""
 
     whole_completion: ClassVar[bool] = False
@@ -118,8 +118,8 @@ class Forward:
         self.structure = model.sampling_structure(sampler.block_length)
         # Whether a forward that stores the finished block, or over a causal context the prompt, reveals the first token
         # of the next one; and whether a forward that stores the finished block comes between two blocks.
-        self.leads = self.structure.causal and sampler.first_token != "masked"
-        self.between = self.stores or self.leads
+        self.reveals_first_token = self.structure.causal and sampler.first_token != "masked"
+        self.runs_between_blocks = self.stores_blocks or self.reveals_first_token
         self.started: set[int] = set()  # rows that have had their first forward
         self.longest = self.width = max(len(p) for p in prompts)  # width: that of the longest prompt in flight
         # More than rollout_tokens run at once only with a cache, whose renewals are cut to it.

@@ -10,8 +10,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from lfpo.core.head import Precision, add_product, as_input, input_dtype, product
-from lfpo.core.logit_cap import below_cap, cap_in_place
+from lfpo.core.head import LogitMap, Precision, add_product, as_input, input_dtype, product
 
 # Logits held at once, in elements, by device type: 64 MiB a tensor in float32 on a CPU, 512 MiB on a GPU, where small
 # products leave the device idle.
@@ -72,22 +71,23 @@ def rectified_sum(
     positive_weight: float = 1.0,
     negative_weight: float = 1.0,
     precision: Precision = "float32",
-    cap: float | None = None,
+    logit_map: LogitMap | None = None,
 ) -> torch.Tensor:
     """The rectified cross-entropy summed over tokens (LFPO, Eq. 8 to 10), a scalar:
 
         sum over T of  -w [w+ r log pi+(y) + w- (1 - r) log pi-(y)] / beta
         pi+ = softmax((1 - beta) z_old + beta z),  pi- = softmax((1 + beta) z_old - beta z)
-        z = hidden @ head.T,  z_old = hidden_old @ head_old.T,  with a cap c both become c tanh(z / c)
+        z = hidden @ head.T,  z_old = hidden_old @ head_old.T,  or what logit_map makes of them
 
     hidden_TD, head_VD: of the current policy; gradients flow into them where they are asked for. hidden_old_TD,
         head_old_VD: of theta_old, constants. y_T: tokens, int64. r_T in [0, 1]. token_weight_T: w, 1 where not given.
-    beta > 0; positive_weight and negative_weight: w+ and w-. cap: MaskedDiffusionLM.logit_cap.
+    beta > 0; positive_weight and negative_weight: w+ and w-. logit_map: the model's.
 
     Loss and gradient are computed together, a chunk of tokens at a time: two products with a head for the logits, one
     for the gradient of the states, one more for that of a trained head. Where both policies share one head, r is 0 or 1
-    everywhere and there is no cap, one product gives all logits: mixed logits are those of mixed states. precision: of
-    these products (lfpo.core.head); their sums and everything else are float32 (float64 for float64 states).
+    everywhere and there is no logit_map, one product gives all logits: mixed logits are those of mixed states.
+    precision: of these products (lfpo.core.head); their sums and everything else are float32 (float64 for float64
+    states).
 
     On a GPU with Triton the step from a chunk's float32 logits to their gradient is one kernel (kernel.py), which
     reads the logits twice; elsewhere it is a dozen tensor operations. Both give the same to float32 rounding.
@@ -100,7 +100,7 @@ def rectified_sum(
     def chunk(piece: slice) -> tuple[torch.Tensor, torch.Tensor]:
         weighted = [(sign[piece], share[piece]) for sign, share in branches]
         states = (hidden_TD[piece], hidden_old_TD[piece])
-        return _chunk(*states, head_VD, other, y_T[piece], weighted, beta, weight_T[piece], precision, cap)
+        return _chunk(*states, head_VD, other, y_T[piece], weighted, beta, weight_T[piece], precision, logit_map)
 
     return FusedSum.apply(hidden_TD, head_VD, chunk, precision)
 
@@ -167,22 +167,22 @@ def _chunk(
     beta: float,
     weight: torch.Tensor,
     precision: Precision,
-    cap: float | None,
+    logit_map: LogitMap | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The loss of t tokens and its gradient in their products with the head, [t, V]. head_old: None when it is `head`;
-    cap: see `rectified_sum`."""
+    logit_map: see `rectified_sum`."""
     wide = weight.dtype
     kernel = kernel_on(hidden.device) if wide == torch.float32 else None
     z = z_old = None
-    # Two heads, a cap, or a kernel that mixes two branches: logits of each policy. Otherwise `mixed` makes a branch's
-    # logits from mixed hidden states, in one product.
-    if head_old is not None or cap is not None or (kernel is not None and len(branches) > 1):
+    # Two heads, a map of logits, or a kernel that mixes two branches: logits of each policy. Otherwise `mixed` makes a
+    # branch's logits from mixed hidden states, in one product.
+    if head_old is not None or logit_map is not None or (kernel is not None and len(branches) > 1):
         z = product(hidden, head.T, precision)
         one = head_old is None and _same_memory(hidden, hidden_old)  # a policy beside itself, as in supervised training
         z_old = z if one else product(hidden_old, (head if head_old is None else head_old).T, precision)
-        if cap is not None and kernel is None:
-            z = cap_in_place(z, cap)
-            z_old = z if one else cap_in_place(z_old, cap)
+        if logit_map is not None:
+            z = logit_map.in_place(z)
+            z_old = z if one else logit_map.in_place(z_old)
 
     def mixed(sign: torch.Tensor) -> torch.Tensor:
         mix = (sign * beta)[:, None]
@@ -193,8 +193,9 @@ def _chunk(
     if kernel is not None:
         weighted = [(sign, weight * share) for sign, share in branches]
         logits = mixed(branches[0][0]) if z is None else z
-        losses, dz = kernel(logits, z_old, y, weighted, beta, dtype=input_dtype(weight.dtype, precision), cap=cap)
-        return losses.sum(), dz
+        mapped = None if logit_map is None else logits.clone()  # the kernel may put the gradient in their place
+        losses, dz = kernel(logits, z_old, y, weighted, beta, dtype=input_dtype(weight.dtype, precision))
+        return losses.sum(), dz if logit_map is None or mapped is None else logit_map.pull_back(dz, mapped)
     loss, gradient = torch.zeros((), dtype=wide, device=hidden.device), None
     for sign, share in branches:
         a = mixed(sign)
@@ -208,6 +209,6 @@ def _chunk(
         a.scatter_add_(1, y[:, None], -scale[:, None])
         gradient = a if gradient is None else gradient.add_(a)
     assert gradient is not None
-    if cap is not None and z is not None:
-        gradient = below_cap(gradient, z, cap)
+    if logit_map is not None and z is not None:
+        gradient = logit_map.pull_back(gradient, z)
     return loss, gradient

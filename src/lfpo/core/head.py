@@ -1,16 +1,33 @@
 """Products with the head: logits from hidden states, and their gradients, in a stated precision."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch.autograd.function import once_differentiable
 
-from lfpo.core.sliced_product import CAST_ELEMENTS, sliced_product
-
 Precision = Literal["float32", "tf32", "bfloat16"]
+# Numbers of a matrix that are cast at once where products read it in another dtype, into memory that all slices share.
+# A product with bfloat16 weights then takes a CPU at most twice as long as with a float32 copy of them.
+CAST_ELEMENTS = {"cpu": 2**22, "cuda": 2**26}
+
+
+class LogitMap(Protocol):
+    """What a family makes of the products with its head, element by element, before they are logits."""
+
+    def __call__(self, products: torch.Tensor) -> torch.Tensor:
+        """The logits, differentiable."""
+        ...
+
+    def in_place(self, products: torch.Tensor) -> torch.Tensor:
+        """The logits, in the memory of the products; not differentiable."""
+        ...
+
+    def pull_back(self, gradient: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """The gradient in the products, of that in the logits. Overwrites both."""
+        ...
 
 
 def precision_of(setting: str, device: torch.device, dtype: torch.dtype) -> Precision:
@@ -69,6 +86,29 @@ def _product(a: torch.Tensor, b: torch.Tensor, precision: Precision) -> torch.Te
         return torch.mm(a, b, out_dtype=torch.float32)
     with _tf32(a.is_cuda, precision == "tf32"):
         return a @ b
+
+
+def sliced_product(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    cast: Callable[[torch.Tensor], torch.Tensor],
+    multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """a [M, K] @ b [K, N], float32 [M, N]. cast: gives a slice of b in the dtype of a. multiply: a product of both."""
+    by_column = b.stride(0) < b.stride(1)  # as in a transposed matrix: slices give columns of the result, else summands
+    width = b.shape[0] if by_column else b.shape[1]
+    size = max(1, CAST_ELEMENTS.get(b.device.type, CAST_ELEMENTS["cpu"]) // max(1, width))
+    memory = a.new_empty(size, width)
+    out = a.new_zeros(len(a), b.shape[1], dtype=torch.float32)
+    slices = (b.T if by_column else b).split(size)
+    for columns, part in zip((out if by_column else a).split(size, dim=1), slices, strict=True):
+        # bfloat16 numbers are exact in every precision.
+        held = memory[: len(part)].copy_(part if part.dtype == torch.bfloat16 else cast(part))
+        if by_column:
+            columns.copy_(multiply(a, held.T))
+        else:
+            out += multiply(columns, held)
+    return out
 
 
 def add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, precision: Precision) -> None:

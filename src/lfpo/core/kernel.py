@@ -24,14 +24,13 @@ def loss_and_gradient(
     branches: list[tuple[torch.Tensor, torch.Tensor]],
     beta: float,
     dtype: torch.dtype,
-    cap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Losses [T], float32, and their gradient in z, [T, V] of `dtype`; with a cap c both z are first c tanh(z / c):
+    """Losses [T], float32, and their gradient in z, [T, V] of `dtype`:
 
         loss = sum over branches of share (log sum exp a - a[y]) / beta,  a = z_old + sign beta (z - z_old)
-        gradient = (1 - (z / c)^2) sum over branches of sign share (softmax a - e_y)
+        gradient = sum over branches of sign share (softmax a - e_y)
 
-    z_TV, z_old_TV: float32, contiguous. z_old_TV None: z_TV holds the mixed logits `a` of the one branch, without cap.
+    z_TV, z_old_TV: float32, contiguous. z_old_TV None: z_TV holds the mixed logits `a` of the one branch.
     branches: one or two of (sign, share), each [T] float32. dtype: float32 overwrites z_TV; another makes a new tensor.
     All arithmetic is float32.
     """
@@ -49,10 +48,8 @@ def loss_and_gradient(
             sign_TK,
             share_TK,
             float(beta),
-            cap or 1.0,
             VOCABULARY=z_TV.shape[1],
             MIXED=z_old_TV is None,
-            CAPPED=cap is not None,
             BRANCHES=len(branches),
             BLOCK=BLOCK,
             num_warps=WARPS,
@@ -82,10 +79,8 @@ def _token(  # type: ignore[no-untyped-def]
     sign_ptr,
     share_ptr,
     beta,
-    cap,
     VOCABULARY: tl.constexpr,
     MIXED: tl.constexpr,
-    CAPPED: tl.constexpr,
     BRANCHES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -99,21 +94,21 @@ def _token(  # type: ignore[no-untyped-def]
     share_ptr += token * BRANCHES
     sign, share = tl.load(sign_ptr), tl.load(share_ptr)
     mix, peak, total = beta * sign, -float("inf"), 0.0
-    chosen = _mixed(z_ptr, old_ptr, y, True, mix, cap, MIXED, CAPPED)  # before the second pass overwrites it
+    chosen = _mixed(z_ptr, old_ptr, y, True, mix, MIXED)  # before the second pass overwrites it
     if BRANCHES == 2:
         sign_2, share_2 = tl.load(sign_ptr + 1), tl.load(share_ptr + 1)
         mix_2, peak_2, total_2 = beta * sign_2, -float("inf"), 0.0
-        chosen_2 = _mixed(z_ptr, old_ptr, y, True, mix_2, cap, MIXED, CAPPED)
+        chosen_2 = _mixed(z_ptr, old_ptr, y, True, mix_2, MIXED)
 
     for start in range(0, VOCABULARY, BLOCK):
         column = start + tl.arange(0, BLOCK)
         inside = column < VOCABULARY
-        a = _mixed(z_ptr, old_ptr, column, inside, mix, cap, MIXED, CAPPED)
+        a = _mixed(z_ptr, old_ptr, column, inside, mix, MIXED)
         higher = tl.maximum(peak, tl.max(a, 0))
         total = total * tl.exp(peak - higher) + tl.sum(tl.exp(a - higher), 0)
         peak = higher
         if BRANCHES == 2:
-            a_2 = _mixed(z_ptr, old_ptr, column, inside, mix_2, cap, MIXED, CAPPED)
+            a_2 = _mixed(z_ptr, old_ptr, column, inside, mix_2, MIXED)
             higher_2 = tl.maximum(peak_2, tl.max(a_2, 0))
             total_2 = total_2 * tl.exp(peak_2 - higher_2) + tl.sum(tl.exp(a_2 - higher_2), 0)
             peak_2 = higher_2
@@ -128,30 +123,19 @@ def _token(  # type: ignore[no-untyped-def]
     for start in range(0, VOCABULARY, BLOCK):
         column = start + tl.arange(0, BLOCK)
         inside = column < VOCABULARY
-        a = _mixed(z_ptr, old_ptr, column, inside, mix, cap, MIXED, CAPPED)
+        a = _mixed(z_ptr, old_ptr, column, inside, mix, MIXED)
         gradient = pull / total * tl.exp(a - peak) - tl.where(column == y, pull, 0.0)
         if BRANCHES == 2:
-            a_2 = _mixed(z_ptr, old_ptr, column, inside, mix_2, cap, MIXED, CAPPED)
+            a_2 = _mixed(z_ptr, old_ptr, column, inside, mix_2, MIXED)
             gradient += pull_2 / total_2 * tl.exp(a_2 - peak_2) - tl.where(column == y, pull_2, 0.0)
-        if CAPPED:
-            slope = _capped(tl.load(z_ptr + column, mask=inside, other=0.0), cap) / cap
-            gradient *= 1 - slope * slope
         tl.store(gradient_ptr + column, gradient.to(gradient_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _mixed(z_ptr, old_ptr, column, inside, mix, cap, MIXED: tl.constexpr, CAPPED: tl.constexpr):  # type: ignore[no-untyped-def]
+def _mixed(z_ptr, old_ptr, column, inside, mix, MIXED: tl.constexpr):  # type: ignore[no-untyped-def]
     """Logits of a branch; -inf outside."""
     z = tl.load(z_ptr + column, mask=inside, other=0.0)
     if not MIXED:
         old = tl.load(old_ptr + column, mask=inside, other=0.0)
-        if CAPPED:
-            z, old = _capped(z, cap), _capped(old, cap)
         z = old + mix * (z - old)
     return tl.where(inside, z, -float("inf"))
-
-
-@triton.jit
-def _capped(z, cap):  # type: ignore[no-untyped-def]
-    """cap tanh(z / cap)"""
-    return cap * (2 * tl.sigmoid(2 * z / cap) - 1)

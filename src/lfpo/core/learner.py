@@ -7,7 +7,7 @@ Shapes: R rollouts of an iteration on all ranks, B of them on this rank; S views
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,14 +22,13 @@ from lfpo.core.batch_metrics import means_of_sums
 from lfpo.core.collectives import local
 from lfpo.core.failures import count_skipped
 from lfpo.core.measures import Measures, add_measures
-from lfpo.core.model import MaskedDiffusionLM
-from lfpo.core.objective import Objective, check_range, signal_of
+from lfpo.core.model import CURRENT, OLD, MaskedDiffusionLM
+from lfpo.core.objective import Objective, check_range, signal_of, sum_of_signals
 from lfpo.core.observer import Observer
 from lfpo.core.optim import Average, ema_update, set_lr, step_if_finite
-from lfpo.core.passes import filler_of, logp_at_targets, with_fillers
+from lfpo.core.passes import dummy_views, logp_at_targets, with_dummy_passes
 from lfpo.core.predictions import Predictions, one_pass
 from lfpo.core.rng import generator, key
-from lfpo.core.roles import CURRENT, OLD
 from lfpo.core.views import Views, in_passes
 
 
@@ -37,11 +36,10 @@ from lfpo.core.views import Views, in_passes
 class Learner:
     """What learns from scored rollouts: phases 2 and 3 of an iteration.
 
-    policies: by their names in lfpo.core.roles; theta is CURRENT, theta_old is OLD.
+    policies: by their names in lfpo.core.model; theta is CURRENT, theta_old is OLD.
     optimizer: of theta. average: theta's moving average, which follows each step; None where none is kept.
     state: counters that checkpoints hold, changed in place: skipped, skipped_in_a_row.
     run_dir: named in errors.
-    fill: puts noise in place of masks where it is uniform (lfpo.models.uniform.with_noise); None: there are masks.
     """
 
     args: LFPOConfig
@@ -51,7 +49,6 @@ class Learner:
     average: Average | None
     state: Json
     run_dir: Path
-    fill: Callable[[Views, Sequence[int], int], Views] | None = None
     checked_range: bool = False  # whether a scored batch was compared with what the objective needs of rewards
 
     def at(self, iteration: int) -> Objective:
@@ -59,22 +56,27 @@ class Learner:
         return self.objective.at_progress(iteration / self.args.max_steps)
 
     def signal(self, batch: Batch, iteration: int) -> torch.Tensor:
-        """What the loss takes instead of the reward: r in [0, 1] for LFPO, an advantage for others; float64 [R], or
-        [R, M] for M kept predictions. Rollouts without a reward are neutral."""
-        reward = batch.reward_R if batch.predicted_RM is None else batch.predicted_RM
+        """What the loss takes instead of the reward: r in [0, 1] for LFPO, an advantage for others; float64 [R].
+        Rollouts without a reward are neutral."""
         if not self.checked_range:
             check_range(self.at(iteration), batch.reward_R)
             self.checked_range = not batch.reward_R.isnan().all()
-        return signal_of(self.at(iteration), reward, batch.group_R)
+        if self.args.multi_objective_aggregation == "normalize_then_sum":
+            weights = self.args.reward_weights or [1.0] * batch.parts_RK.shape[1]
+            return sum_of_signals(self.at(iteration), batch.parts_RK, weights, batch.group_R)
+        return signal_of(self.at(iteration), batch.reward_R, batch.group_R)
 
     def update(self, batch: Batch, signal_R: torch.Tensor, iteration: int, observer: Observer) -> dict[str, float]:
         """Phase 2: an optimiser step of theta after each block of rollouts; some objectives go through all blocks
         several times. Returns metrics, means over the steps. theta_old does not change. A collective."""
         objective, device = self.at(iteration), batch.trajectory.tokens.device
+        # A rollout has several rows where an environment plays in turns; each row takes its rollout's signal.
         signal_B = signal_R[batch.rollout_B].to(device)
         measures = dict[str, torch.Tensor]()
         # Without any reward there is nothing to learn from, and no step decays weights or moments.
         blocks = [] if batch.reward_R.isnan().all() else optimizer_blocks(self.args, objective, iteration)
+        # Algorithm 1 takes a step after each block, the paper's text one step for all of them: the number of blocks
+        # (optimizer_steps_per_iteration) decides which.
         steps = [(inner, block) for inner in range(objective.num_iterations) for block in blocks]
         results = []
         for number, (inner, block) in enumerate(steps):
@@ -89,7 +91,7 @@ class Learner:
         return {**signal, **means, **means_of_sums(collectives.gather(sums))}
 
     def move_old(self) -> None:
-        """Phase 3: theta_old <- alpha theta_old + (1 - alpha) theta."""
+        """Phase 3 (Algorithm 1, line 17): theta_old <- alpha theta_old + (1 - alpha) theta, alpha = ema_decay."""
         ema_update(self.policies[OLD], self.policies[CURRENT], self.args.ema_decay)
 
 
@@ -118,24 +120,26 @@ def optimizer_step(
     """
     args, policies = learner.args, learner.policies
     rows, trajectory = torch.isin(batch.rollout_B, step.block).nonzero().flatten(), batch.trajectory
+    # The noise of a rollout is a function of its own seed, not of its place in a batch or on a rank.
     seeds = [key(batch.turns[b].seed, step.iteration) for b in rows.tolist()]
     # Before the iteration's first step theta may still equal theta_old, as after a move with ema_decay 0.
     if step.number == 0 and equal_weights(policies[OLD], policies[CURRENT]):
         policies = {**policies, OLD: policies[CURRENT]}  # one forward for both
-    # Where this rank may have to run a pass for which it has no views.
-    filler = filler_of(trajectory, learner.fill) if args.fsdp or not len(rows) else None
+    # Under FSDP every pass is a collective: a rank runs a dummy view where the others have one pass more.
+    dummy = dummy_views(trajectory, policies[CURRENT]) if args.fsdp or not len(rows) else None
     # Noised inputs: input_ids, target [S, L]. For LFPO K random masks of each completion (states "noised", the
-    # default), or K states that the sampler visited (states "stratified").
+    # default), or K states that the sampler visited (Eq. 11; states "stratified").
     if len(rows):
         signal_B, sampled = signal_B[rows], trajectory.rows(rows)
         if sampled.structure.block_length is not None:
-            sampled = sampled.in_rounds()
+            sampled = sampled.in_rounds()  # so that one forward replays a step of every block
         views = objective.views(sampled, signal_B, seeds, step.inner)
-        views = views if learner.fill is None else learner.fill(views, seeds, step.inner)
-    else:  # no views, but this rank joins the collectives below; any signal serves the filler, which gets weight 0
-        assert filler is not None
-        views, signal_B = filler.select(rows), signal_B[:1]
-    # The loss at the targets and its gradient, in passes of update_tokens tokens.
+        views = policies[CURRENT].noised_views(views, seeds, step.inner)
+        views = views if batch.unscored is None else views.without(batch.unscored[rows])
+    else:  # no views, but this rank joins the collectives below; any signal serves the dummy, which gets weight 0
+        assert dummy is not None
+        views, signal_B = dummy.select(rows), signal_B[:1]
+    # The loss at the targets (Eq. 8 to 10 for LFPO) and its gradient, in passes of update_tokens tokens.
     theta = policies[CURRENT]
     theta.train()
     observer.begin(f"update {step.number + 1} of {step.of}")
@@ -145,10 +149,10 @@ def optimizer_step(
         views,
         signal_B,
         update_tokens=args.update_tokens,
-        filler=filler if args.fsdp else None,
+        dummy=dummy if args.fsdp else None,
         observer=observer,
     )
-    # Optimiser steps before this one, and of the whole run: max_steps counts iterations.
+    # The learning rate follows optimiser steps: those before this one, of those of the whole run.
     lr = set_lr(learner.optimizer, args, step.iteration * step.of + step.number, args.max_steps * step.of)
     loss, norm, stepped = step_if_finite(learner.optimizer, theta, loss, args.max_grad_norm, observer.event)
     if stepped:
@@ -169,7 +173,7 @@ def accumulate_gradients(
     signal_B: torch.Tensor,
     *,
     update_tokens: int,
-    filler: Views | None = None,
+    dummy: Views | None = None,
     observer: Observer | None = None,
 ) -> tuple[float, Measures]:
     """Add the gradient of one optimiser step's loss to theta's; returns this rank's part of the loss, and the measures
@@ -178,26 +182,28 @@ def accumulate_gradients(
     views: this rank's, [S, L]; the normaliser is summed over ranks, so gradients and losses of all ranks add up to
         those of one process with all views. signal_B: float64, on the policies' device; `views.row` points into it.
     update_tokens: tokens in one pass; bounds memory and never changes the result beyond rounding.
-    filler: see with_fillers. observer: its phase counts the passes.
+    dummy: see with_dummy_passes. observer: its phase counts the passes.
     """
     observer = observer or Observer()
-    logp = partial(logp_at_targets, policies, update_tokens=update_tokens, filler=filler, observer=observer)
-    views = objective.prepare(views, logp)
+    logp = partial(logp_at_targets, policies, update_tokens=update_tokens, dummy=dummy, observer=observer)
+    views = objective.before_passes(views, logp)
+    # The loss of a step is a sum over targets divided by one number for all passes and all ranks. So neither the cut
+    # into passes nor the number of ranks changes it. Ranks without targets join the sum.
     normalizer = collectives.sum_number(objective.normalizer(views) if bool(views.target.any()) else 0.0)
     if not normalizer:
         return 0.0, {}
     pieces, _ = in_passes(views, update_tokens)
     loss_sum, measures = 0.0, dict[str, torch.Tensor]()
-    if filler is not None:
-        pieces = with_fillers(pieces, filler)
+    if dummy is not None:
+        pieces = with_dummy_passes(pieces, dummy)
     observer.begin(observer.phase, len(pieces), "passes")
     for piece in pieces:
-        weight = float(piece is not filler)
+        weight = float(piece is not dummy)
         with one_pass(policies.values()) as balance:  # measures of routers, where there are any
             predictions = Predictions(piece, policies)  # hidden states [T, D], labels [T]
             loss, measured = objective.loss(predictions, signal_B)
             loss = weight * loss / normalizer
-            loss.backward()
+            loss.backward()  # adds to the gradients, and frees this pass's activations
         loss_sum += loss.item()
         observer.advance()
         if weight:
@@ -218,6 +224,5 @@ def equal_weights(reference: MaskedDiffusionLM, model: MaskedDiffusionLM) -> boo
 
 
 def share_with_signal(objective: Objective, signal_R: torch.Tensor) -> float:
-    """The share of rollouts whose signal is not neutral, in any of their states."""
-    away = (signal_R - objective.neutral).abs() > 1e-9
-    return float((away if away.dim() == 1 else away.any(dim=1)).double().mean())
+    """The share of rollouts whose signal is not neutral."""
+    return float(((signal_R - objective.neutral).abs() > 1e-9).double().mean())

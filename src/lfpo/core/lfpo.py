@@ -10,9 +10,9 @@ from lfpo.config.errors import UserError
 from lfpo.core.fused import rectified_sum
 from lfpo.core.groups import batch_ranks, centred, group_means, group_ranges
 from lfpo.core.measures import Measures, measure_targets
+from lfpo.core.model import CURRENT, OLD
 from lfpo.core.objective import Objective
 from lfpo.core.predictions import Predictions
-from lfpo.core.roles import CURRENT, OLD
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views, masked_at_random
 from lfpo.core.visited import visited_states
@@ -21,6 +21,7 @@ from lfpo.core.visited import visited_states
 class LFPO(settings.LFPO, Objective):
     """Pull the denoising logits towards tokens of good rollouts and away from those of bad ones."""
 
+    signal_range = (0.0, 1.0)
     neutral = 0.5
     reward_advice = "let the reward function return values of another range, or leave out the setting"
 
@@ -79,6 +80,6 @@ class LFPO(settings.LFPO, Objective):
             positive_weight=self.positive_weight,
             negative_weight=self.negative_weight,
             precision=theta.products,
-            cap=theta.logit_cap,
+            logit_map=theta.logit_map,
         )
         return loss, measure_targets(predictions, r_T, neutral=0.5, beta=self.beta)

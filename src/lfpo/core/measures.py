@@ -3,8 +3,8 @@
 import torch
 
 from lfpo.core.fused import CHUNK_ELEMENTS
+from lfpo.core.model import BASE, CURRENT, OLD
 from lfpo.core.predictions import Predictions
-from lfpo.core.roles import BASE, CURRENT, OLD
 
 # Name -> [sum, count], a float64 tensor of two numbers on the loss's device. metrics.jsonl gets sum / count.
 Measures = dict[str, torch.Tensor]

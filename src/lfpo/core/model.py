@@ -5,21 +5,20 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
 
 from lfpo.config.json import Json
-from lfpo.core.buffers import saved_buffers
-from lfpo.core.head import Precision, logits, precision_of
-from lfpo.core.logit_cap import capped
-from lfpo.core.roles import CURRENT
-from lfpo.core.structure import FULL, Structure
+from lfpo.core.head import LogitMap, Precision, logits, precision_of
+from lfpo.core.structure import FULL, Doubled, Structure
 
-NO_MASK = -1  # mask_id of a model whose noise is uniform over the vocabulary: no token
+# A run's policies: theta, which is trained; theta_old, which samples the rollouts; the policy before training.
+CURRENT, OLD, BASE = "current", "old", "base"
+NO_TOKEN = -1  # the id of a token that a family has not
 
 
 class MaskedDiffusionLM(nn.Module):
@@ -27,13 +26,11 @@ class MaskedDiffusionLM(nn.Module):
 
     The logit shift of Dream and DiffuCoder is undone here and nowhere else.
 
-    mask_id, eos_id, pad_id: token ids; mask_id is NO_MASK where noise is uniform. max_length: longest prompt +
-        completion, in tokens.
+    mask_id, eos_id, pad_id: token ids; mask_id is NO_TOKEN in a family without one. max_length: longest
+        prompt + completion, in tokens.
     block_length: tokens of a block, for a model that attends within a block and to the blocks before it; None for full
         attention.
     causal_context: whether blocks are denoised over a context in which a token attends to those before it only.
-    uniform: whether noise is uniform over the vocabulary: there is no mask token, and canvases of `block_length` tokens
-        are denoised over a causal context, conditioned on the prediction before.
     config: the family's own config.json. source: the folder it was loaded from (None for a fresh model).
     adapter: the LoRA adapter that this policy's forwards use (see lfpo.models.lora); None without LoRA.
     base_digest: with LoRA a digest of the weights in `source`; empty without.
@@ -41,6 +38,57 @@ class MaskedDiffusionLM(nn.Module):
     head_precision: of products with the head: auto, float32, tf32 or bfloat16 (see lfpo.core.head.precision_of).
     device, dtype: of the head's weights. Inputs must be on `device`.
     """
+
+    # Points where a family with noise of another kind hangs in (lfpo.contrib.canvases). What stands here is of masks.
+
+    asks_about_all: ClassVar[bool] = False
+    """Whether a noised state asks about all tokens, because nothing shows which of them are noised."""
+
+    own_rule: ClassVar[str | None] = None
+    """The reveal rule by which `sample_unit` samples; None: any rule that fills in masks."""
+
+    logit_map: LogitMap | None = None
+    """What becomes of the products with the head before they are logits; None: they are the logits."""
+
+    def attention_mask(self, structure: Structure, real_BL: torch.Tensor, doubled: Doubled | None = None) -> Any:
+        """The mask that the body takes: see Structure.mask."""
+        return structure.mask(real_BL, self.body_dtype, doubled)
+
+    def noise(self, length: int, rng: torch.Generator) -> tuple[torch.Tensor, bool]:
+        """What stands in noised positions of a training example of so many tokens, [length] int64, and whether its
+        prediction is conditioned on a first one (see `signal`)."""
+        return torch.full((length,), self.mask_id), False
+
+    def noised_views(self, views: Any, seeds: Sequence[int], inner: int) -> Any:
+        """Views (lfpo.core.views) with this family's noise where they have masks. seeds: of the rollouts that
+        `views.row` numbers. inner: the pass through them."""
+        return views
+
+    def signal(
+        self,
+        noised_BL: torch.Tensor,
+        clean_BL: torch.Tensor,
+        attention_mask_BL: torch.Tensor,
+        prompt_B: torch.Tensor,
+        temperature_BL: torch.Tensor,
+        *,
+        structure: Structure,
+    ) -> torch.Tensor | None:
+        """What conditions the prediction of noised rows: a first prediction of them, at a temperature. None: nothing.
+        The other arguments are those of lfpo.core.doubled.noised_hidden."""
+        return None
+
+    def doubled_inputs(self, columns: int, signal: torch.Tensor | None) -> Json:
+        """Further inputs of the body in the doubled layout with so many columns of noised tokens."""
+        return {}
+
+    def hidden_of_noised(self, input_ids_BL: torch.Tensor) -> torch.Tensor:
+        """Hidden states of rows all of whose tokens are noised; of `lfpo plan`."""
+        return self.hidden(input_ids_BL)
+
+    def sample_unit(self, unit: Any, hook: Any = None, compiled: bool = False, **options: Any) -> Any:
+        """The trajectories of a request, sampled by `own_rule`. options: as of lfpo.rollout.local_engine.run_unit."""
+        raise NotImplementedError
 
     def __init__(
         self,
@@ -56,18 +104,13 @@ class MaskedDiffusionLM(nn.Module):
         super().__init__()
         self.backbone, self.family, self.config, self.source = backbone, family, config, source
         self.block_length = family.block_length(config)
-        self.causal_context, self.uniform = bool(family.causal_context), bool(family.uniform)
+        self.causal_context = bool(family.causal_context)
         self.vocab_size = int(backbone.config.vocab_size)
         self.max_length = int(backbone.config.max_position_embeddings)
         self.mask_id, self.eos_id, self.pad_id = mask_id, eos_id, pad_id
         self.adapter: str | None = None
         self.base_digest = ""
         self.autocast, self.head_precision = False, "auto"
-        # With uniform noise layers are of kinds, which attend within windows of so many tokens (None: to all).
-        sliding: dict[str, int | None] = {"full_attention": None}
-        self.windows = sliding | {"sliding_attention": backbone.config.sliding_window} if self.uniform else None
-        # Logits z are cap tanh(z / cap); None: as they are.
-        self.logit_cap: float | None = getattr(backbone.config, "final_logit_softcapping", None)
         # Where FSDP splits the weights: this model unsplit, on the meta device (see lfpo.models.fsdp), in a tuple, so
         # that torch does not register it as a part of this one.
         self.unsplit: tuple[MaskedDiffusionLM, ...] = ()
@@ -138,7 +181,7 @@ class MaskedDiffusionLM(nn.Module):
         # Without zeros full attention needs no mask. On a GPU `all` would wait for the device, so it has one there.
         if attention_mask_BL is not None and (needed or attention_mask_BL.is_cuda or not bool(attention_mask_BL.all())):
             position_ids = structure.positions(attention_mask_BL)
-            mask = structure.mask(attention_mask_BL.bool(), self.body_dtype, windows=self.windows)
+            mask = self.attention_mask(structure, attention_mask_BL.bool())
         weights_dtype = self.dtype  # the body may run in another
         hidden = self.body(
             run, input_ids=input_ids_BL, attention_mask=mask, position_ids=position_ids, past_key_values=cache
@@ -159,8 +202,8 @@ class MaskedDiffusionLM(nn.Module):
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [..., V] of hidden states [..., D]: float32 (float64 in a float64 model), as `products` says."""
-        uncapped = logits(hidden, self.head_weight, self.products)
-        return uncapped if self.logit_cap is None else capped(uncapped, self.logit_cap)
+        products = logits(hidden, self.head_weight, self.products)
+        return products if self.logit_map is None else self.logit_map(products)
 
     @property
     def products(self) -> Precision:
@@ -201,3 +244,14 @@ def shifted(hidden_BLD: torch.Tensor) -> torch.Tensor:
     """Hidden states, each moved to the token that it predicts, where that is the next one."""
     # Position 0 has no predecessor. Its prediction is never used, because completions follow a prompt.
     return torch.cat([hidden_BLD[:, :1], hidden_BLD[:, :-1]], dim=1)
+
+
+def saved_buffers(backbone: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Names and values of the buffers that checkpoints hold, such as the bias of a router. They are float32 in a model
+    of any dtype, are not trained and not split."""
+    return [
+        (f"{path}.{name}", buffer)
+        for path, module in backbone.named_modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and name not in module._non_persistent_buffers_set
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 
@@ -13,8 +13,11 @@ from lfpo.config.errors import CannotGoOn, UserError
 from lfpo.config.lfpo import Advantage
 from lfpo.config.sampler import Sampler
 from lfpo.core.advantages import group_advantages
+from lfpo.core.batch import RolloutSource
+from lfpo.core.engine import Variant
 from lfpo.core.measures import Measures
 from lfpo.core.predictions import Predictions
+from lfpo.core.scoring import Rewards
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views
 
@@ -47,12 +50,8 @@ class Objective:
     @property
     def needs(self) -> frozenset[str]:
         """Required properties of rollouts: names of lfpo.core.trajectory.GIVES and lfpo.objectives.needs.NEEDS, or of
-        an engine of your own; checked at start. With "predictions" among them, `signal` takes rewards of several states
-        of a rollout."""
+        an engine of your own; checked at start."""
         return frozenset()
-
-    rewarded_steps: int | None = None
-    """With "predictions", at how many scheduled steps they are kept (None: all)."""
 
     def at_progress(self, share: float) -> Self:
         """The objective at this share of training, 0 to below 1, where its knobs follow a schedule."""
@@ -61,15 +60,11 @@ class Objective:
     def check_sampler(self, sampler: Sampler) -> None:
         """Raise UserError when rollouts sampled this way cannot be learned from."""
 
-    def prepare(self, views: Views, logp: Callable[[Views, str], torch.Tensor]) -> Views:
-        """The views that the passes of one optimiser step take instead, where weights or targets depend on what the
-        policies say or on rollouts of other ranks. Called on every rank, also with no views, without gradients, before
-        the first pass. logp(views, policy): log-probabilities [T] of the targets of any views under a policy ("current"
-        or "old"), each call a forward of them."""
-        return views
-
     advantage: Advantage = "mean"
     """The form of the advantages that `signal` gives (see lfpo.core.advantages)."""
+
+    signal_range: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
+    """The least and the largest signal."""
 
     neutral: ClassVar[float] = 0.0
     """The signal of a rollout from which nothing is learned, also of one that no reward function could judge."""
@@ -95,9 +90,6 @@ class Objective:
         reward_R: float64 [R], CPU, of all rollouts of an iteration on all ranks that have a reward. group_R: int64 [R],
         the index of each rollout's prompt; groups may differ in size. Returns float64 [R], CPU. Called once an
         iteration, unless no rollout has a reward (see signal_of).
-
-        For objectives that need "predictions", reward_R is [R, M], of each kept prediction in the order of steps. The
-        signal may have a number for each state of a rollout; a view's `state` then says which it takes.
         """
         return group_advantages(reward_R, group_R, self.advantage)
 
@@ -124,19 +116,40 @@ class Objective:
         says otherwise, the weights of all targets."""
         return float(views.weight.sum())
 
+    # Points where an objective hangs in that needs more than the rewards and the states of plain rollouts.
+
+    def variant(self, sampler: Sampler) -> Variant | None:
+        """Another way to sample its rollouts (see lfpo.core.engine.Request). sampler: with its lengths filled in."""
+        return None
+
+    def rewarded(
+        self, source: RolloutSource, tokenizer: Any, score: Callable[..., Rewards], generations: int
+    ) -> RolloutSource:
+        """The source of rollouts, with further rewards. score: as Scorer.score. generations: rollouts of a prompt."""
+        return source
+
+    def planned(self, trajectory: Trajectory) -> Trajectory:
+        """A trajectory that no sampler made, with what `variant` and `rewarded` add to rollouts; of `lfpo plan`."""
+        return trajectory
+
+    def before_passes(self, views: Views, logp: Callable[[Views, str], torch.Tensor]) -> Views:
+        """The views that the passes of one optimiser step take instead, where weights or targets depend on what the
+        policies say or on rollouts of other ranks. Called on every rank, also with no views, without gradients, before
+        the first pass. logp(views, policy): log-probabilities [T] of the targets of any views under a policy ("current"
+        or "old"), each call a forward of them."""
+        return views
+
 
 def signal_of(objective: Objective, reward_R: torch.Tensor, group_R: torch.Tensor) -> torch.Tensor:
-    """`objective.signal` of the scored rollouts, and its neutral value for the others; float64 [R] or [R, M].
+    """`objective.signal` of the scored rollouts, and its neutral value for the others; float64 [R].
 
-    reward_R: float64 [R], NaN where a rollout has no reward, or [R, M] where an objective takes those of kept
-        predictions; then all of a rollout's must be there. group_R: as for `signal`.
+    reward_R: float64 [R], NaN where a rollout has no reward. group_R: as for `signal`.
     The objective sees the scored rollouts alone, their groups numbered anew without gaps, so no objective has to know
     of NaN. A rollout that is alone in its group has nothing to be compared with: it is neutral too, unless the
     objective does not compare. One that needs whole groups sees only groups in which every rollout has a reward.
     The same on all ranks. Raises CannotGoOn for a signal that float32 cannot hold.
     """
     scored = ~reward_R.isnan()
-    scored = scored if scored.dim() == 1 else scored.all(dim=1)
     if objective.whole_groups:
         missing = group_R[~scored].bincount(minlength=int(group_R.max()) + 1) > 0
         scored = ~missing[group_R]
@@ -152,15 +165,28 @@ def signal_of(objective: Objective, reward_R: torch.Tensor, group_R: torch.Tenso
         raise CannotGoOn(str(error)) from error  # all ranks have the same rewards
     wrong = ~(some.abs() <= LARGEST)
     if wrong.any():
-        at = wrong if wrong.dim() == 1 else wrong.any(dim=1)
-        reward = float(reward_R[scored][at].flatten()[0])
+        reward = float(reward_R[scored][wrong][0])
         raise CannotGoOn(
             f"objective {type(objective).__name__}: the signal of a rollout with reward {reward:g} is beyond the range "
             f"of float32; {objective.reward_advice}"
         )
-    signal = some.new_full((len(reward_R), *some.shape[1:]), objective.neutral)
+    signal = torch.full_like(reward_R, objective.neutral)
     signal[scored] = some
     return signal
+
+
+def sum_of_signals(
+    objective: Objective, parts_RK: torch.Tensor, weights: Sequence[float], group_R: torch.Tensor
+) -> torch.Tensor:
+    """The weighted sum of the signals that each of K reward functions alone would give, float64 [R].
+
+    This is GDPO of arXiv 2601.05242, without its normalisation over the batch: neither a function's scale nor its
+    spread within a group decides how much the others count. parts_RK: float64 [R, K], NaN where a function gave no
+    reward. Not to be confused with the objective `gdpo`.
+    """
+    signals = [signal_of(objective, part_R, group_R) - objective.neutral for part_R in parts_RK.T]
+    total = sum((w * signal_R for w, signal_R in zip(weights, signals, strict=True)), torch.zeros_like(parts_RK[:, 0]))
+    return (objective.neutral + total).clamp(*objective.signal_range)
 
 
 def check_range(objective: Objective, reward_R: torch.Tensor) -> None:

@@ -17,8 +17,8 @@ class Observer:
     changed(): after `advance` and `forward`. note(text): shows a line to the user. event(name): an event of
     lfpo.train.callbacks. interrupt(): raises what a request to stop, which came before, asks for.
 
-    passes: takes what FLOPs are counted from, a Pass of lfpo.core.structure for each pass of an update (None: nobody
-        counts).
+    passes: takes what FLOPs are counted from, a PolicyForward of lfpo.core.structure for each pass of an update (None:
+        nobody counts).
     interruptible: whether a request to stop may end the work at once; see `at_once`.
     """
 

@@ -32,7 +32,7 @@ class Pace:
 
     plan: of the rule (Rule.plan). counts: reveal_schedule. seeds, sizes: of each row, its seed, and the positions of
         each block. stores: whether a forward that stores it follows each block but the last.
-    exact: whether the end of a row is known too; a row that stops at EOS may end sooner.
+    knows_ends: whether the end of a row is known too; a row that stops at EOS may end sooner.
     """
 
     def __init__(
@@ -43,10 +43,10 @@ class Pace:
         seeds: Sequence[int],
         sizes: Sequence[Sequence[int]],
         *,
-        exact: bool,
+        knows_ends: bool,
         stores: bool,
     ):
-        self.exact, self.forwards = exact, [0] * len(seeds)
+        self.knows_ends, self.forwards = knows_ends, [0] * len(seeds)
         plans = plan(sampler, counts, seeds, sizes)
         # Of each row, active block and masked positions before each forward, and once more after the last one.
         self.steps = [_steps(reveals, row, stores) for reveals, row in zip(plans, sizes, strict=True)]
@@ -63,7 +63,7 @@ class Pace:
         return [block for block, _ in self._at(rows)]
 
     def ended(self, rows: Sequence[int]) -> list[bool]:
-        """Whether each row is finished; only where `exact`."""
+        """Whether each row is finished; only where `knows_ends`."""
         return [self.forwards[row] >= len(self.steps[row]) - 1 for row in rows]
 
     def _at(self, rows: Sequence[int]) -> list[tuple[int, int]]:

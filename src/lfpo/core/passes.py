@@ -1,9 +1,9 @@
-"""Passes beside those of the loss: without gradients, for objectives that ask first; and fillers, where all ranks must
-run equally many."""
+"""Passes beside those of the loss: without gradients, for objectives that ask first; and dummy passes, where all
+ranks must run equally many."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -28,19 +28,20 @@ def fully_masked(trajectory: Trajectory, masked_prompt_BP: torch.Tensor | None =
     return noised(trajectory, rows_B, masked, trajectory.until_eos)
 
 
-def filler_of(trajectory: Trajectory, fill: Callable[[Views, Sequence[int], int], Views] | None) -> Views:
-    """One view with targets, for passes with weight 0. fill: see Learner."""
-    filler = fully_masked(trajectory.rows(torch.zeros(1, dtype=torch.long, device=trajectory.tokens.device)))
-    return filler if fill is None else fill(filler, [0], 0)
+def dummy_views(trajectory: Trajectory, model: MaskedDiffusionLM) -> Views:
+    """One view with targets, for passes with weight 0."""
+    first = trajectory.rows(torch.zeros(1, dtype=torch.long, device=trajectory.tokens.device))
+    views: Views = model.noised_views(fully_masked(first), [0], 0)
+    return views
 
 
-def with_fillers(pieces: Sequence[T], filler: T) -> list[T]:
+def with_dummy_passes(pieces: Sequence[T], dummy: T) -> list[T]:
     """The passes of this rank. A collective.
 
     Under FSDP forwards and backwards are collectives, so all ranks must run the same number: a rank with fewer pieces
-    adds `filler`, a view with targets, which gets weight 0 in the loss.
+    adds `dummy`, a view with targets, which gets weight 0 in the loss.
     """
-    return [*pieces, *[filler] * (max(collectives.gather(len(pieces))) - len(pieces))]
+    return [*pieces, *[dummy] * (max(collectives.gather(len(pieces))) - len(pieces))]
 
 
 @torch.no_grad()
@@ -50,7 +51,7 @@ def logp_at_targets(
     policy: str,
     *,
     update_tokens: int,
-    filler: Views | None,
+    dummy: Views | None,
     observer: Observer,
 ) -> torch.Tensor:
     """Log-probabilities of the targets of some views under a policy, [T], row by row; in passes, without gradients. The
@@ -59,12 +60,12 @@ def logp_at_targets(
     number_SL[views.target] = torch.arange(int(views.target.sum()), device=number_SL.device)
     pieces, places = in_passes(views, update_tokens)
     values, order = [number_SL.new_zeros(0, dtype=torch.float32)], [number_SL.new_zeros(0)]
-    if filler is not None:
-        pieces = with_fillers(pieces, filler)
+    if dummy is not None:
+        pieces = with_dummy_passes(pieces, dummy)
     for number, piece in enumerate(pieces):
         with one_pass(policies.values()):
             logp_T = Predictions(piece, policies).logp(policy)
-        if piece is not filler:
+        if piece is not dummy:
             values.append(logp_T)
             place = places[number]
             order.append(number_SL[place][views.target[place]])

@@ -6,10 +6,8 @@ from functools import partial
 
 import torch
 
-from lfpo.core.doubled import hidden_at_targets
 from lfpo.core.fused import in_chunks, logp_of_labels
-from lfpo.core.model import MaskedDiffusionLM
-from lfpo.core.roles import CURRENT, OLD
+from lfpo.core.model import CURRENT, MaskedDiffusionLM
 from lfpo.core.views import Views
 
 
@@ -34,8 +32,8 @@ class Predictions:
     policies: "current" (theta, the only one that receives gradients), "old" (theta_old, which sampled the rollouts) and
         "base" (the policy before training). Each runs at most once, when first needed. Where the current model stands
         under a second name, too, its hidden states serve both.
-    labels_T: the tokens that are scored. view_T, column_T: the view and the column each target stands in. weight_T,
-        second_T: their weights.
+    labels_T: the tokens that are scored. view_T, column_T: the view and the column each target stands in. weight_T: its
+        weight.
     """
 
     def __init__(self, views: Views, policies: Mapping[str, MaskedDiffusionLM]):
@@ -44,17 +42,13 @@ class Predictions:
         self.view_T, self.column_T = views.target.nonzero().unbind(-1)
         self.labels_T = views.labels[views.target]
         self.weight_T = views.weight[views.target]
-        self.second_T = torch.zeros_like(self.weight_T) if views.second is None else views.second[views.target]
         self._hidden: dict[str, torch.Tensor] = {}
-        self._signal: torch.Tensor | None = None  # the conditioning of all policies, where noise is uniform
+        self._conditioned_by: tuple[torch.Tensor | None] | None = None
         self.ran: list[tuple[str, Views]] = []  # policies that took a forward, and of what
         self.used: list[str] = []  # policies whose hidden states the loss has read
 
     def at_targets(self, value_B: torch.Tensor) -> torch.Tensor:
-        """Values of rollouts at the targets, [T], on the policies' device. value_B [B]: each target gets its rollout's
-        value; [B, M]: that of its view's state (`views.state`)."""
-        if value_B.dim() == 2:
-            return value_B[self.views.row, self.views.state][self.view_T]
+        """Each target's value [T] of those of the rollouts [B], on the policies' device."""
         return value_B[self.views.row][self.view_T]
 
     def hidden(self, policy: str = CURRENT) -> torch.Tensor:
@@ -73,22 +67,18 @@ class Predictions:
             self.used.append(policy)
             return self._hidden[policy]
         with torch.set_grad_enabled(policy == CURRENT and torch.is_grad_enabled()):
-            if views.structure.doubled:
-                self._hidden[policy] = hidden_at_targets(model, views, self._conditioning())
-            else:
-                self._hidden[policy] = model.hidden(views.input_ids, views.attention_mask)[views.target]
+            self._hidden[policy] = views.hidden_at_targets(model, self._signal())
         self.ran.append((policy, views))
         self.used.append(policy)
         return self._hidden[policy]
 
-    def _conditioning(self) -> torch.Tensor | None:
-        """What conditions the predictions, where noise is uniform: the signal of theta_old for every policy, or else a
-        difference of logits were not the policy's alone."""
-        views = self.views
-        if views.condition is not None and views.temperature is not None and self._signal is None:
-            self._signal = views.condition(self.policies[OLD], views)
-            self.ran.append((OLD, views.select((views.temperature > 0).any(-1))))
-        return self._signal
+    def _signal(self) -> torch.Tensor | None:
+        """What conditions the predictions of all policies alike (see Views.signal), made once."""
+        if self._conditioned_by is None:
+            signal, ran = self.views.signal(self.policies)
+            self._conditioned_by = (signal,)
+            self.ran += ran
+        return self._conditioned_by[0]
 
     def logits(self, policy: str = CURRENT) -> torch.Tensor:
         """Logits [T, V] of all targets at once: for small vocabularies and tests."""

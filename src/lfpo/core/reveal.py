@@ -62,7 +62,7 @@ class Denoiser:
         count: the masked positions of the active blocks, or an upper bound.
         """
         sampler = self.sampler
-        leading = active.storing & self.forward.leads
+        leading = active.storing & self.forward.reveals_first_token
         alive = ~active.done & (leading | ~active.storing)
         place = torch.arange(active.tokens.shape[1], device=alive.device) + active.offset[:, None]  # in row's blocks
         in_block = (place // sampler.block_length == active.block[:, None]) & alive[:, None]
@@ -74,11 +74,11 @@ class Denoiser:
             drawn, count = masked, masked.numel()
         if sampler.edits:
             drawn, revealed = in_block, revealed_of(active, in_block, masked, eligible)
-        token, confidence, entropy, sureness, score = self._draw(active, hidden, drawn, count)
+        token, confidence, entropy, rule_confidence, score = self._draw(active, hidden, drawn, count)
         step = Proposal(
             eligible=eligible,
             token=token,
-            confidence=sureness,
+            confidence=rule_confidence,
             entropy=entropy,
             score=score,
             block_step=active.block_step,
@@ -88,7 +88,7 @@ class Denoiser:
             sampler=sampler,
             revealed=revealed,
         )
-        positions, at_step, edit, goes_on = self.rule.reveal(step)
+        positions, at_step, edit, unfinished = self.rule.reveal(step)
         reveal, scheduled = positions & eligible, at_step is not None
         at_step = active.block_step if at_step is None else torch.where(leading, active.block_step, at_step)
         edit = None if edit is None or revealed is None else edit & revealed.editable
@@ -105,8 +105,8 @@ class Denoiser:
         active.block_step = torch.where(alive, at_step, active.block_step) + (alive & ~leading)
 
         complete = alive & ((unrevealed & ~reveal).sum(-1) == 0)
-        if goes_on is not None:
-            complete &= ~goes_on
+        if unfinished is not None:
+            complete &= ~unfinished
         # With the confidence stop the next block starts at once, and in the published samplers of models that attend
         # block by block; otherwise the schedule's remaining steps are spent first.
         if scheduled and not sampler.stops_at_confidence and not self.model.block_length:
@@ -153,7 +153,7 @@ class Denoiser:
         active.block += complete
         active.block_step = torch.where(complete, 0, active.block_step)
         active.done |= stopped | (active.block >= active.blocks)
-        active.storing = complete & ~active.done & self.forward.between
+        active.storing = complete & ~active.done & self.forward.runs_between_blocks
 
 
 def draw(
@@ -169,7 +169,7 @@ def draw(
 
     hidden_TD: hidden states [T, D]; with guidance, a second tensor of those without the prompt.
     uniform_T: float64 in [0, 1), the only randomness. T may be 0. score: of the reveal rule (Rule.score).
-    without_mask: whether the sureness leaves out the mask token's share.
+    without_mask: whether the rule_confidence leaves out the mask token's share.
     The logits [T, V] are computed and drawn from in pieces (LOGIT_ELEMENTS, CHUNK_ELEMENTS). Probabilities are float64
     where products with the head are exact, else float32.
     """

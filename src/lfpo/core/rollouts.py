@@ -2,7 +2,7 @@
 
 An engine (lfpo.core.engine) turns prompts into trajectories. A source of rollouts gives them scored, as
 ScoredRollouts: `FreshRollouts` is the plain one. A queue (lfpo.train.queue), an environment (lfpo.rollout.episodes) and
-rewards of kept predictions (lfpo.rollout.kept) wrap it.
+an objective (Objective.rewarded) may wrap it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lfpo.core import collectives
 from lfpo.core.batch import ScoredRollouts, Turn
 from lfpo.core.completions import decode_completions
 from lfpo.core.encoding import encode_rows
-from lfpo.core.engine import Engine, Request
+from lfpo.core.engine import Engine, Request, Variant
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.observer import Observer
 from lfpo.core.rng import key
@@ -33,8 +33,8 @@ class FreshRollouts:
 
     train_row(index): the row at a position of the endless training stream; the same after a resume. scorer: of the
     completions. policy: theta_old. engine: samples from it. sampler: of the rollouts, with its lengths filled in.
-    keep_steps: steps at which the predictions of all tokens are kept. state: of the run; its rows_skipped says how many
-    rows of the data set are left out, because a callback ended epochs early.
+    variant: see lfpo.core.engine.Request. state: of the run; its rows_skipped says how many rows of the data set are
+    left out, because a callback ended epochs early.
     """
 
     args: LFPOConfig
@@ -44,7 +44,7 @@ class FreshRollouts:
     tokenizer: Any
     engine: Engine
     sampler: Sampler
-    keep_steps: Sequence[int]
+    variant: Variant | None
     state: Mapping[str, Any]
 
     def request_of(self, iteration: int) -> tuple[list[Row], Request]:
@@ -60,7 +60,7 @@ class FreshRollouts:
         for row, ids in zip(data, encoded, strict=True):
             rows += [row] * n
             prompts += [ids] * n
-        return rows, Request(prompts, seeds, self.sampler, n, self.keep_steps)
+        return rows, Request(prompts, seeds, self.sampler, n, self.variant)
 
     def roll(self, iteration: int, observer: Observer) -> ScoredRollouts:
         rows, request = self.request_of(iteration)
@@ -85,7 +85,7 @@ class FreshRollouts:
         sampled = time.perf_counter()
         observer.begin("verdicts", len(rows), "completions")
         texts = decode_completions(self.tokenizer, trajectory.tokens, self.policy.eos_id)
-        rewards = collectives.raise_on_all(partial(self.scorer.score, rows, texts, trajectory.completion_ids()))
+        rewards = collectives.raise_on_all(partial(self.scorer.score, rows, texts, trajectory.for_rewards()))
         observer.advance(len(rows))
         turns = list(map(Turn, range(len(rows)), rows, request.seeds, texts))
         times = {"time/rollout": sampled - started, "time/reward": time.perf_counter() - sampled}

@@ -51,7 +51,7 @@ class Proposal:
     eligible [A, C] bool: the masked positions of each row's active block. Only these can be revealed; finished rows
         have none. The values below are meaningful at eligible positions only.
     token [A, C] int64: the drawn tokens, which a reveal commits.
-    confidence [A, C] float64: probability of the drawn token at temperature 1 (`sureness` of lfpo.core.draw).
+    confidence [A, C] float64: probability of the drawn token at temperature 1 (`rule_confidence` of lfpo.core.draw).
     entropy [A, C] float64: entropy in nats of the prediction at temperature 1.
     score [A, C] float64: the rule's own score, see Rule; the confidence if the rule has none.
     block_step [A] int64: steps of the active block spent so far.
@@ -99,14 +99,14 @@ class Reveal(NamedTuple):
     at_step [A] int64: the step of the block at which they are revealed, Proposal.block_step or later. The steps in
         between are counted but run no forward, and so are the steps left over when the block is complete. None: the
         current step; the next block then starts as soon as this one is complete.
-    edits [A, C] bool: revealed positions whose tokens are replaced by the drawn ones. goes_on [A] bool: blocks that are
-        not complete even if none of their positions is masked any more. Both need Proposal.revealed; None: none.
+    edits [A, C] bool: revealed positions whose tokens are replaced by the drawn ones. unfinished [A] bool: blocks that
+        are not complete even if none of their positions is masked any more. Both need Proposal.revealed; None: none.
     """
 
     positions: torch.Tensor
     at_step: torch.Tensor | None = None
     edits: torch.Tensor | None = None
-    goes_on: torch.Tensor | None = None
+    unfinished: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,10 @@ if TYPE_CHECKING:  # tasks are looked up before torch is loaded
 RewardFunction = Callable[..., Sequence[float | None]]
 Row = Json  # one example: a prompt, and columns for the reward functions
 
+# What functions may ask for of each rollout, by the name of a parameter: the token ids of its completion, the forwards
+# that were run for it, and the scheduled step that revealed each of the tokens.
+ROLLOUT_ARGUMENTS = ("completion_ids", "forwards", "reveal_step")
+
 
 @dataclass(frozen=True)
 class Rewards:
@@ -43,6 +47,12 @@ class Rewards:
     parts: dict[str, list[float | None]]
     failed: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def parts_BK(self) -> torch.Tensor:
+        """The rewards of the K functions, float64 [B, K] on the CPU; NaN where there is none."""
+        columns = [[math.nan if v is None else v for v in values] for values in self.parts.values()]
+        return self.reward_B.new_tensor(columns).view(-1, len(self.reward_B)).T
+
 
 @dataclass(frozen=True)
 class Scorer:
@@ -55,30 +65,30 @@ class Scorer:
     timeout: float = 0.0
     metrics: Callable[[], dict[str, float]] = dict
 
-    def score(self, rows: Sequence[Row], texts: Sequence[str], completion_ids: list[list[int]]) -> Rewards:
-        """The rewards of b completions of b rows."""
+    def score(self, rows: Sequence[Row], texts: Sequence[str], of_rollouts: Json) -> Rewards:
+        """The rewards of b completions of b rows. of_rollouts: see `score_columns`."""
         prompts = [without_prefill(row["prompt"]) for row in rows]
-        return self.score_columns(prompts, as_completions(rows, texts), completion_ids, columns_of(rows))
+        return self.score_columns(prompts, as_completions(rows, texts), of_rollouts, columns_of(rows))
 
     def score_columns(
-        self, prompts: Sequence[object], completions: Sequence[object], completion_ids: list[list[int]], columns: Json
+        self, prompts: Sequence[object], completions: Sequence[object], of_rollouts: Json, columns: Json
     ) -> Rewards:
         """Score b completions with each function, called as f(prompts, completions, completion_ids=..., **columns).
 
-        completion_ids: b lists of token ids. columns: name -> b values. A function gets copies of the arguments that
-            it names, or of all if it takes **kwargs.
+        of_rollouts: b values of each of ROLLOUT_ARGUMENTS. columns: name -> b values. A function gets copies of the
+            arguments that it names, or of all if it takes **kwargs.
 
         A function that raises, or exceeds the timeout, is listed in `failed` and its rewards are None.
-        Raises UserError for what is no list of b rewards (see `checked`), where a function raises one, for a column
-        with the name of an argument, and for a weighted sum beyond the range of float.
+        Raises UserError for what is no list of b rewards (see `checked`), where a function raises one, and for a column
+        with the name of an argument.
         """
         import torch
 
-        if clash := {"prompts", "completions", "completion_ids"} & columns.keys():
+        own_names = {"prompts": prompts, "completions": completions, **of_rollouts}
+        if clash := own_names.keys() & columns.keys():
             raise UserError(f"data column {min(clash)!r} has the name of a reward function's own argument; rename it")
         parts, failed = dict[str, list[float | None]](), dict[str, str]()
         for name, function in self.functions.items():
-            own_names = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids}
             arguments = accepted(function, {**own_names, **columns})
             call = partial(function, **{key: copied(values) for key, values in arguments.items()})
             own = str(getattr(function, "__module__", "")).startswith("lfpo.")
@@ -87,7 +97,8 @@ class Scorer:
             if why is not None:
                 failed[name] = why
             parts[name] = [None] * len(completions) if returned is None else returned
-        rewards = weighted_sums(parts, self.weights, len(completions))
+        rewards = [weighted_sum(row, self.weights) for row in zip(*parts.values(), strict=True)]
+        rewards = rewards or [math.nan] * len(completions)  # without functions
         return Rewards(torch.tensor(rewards, dtype=torch.float64), parts, failed)
 
 
@@ -117,24 +128,9 @@ def columns_of(rows: Sequence[Row]) -> Json:
     return {n: [row[n] for row in rows] for n in names}
 
 
-def weighted_sums(parts: Mapping[str, list[float | None]], weights: Sequence[float], count: int) -> list[float]:
-    """The rewards of so many completions. Raises UserError for one beyond the range of float."""
-    rewards = [weighted_sum(row, weights) for row in zip(*parts.values(), strict=True)] or [math.nan] * count
-    if math.inf in map(abs, rewards):
-        row = [abs(r) for r in rewards].index(math.inf)
-        listed = ", ".join(f"{name} {values[row]}" for name, values in parts.items())
-        raise UserError(
-            f"reward_weights: the weighted sum of completion {row}'s rewards ({listed}) is beyond the range of float; "
-            "return smaller rewards"
-        )
-    return rewards
-
-
 def weighted_sum(values: Sequence[float | None], weights: Sequence[float]) -> float:
-    """A completion's reward: over the functions that gave a number, as in TRL; NaN if none did, inf if too large."""
+    """A completion's reward: over the functions that gave a number, as in TRL; NaN if none did."""
     terms = [weight * value for value, weight in zip(values, weights, strict=True) if value is not None]
-    if not all(map(math.isfinite, terms)):
-        return math.inf  # also for opposite infinities, whose sum would be NaN
     return sum(terms) if terms else math.nan
 
 

@@ -6,8 +6,7 @@ A rule is a function of token numbers (`sees`). The dense mask and FlexAttention
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -54,8 +53,6 @@ class Structure:
         (None: every token attends to all).
     causal: block diffusion over a causal context: a clean token attends to itself and to those before it. Only noised
         tokens attend within blocks, which count from the completion's first token.
-    window: over a causal context, how far back tokens see (None: all the way): a clean token itself and `window` - 1
-        tokens before it, a noised one its block and `window` - 1 clean tokens before the block.
     doubled: forwards that predict masked tokens run [noised; clean], with each noised token at the position of its
         clean one. A noised token attends to the noised tokens of its own block and to the clean ones before the block,
         a clean token to clean tokens only. So each noised block has the states that it has alone after a clean prefix.
@@ -64,7 +61,11 @@ class Structure:
     block_length: int | None = None
     causal: bool = False
     doubled: bool = False
-    window: int | None = None
+
+    def near(self, query_position: torch.Tensor, key_position: torch.Tensor) -> torch.Tensor | None:
+        """A hook of structures in which a token sees only some of those before it: whether the key is one of them
+        (None: all are). A noised query has the position of its block's first token."""
+        return None
 
     def positions(self, real_BL: torch.Tensor) -> torch.Tensor:
         """Position ids [B, L], counted from each row's first real token."""
@@ -131,8 +132,8 @@ class Structure:
         def sees(row: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
             noised_query, noised_key = query < noised, key < noised
             own, before = block[row, key] == block[row, query], block[row, key] < block[row, query]
-            if self.window is not None:
-                before = before & self._before(first, order, row, query, key)
+            if (near := self.near(first[row, query], order[row, key])) is not None:
+                before = before & near
             of_noised = noised_query & torch.where(noised_key, own, before)
             of_clean = ~noised_query & ~noised_key & self._before(order, order, row, query, key)
             return real[row, key] & (of_noised | of_clean)
@@ -142,9 +143,11 @@ class Structure:
     def _before(
         self, of_query: torch.Tensor, of_key: torch.Tensor, row: torch.Tensor, query: torch.Tensor, key: torch.Tensor
     ) -> torch.Tensor:
-        """Whether the key's position is at most the query's, and within the window. of_query, of_key: positions."""
-        at_most = of_key[row, key] <= of_query[row, query]
-        return at_most if self.window is None else at_most & (of_key[row, key] > of_query[row, query] - self.window)
+        """Whether the key's position is at most the query's, and near. of_query, of_key: positions."""
+        query_position, key_position = of_query[row, query], of_key[row, key]
+        near = self.near(query_position, key_position)
+        at_most = key_position <= query_position
+        return at_most if near is None else at_most & near
 
     def dense(self, real_BL: torch.Tensor, doubled: Doubled | None = None) -> torch.Tensor:
         """Which keys each query attends to, bool [B, L, L] (queries before keys), with `doubled` [B, N + L, N + L]."""
@@ -158,22 +161,9 @@ class Structure:
         rows, length = real_BL.shape[0], real_BL.shape[1] + (0 if doubled is None else doubled.noised)
         return create_block_mask(self.sees(real_BL, doubled), rows, None, length, length, device=real_BL.device)
 
-    def by_kind(self, windows: Mapping[str, int | None]) -> dict[str, Structure]:
-        """The structure in each kind of layers. windows: see MaskedDiffusionLM.windows."""
-        return {kind: dataclasses.replace(self, window=window) for kind, window in windows.items()}
-
-    def mask(
-        self,
-        real_BL: torch.Tensor,
-        dtype: torch.dtype,
-        doubled: Doubled | None = None,
-        windows: Mapping[str, int | None] | None = None,
-    ) -> Any:
+    def mask(self, real_BL: torch.Tensor, dtype: torch.dtype, doubled: Doubled | None = None) -> Any:
         """The mask as `bidirectional_attention` takes it, for products in `dtype`: [B, 1, 1, L] in full attention; else
-        dense [B, 1, L, L] (with `doubled` N + L), or on a GPU in half precision a block mask. windows: see `by_kind`;
-        with them a mask for each kind of layers."""
-        if windows is not None:
-            return {kind: of_kind.mask(real_BL, dtype, doubled) for kind, of_kind in self.by_kind(windows).items()}
+        dense [B, 1, L, L] (with `doubled` N + L), or on a GPU in half precision a block mask."""
         if self == FULL:
             return mask_bias(real_BL[:, None, None], dtype)
         if real_BL.is_cuda and dtype in HALF:
@@ -181,7 +171,7 @@ class Structure:
         return mask_bias(self.dense(real_BL, doubled)[:, None], dtype)
 
 
-class Pass(NamedTuple):
+class PolicyForward(NamedTuple):
     """A policy's forward over views, with its backward pass or without. What its FLOPs depend on: the tokens of each
     view and its prompt, the number of targets, on the views' device, and which tokens attend to which."""
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch.nn import functional as F
 
 from lfpo.config.json import Json
-from lfpo.core.completions import Completions, tensor_fields
+from lfpo.core.completions import Completions, SpecialTokens, tensor_fields
 
 T = TypeVar("T", bound="Trajectory")
 
@@ -28,8 +28,9 @@ GIVES = {
     "confidence": "the probability of each token when it was revealed",
     "entropy": "the entropy of the prediction each token was drawn from",
     "left_to_right": "tokens revealed one at a time from left to right (sampler.remasking sequential without steps)",
+    "forwards": "the forwards of each rollout",
     "edits": "the edits of revealed tokens",
-    "predictions": "whole predictions at scheduled steps (a reveal rule with a schedule, and no sampler.cache)",
+    "variant": "rows that are denoised as it says (Request.variant)",
 }
 
 
@@ -37,10 +38,8 @@ GIVES = {
 class Trajectory(Completions):
     """B rollouts, and the states that their samplers went through."""
 
-    @property
-    def uniform(self) -> bool:
-        """Whether noise is uniform over the vocabulary: nothing is masked, and a noised state asks about all tokens."""
-        return self.mask_id < 0
+    asks_about_all: ClassVar[bool] = False
+    """Whether a noised state asks about all tokens, because nothing shows which of them are noised."""
 
     def scored(self, after_eos: bool) -> torch.Tensor:
         """Positions that an objective scores [B, C]: `until_eos`, or with `after_eos` all that were revealed."""
@@ -66,7 +65,7 @@ class Trajectory(Completions):
         step_BC = per_position(step_B)
         return (self.reveal_step >= step_BC) | (self.reveal_step < 0)
 
-    def open_before(self, step_B: torch.Tensor) -> torch.Tensor:
+    def pending_before(self, step_B: torch.Tensor) -> torch.Tensor:
         """Which positions were still to be written when step_B[b] began, [B, C] bool: the masked ones, and those that
         were edited at that step or later. step_B: as for `masked_before`."""
         return self.masked_before(step_B) | (self.last_step >= per_position(step_B))
@@ -94,10 +93,19 @@ class Trajectory(Completions):
         """The completion that the sampler saw when step_B[b] began, [B, C] int64."""
         return self.tokens_before(step_B).masked_fill(self.masked_before(step_B), self.mask_id)
 
-    def conditioned_before(self, step_B: torch.Tensor) -> Json:
-        """What a prediction of `state_before` is conditioned on, as fields of Views; nothing where tokens are masked.
-        step_B: as for `masked_before`."""
+    def as_visited(self, views: Any, step_B: torch.Tensor) -> Any:
+        """A hook of trajectories whose states are more than their tokens: the given views of `state_before`
+        (lfpo.core.views), as a kind that holds the rest, too. step_B: as for `masked_before`."""
+        return views
+
+    def recorded(self, b: int, tokenizer: object) -> Json:
+        """What the record of row b (lfpo.train.records) holds besides."""
         return {}
+
+    def revised_states(self) -> list[tuple[str, list[int], list[int]]] | None:
+        """Row 0 where its tokens are revised: (name of a state, its tokens, the final tokens there). None: a revealed
+        token stays, so that `state_before` shows how it came about."""
+        return None
 
     @property
     def block_BC(self) -> torch.Tensor:
@@ -120,7 +128,7 @@ class Trajectory(Completions):
         return (torch.arange(self.tokens.shape[1], device=self.tokens.device) % size == 0).expand_as(self.tokens)
 
     @property
-    def entered(self) -> torch.Tensor:
+    def visited_blocks(self) -> torch.Tensor:
         """Positions of blocks that the sampler came to, [B, C] bool; where there are no blocks, all."""
         block_BC = self.block_BC
         last_B = block_BC.masked_fill(self.reveal_step < 0, -1).amax(-1)
@@ -163,15 +171,22 @@ def per_position(step_B: torch.Tensor) -> torch.Tensor:
 
 
 def of_completions(
-    prompt_ids: torch.Tensor, prompt_mask: torch.Tensor, tokens: torch.Tensor, reveal_step: torch.Tensor, **changes: Any
+    prompt_ids: torch.Tensor,
+    prompt_mask: torch.Tensor,
+    tokens: torch.Tensor,
+    reveal_step: torch.Tensor,
+    *,
+    mask_id: int,
+    eos_id: int,
+    **changes: Any,
 ) -> Trajectory:
     """Rollouts of given completions that no sampler made, with confidence 1 and entropy 0, in no forwards.
 
-    changes: sampler, mask_id, eos_id, and other fields of Trajectory that differ.
+    changes: sampler, and other fields of Trajectory that differ.
     """
     sure, none = torch.ones(tokens.shape), torch.zeros(len(tokens), dtype=torch.long)
-    defaults = {"confidence": sure, "entropy": 1 - sure, "scheduled_steps": reveal_step.amax(-1) + 1}
-    defaults |= {"nfe": none, "queries": none}
+    defaults: Json = {"confidence": sure, "entropy": 1 - sure, "scheduled_steps": reveal_step.amax(-1) + 1}
+    defaults |= {"nfe": none, "queries": none, "special": SpecialTokens(mask_id, eos_id)}
     return Trajectory(prompt_ids, prompt_mask, tokens, reveal_step, **defaults | changes)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,9 +11,10 @@ from torch.nn import functional as F
 
 from lfpo.config.sampler import Sampler
 from lfpo.core.completions import tensor_fields
-from lfpo.core.model import NO_MASK, MaskedDiffusionLM
+from lfpo.core.doubled import noised_hidden
+from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.rng import generator
-from lfpo.core.structure import FULL, Pass, Structure
+from lfpo.core.structure import FULL, PolicyForward, Structure
 from lfpo.core.trajectory import Trajectory
 
 
@@ -31,17 +32,9 @@ class Views:
     prompt [S]: prompt tokens of the view's rollout. length [S]: its scored tokens: up to and including the first EOS,
         or all that were revealed.
     sampler: the settings the rollouts were drawn with. mask_id: the mask token.
-    structure: how tokens attend to each other in the forward of these inputs. In the doubled layout `clean` stands
-        beside the noised columns (see lfpo.core.doubled.noised_hidden).
-    clean [S, L]: the clean tokens, where a label is not the final token; None: the labels.
-    from_clean [S, L]: targets that the clean tokens before them predict, by the shifted logits of the causal context;
-        None: none.
-    second [S, L]: for losses of two terms, a second weight of the targets, 0 elsewhere.
 
-    Only where noise is uniform over the vocabulary:
-    before [S, L]: the tokens whose prediction by theta_old conditions that of input_ids. temperature [S, L]: of that
-        prediction; 0 where there is none.
-    condition: makes the signal of them, as lfpo.models.uniform.conditioning, of theta_old and these views.
+    The forward of these inputs has full attention. Other kinds of views derive from this one: `BlockViews`, and those
+    of lfpo.contrib.
     """
 
     row: torch.Tensor
@@ -56,13 +49,6 @@ class Views:
     length: torch.Tensor
     sampler: Sampler
     mask_id: int
-    structure: Structure = FULL
-    clean: torch.Tensor | None = None
-    from_clean: torch.Tensor | None = None
-    second: torch.Tensor | None = None
-    before: torch.Tensor | None = None
-    temperature: torch.Tensor | None = None
-    condition: Callable[[MaskedDiffusionLM, Views], torch.Tensor] | None = None
 
     def __len__(self) -> int:
         return len(self.row)
@@ -70,17 +56,79 @@ class Views:
     def select(self, index: torch.Tensor) -> Views:
         return dataclasses.replace(self, **{name: value[index] for name, value in tensor_fields(self).items()})
 
-    def ran_by(self, policy: str, *, backward: bool) -> Pass:
+    def without(self, unscored_BC: torch.Tensor) -> Views:
+        """The same views without targets at these completion positions of their rollouts."""
+        unscored_SL = F.pad(unscored_BC[self.row], (self.target.shape[1] - unscored_BC.shape[1], 0))
+        weight = self.weight.masked_fill(unscored_SL, 0)
+        return dataclasses.replace(self, target=self.target & ~unscored_SL, weight=weight)
+
+    def forward_tokens(self) -> torch.Tensor:
+        """Tokens of the forward of each view, [S] int64."""
+        return self.attention_mask.sum(-1)
+
+    def hidden_at_targets(self, model: MaskedDiffusionLM, signal: torch.Tensor | None) -> torch.Tensor:
+        """A policy's hidden states of the targets, [T, D]. signal: what `signal` gave."""
+        return model.hidden(self.input_ids, self.attention_mask)[self.target]
+
+    def signal(self, policies: Mapping[str, MaskedDiffusionLM]) -> tuple[torch.Tensor | None, list[tuple[str, Views]]]:
+        """A hook: what conditions the predictions of all policies alike, and the forwards that made it, as (policy,
+        views). Here nothing does."""
+        return None, []
+
+    def step_temperatures(self) -> torch.Tensor | None:
+        """A hook: the temperature of the step that each view replays, [S], where a sampler changes it from step to step
+        and keeps all tokens; None: it draws as `sampler` says."""
+        return None
+
+    def ran_by(self, policy: str, *, backward: bool) -> PolicyForward:
         """What the FLOPs of a policy's forward over these views depend on."""
-        return Pass(policy, self.attention_mask.sum(-1), self.prompt, self.target.sum(), self.structure, backward)
+        return PolicyForward(policy, self.attention_mask.sum(-1), self.prompt, self.target.sum(), FULL, backward)
 
     def trim(self) -> Views:
         """Drop the columns on the left and on the right that are padding in every view."""
         used = self.attention_mask.any(0).int()
         columns = slice(int(used.argmax()), len(used) - int(used.flip(0).argmax()))
-        narrow = ("row", "unit", "state", "prompt", "length")
-        wide = {name: value[:, columns] for name, value in tensor_fields(self).items() if name not in narrow}
+        wide = {name: value[:, columns] for name, value in tensor_fields(self).items() if value.dim() == 2}
         return dataclasses.replace(self, **wide)
+
+
+@dataclass
+class BlockViews(Views):
+    """Views of a model that attends block by block, in the doubled layout [noised; clean] (lfpo.core.doubled).
+
+    structure: how tokens attend to each other.
+    clean [S, L]: the clean tokens, where a label is not the final token; None: the labels.
+    from_clean [S, L]: targets that the clean tokens before them predict, by the shifted logits of the causal context;
+        None: none.
+    """
+
+    structure: Structure
+    clean: torch.Tensor | None
+    from_clean: torch.Tensor | None
+
+    def forward_tokens(self) -> torch.Tensor:
+        return self.structure.tokens(self.attention_mask.sum(-1), self.prompt)
+
+    def hidden_at_targets(self, model: MaskedDiffusionLM, signal: torch.Tensor | None) -> torch.Tensor:
+        noised_SND, clean_SLD = noised_hidden(
+            model,
+            self.input_ids,
+            self.labels if self.clean is None else self.clean,
+            self.attention_mask,
+            self.prompt,
+            structure=self.structure,
+            signal=signal,
+        )
+        hidden_TD = noised_SND[self.target[:, -noised_SND.shape[1] :]]
+        if self.from_clean is None:
+            return hidden_TD
+        view_T, column_T = self.target.nonzero().unbind(-1)
+        before_TD = clean_SLD[view_T, column_T - 1]  # no target is the first token of a row
+        return torch.where(self.from_clean[self.target][:, None], before_TD, hidden_TD)
+
+    def ran_by(self, policy: str, *, backward: bool) -> PolicyForward:
+        lengths = self.attention_mask.sum(-1)
+        return PolicyForward(policy, lengths, self.prompt, self.target.sum(), self.structure, backward)
 
 
 def noised(
@@ -115,17 +163,17 @@ def noised(
     widen = (prompt_ids.shape[1], 0)
     if masked_SL.shape[1] == tokens.shape[1]:
         masked_SL = F.pad(masked_SL, widen)
-    target, from_clean, entered = F.pad(target_SC, widen), None, torch.ones_like(tokens)
+    target, from_clean, visited_blocks = F.pad(target_SC, widen), None, torch.ones_like(tokens)
     if trajectory.structure != FULL:
-        entered = trajectory.entered.to(prompt_mask.dtype)[row_S]
+        visited_blocks = trajectory.visited_blocks.to(prompt_mask.dtype)[row_S]
     if trajectory.structure.causal and trajectory.from_context is not None:
         given_SL = F.pad(trajectory.from_context[row_S], widen)
         masked_SL, from_clean = masked_SL & ~given_SL, target & given_SL
     clean = torch.cat([prompt_ids, tokens], dim=1)
     shown = clean if shown_SC is None else torch.cat([prompt_ids, shown_SC], dim=1)
-    attention = torch.cat([prompt_mask, entered], dim=1)
+    attention = torch.cat([prompt_mask, visited_blocks], dim=1)
     weight = target.float() if weight_SC is None else F.pad(weight_SC.float(), widen) * target
-    return Views(
+    views = Views(
         row=row_S,
         input_ids=shown.masked_fill(masked_SL & attention.bool(), trajectory.mask_id),
         attention_mask=attention,
@@ -138,21 +186,24 @@ def noised(
         length=(trajectory.was_revealed if after_eos else trajectory.until_eos).sum(-1)[row_S],
         sampler=trajectory.sampler,
         mask_id=trajectory.mask_id,
-        structure=dataclasses.replace(trajectory.structure, doubled=trajectory.structure != FULL),
-        clean=None if label_SC is None else clean,
-        from_clean=from_clean,
+    )
+    if trajectory.structure == FULL:
+        return views
+    structure = dataclasses.replace(trajectory.structure, doubled=True)
+    return BlockViews(
+        **vars(views), structure=structure, clean=None if label_SC is None else clean, from_clean=from_clean
     )
 
 
 def masked_at_random(trajectory: Trajectory, count: int, seeds: Sequence[int], inner: int) -> Views:
     """`count` views a rollout with random masks of all that the sampler revealed (see `stratified_masks`); targets are
-    the masked positions up to the first EOS, with uniform noise all positions."""
+    the masked positions up to the first EOS, or all positions where nothing shows which are noised."""
     masked_KBC = stratified_masks(trajectory.was_revealed, seeds, inner, count=count, least=1)
     size, device = masked_KBC.shape[1], masked_KBC.device
     row_S = torch.arange(size, device=device).repeat_interleave(count)
     masked_SC = masked_KBC.transpose(0, 1).flatten(0, 1)
     state_S = torch.arange(count, device=device).repeat(size)
-    target_SC = (masked_SC | (trajectory.mask_id == NO_MASK)) & trajectory.until_eos[row_S]
+    target_SC = (masked_SC | trajectory.asks_about_all) & trajectory.until_eos[row_S]
     return noised(trajectory, row_S, masked_SC, target_SC, state_S=state_S)
 
 
@@ -205,10 +256,7 @@ def passes(views: Views, update_tokens: int) -> list[torch.Tensor]:
     for i, unit in enumerate(views.unit.tolist()):
         units.setdefault(unit, []).append(i)
     members = list(units.values())
-    length_S = views.attention_mask.sum(-1)
-    if views.structure.doubled:
-        length_S = views.structure.tokens(length_S, views.prompt)
-    lengths = length_S.tolist()
+    lengths = views.forward_tokens().tolist()
     groups = pack_by_tokens([len(m) * max(lengths[i] for i in m) for m in members], update_tokens)
     return [torch.tensor([i for u in group for i in members[u]], device=views.row.device) for group in groups]
 

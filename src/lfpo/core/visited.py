@@ -1,6 +1,5 @@
 """Views of states that the sampler really visited: the consistency term of the paper (LFPO, Eq. 11)."""
 
-import dataclasses
 from collections.abc import Sequence
 
 import torch
@@ -21,10 +20,11 @@ def replay(trajectory: Trajectory, row_S: torch.Tensor, step_S: torch.Tensor) ->
     tokens, also where the sampler first revealed another token.
     """
     rows = trajectory.rows(row_S)
-    target = rows.open_before(step_S) & rows.until_eos
+    target = rows.pending_before(step_S) & rows.until_eos
     shown = rows.tokens_before(step_S)
     views = noised(trajectory, row_S, rows.masked_before(step_S), target, shown_SC=shown)
-    return dataclasses.replace(views, **rows.conditioned_before(step_S))
+    visited: Views = rows.as_visited(views, step_S)
+    return visited
 
 
 def visited_states(trajectory: Trajectory, k: int, seeds: Sequence[int], inner: int) -> Views:

@@ -17,7 +17,7 @@ from lfpo.config.eval import EvalConfig
 from lfpo.config.files import user_path
 from lfpo.config.json import Json
 from lfpo.config.sampler import Sampler
-from lfpo.core import collectives, devices
+from lfpo.core import collectives
 from lfpo.core.encoding import encode_rows
 from lfpo.core.messages import prefill
 from lfpo.core.scoring import copied, without_prefill
@@ -105,7 +105,7 @@ def plan(config: EvalConfig, console: Console, digest: Callable[[Path], str]) ->
             places = [f"{protocol}{row_place(job.task, 'eval', i)}" for i in range(len(job.rows))]
             encode_rows(job.prompted, tokenizer, model, job.sampler.gen_length, places)
         dtype = getattr(torch, config.dtype)
-        collectives.together(lambda: check_memory(resolve(config.model), dtype, devices.device()))
+        collectives.together(lambda: check_memory(resolve(config.model), dtype, collectives.device()))
     return list(zip(jobs, stored, strict=True))
 
 
@@ -114,7 +114,7 @@ def run_jobs(config: EvalConfig, jobs: Sequence[tuple[Job, Json | None]], consol
     results = [result for _, result in jobs if result is not None]
     if len(results) < len(jobs):
         use_threads(config.threads)
-        model = load_model(config.model, dtype=getattr(torch, config.dtype), device=devices.device())
+        model = load_model(config.model, dtype=getattr(torch, config.dtype), device=collectives.device())
         tokenizer = load_tokenizer(config.model)
         distributed.begin_work()
         keep_freed_memory(sum(p.numel() for p in model.parameters()))
@@ -142,7 +142,7 @@ def prepare(name: str, config: EvalConfig, weights: str | None, block_length: in
         "sampler": asdict(sampler),
         "seed": config.seed,
         "dtype": config.dtype,
-        "device": torch.cuda.get_device_name(devices.device()) if torch.cuda.is_available() else "cpu",
+        "device": torch.cuda.get_device_name(collectives.device()) if torch.cuda.is_available() else "cpu",
         "versions": {k: v for k, v in versions().items() if k != "python"},
     }
     if (source := source_file(name)) is not None:  # of a user's task, whose verifier may change under its name

@@ -24,7 +24,7 @@ from lfpo.config.errors import UserError, nearest
 from lfpo.config.eval import LmEvalConfig
 from lfpo.config.json import Json
 from lfpo.config.sampler import Sampler, SamplerConfig
-from lfpo.core import collectives, devices
+from lfpo.core import collectives
 from lfpo.core.completions import decode_completions
 from lfpo.core.encoding import encode_rows
 from lfpo.core.engine import Request
@@ -216,7 +216,7 @@ class LfpoLM(LM):
 def device_named(name: object) -> torch.device:
     """A device of this machine. Raises UserError where there is none of this name."""
     if name in (None, "cuda", "cuda:0"):  # "cuda" is the harness's default, with or without a GPU
-        return devices.device()
+        return collectives.device()
     known = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
     if str(name) not in known:
         raise UserError(f"lm-eval: lfpo runs on no device {str(name)!r} of this machine{nearest(str(name), known)}")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from lfpo.core.roles import CURRENT
+from lfpo.core.model import CURRENT
 
 
 def switch_adapter(backbone: nn.Module, adapter: str) -> None:

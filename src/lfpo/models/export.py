@@ -17,8 +17,7 @@ from safetensors.torch import load_file
 from lfpo.config.errors import UserError
 from lfpo.config.files import read_json, write_json
 from lfpo.config.models import LoraSettings
-from lfpo.core.model import MaskedDiffusionLM
-from lfpo.core.roles import CURRENT
+from lfpo.core.model import CURRENT, MaskedDiffusionLM
 from lfpo.models.experts import base_layer
 from lfpo.models.family import Family, build_backbone
 from lfpo.models.four_bit import dequantized
@@ -164,7 +163,7 @@ def export_adapter(adapter: Path, family: Family, base: str, folder: Path, *, ow
     own_names: with the family's module names, for its published modelling code; otherwise with transformers' names, for
     the base in transformers' layout.
     """
-    if family.uniform:
+    if family.copies:
         raise UserError(
             f"transformers has the layers of {family.name} models twice, for context and canvas, and an adapter of one "
             "of them is not this model; export it merged"

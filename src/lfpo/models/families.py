@@ -5,13 +5,13 @@ raises KeyError for a missing field, and UserError for a feature that the class 
 """
 
 from dataclasses import replace
-from typing import Any
 
 from transformers import Glm4MoeConfig, LlamaConfig, Ministral3Config, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 from transformers import __version__ as VERSION
 
 from lfpo.config.errors import UserError
 from lfpo.config.json import Json
+from lfpo.config.plugins import resolve
 from lfpo.models.ar_families import A2D, CONVERTIBLE, EXPORTED, STACKED_EXPERTS
 from lfpo.models.config_checks import expect, is_number
 from lfpo.models.family import Family
@@ -335,56 +335,10 @@ NEMOTRON_DIFFUSION = Family(
 )
 
 
-def diffusion_gemma_config(config: Json) -> object:
-    """The text model's configuration. Raises UserError also for a transformers without the class."""
-    try:
-        from lfpo.models.diffusion_gemma import text_config
-    except ImportError as error:
-        raise UserError(
-            f"transformers {VERSION} has no DiffusionGemma, which came later; install 5.23 or later: "
-            "pip install -U transformers"
-        ) from error
-    expect(config, tie_word_embeddings=(True, None))  # False would untie the context's layers from the canvas's
-    fields = config["text_config"]
-    expect(fields, use_bidirectional_attention=(None, "vision"), tie_word_embeddings=(True, None))
-    cap = fields.get("final_logit_softcapping")
-    if cap is not None and not (is_number(cap) and cap > 0):
-        raise UserError(f"config.json: final_logit_softcapping {cap!r} must be a number above 0, or null")
-    return text_config(fields)
-
-
-def diffusion_gemma_model(config: object) -> Any:
-    from lfpo.models.diffusion_gemma import Backbone
-
-    return Backbone(config)
-
-
-# DiffusionGemma reads the context causally and denoises canvases of `canvas_length` tokens over it, without a mask
-# token: noise is uniform over the vocabulary. Its layers are stored once, but for a scalar of each, which the context
-# has for itself.
-DIFFUSION_GEMMA = Family(
-    name="diffusion_gemma",
-    model_types=("diffusion_gemma",),
-    architecture="DiffusionGemmaForBlockDiffusion",
-    hf_config=diffusion_gemma_config,
-    build=diffusion_gemma_model,
-    rename=(
-        ("model.decoder.layers.N.layer_scalar", "model.layers.N.canvas_scalar"),
-        ("model.encoder.language_model.layers.N.layer_scalar", "model.layers.N.context_scalar"),
-        ("model.decoder", "model"),
-    ),
-    carried=("model.encoder.vision_tower.", "model.encoder.embed_vision."),
-    copies=(("model.encoder.language_model", "model.decoder"),),
-    turn_end="<turn|>",
-    block_key="canvas_length",
-    block_default=256,
-    causal_context=True,
-    uniform=True,
-    frozen_routers=True,
-)
-
-_PUBLISHED = (LLADA, LLADA_MOE, LLADA2, DREAM, SDAR, SDAR_MOE, ILLADA, NEMOTRON_DIFFUSION, DIFFUSION_GEMMA, MODERNBERT)
+_PUBLISHED = (LLADA, LLADA_MOE, LLADA2, DREAM, SDAR, SDAR_MOE, ILLADA, NEMOTRON_DIFFUSION, MODERNBERT)
 FAMILIES = {family.name: family for family in (*_PUBLISHED, *A2D, *EXPORTED)}
+# Families of lfpo.contrib by their model_type: where each is, loaded when a config.json names it.
+CONTRIB = {"diffusion_gemma": "lfpo.contrib.canvases.family:DIFFUSION_GEMMA"}
 
 
 def family_of(config: Json, where: object) -> Family:
@@ -392,11 +346,13 @@ def family_of(config: Json, where: object) -> Family:
     there are any. Its `shift` is what config.json says. Raises UserError, beginning with `where`, for another."""
     model_type = config.get("model_type")
     families = [family for family in FAMILIES.values() if model_type in family.model_types]
+    if model_type in CONTRIB:
+        families = [resolve(CONTRIB[model_type], {}, kind="model family")]
     if len(families) > 1:
         experts = config.get("num_experts") is not None or "moe" in str(config.get("architectures")).lower()
         families = [family for family in families if bool(family.stacked) == experts]
     if not families:
-        known = sorted({t for family in FAMILIES.values() for t in family.model_types})
+        known = sorted({t for family in FAMILIES.values() for t in family.model_types} | CONTRIB.keys())
         raise UserError(f"{where}: model_type {model_type!r} is not a known family; known: {', '.join(known)}")
     (family,) = families
     if missing := [name for name in family.marker if name not in config]:

@@ -15,6 +15,7 @@ from lfpo.config.errors import UserError
 from lfpo.config.json import Json
 from lfpo.core.attention import NAME as ATTENTION
 from lfpo.core.attention import FullPrecisionRope
+from lfpo.core.model import MaskedDiffusionLM
 from lfpo.models.config_checks import check_config, check_experts
 from lfpo.models.experts import NAME as EXPERTS
 from lfpo.models.experts import without_autocast
@@ -36,7 +37,7 @@ class Family:
     shift_key: the field of config.json that says so, in families whose checkpoints differ in it (missing: 0).
     marker: fields that config.json must have besides `model_type`: transformers' own model types are also those of
         autoregressive models, which are not diffusion models.
-    mask_token: the mask token's text, used where neither config nor tokenizer names one.
+    mask_token: the mask token's text, used where neither config nor tokenizer names one; None: there is none.
     tokenizer_class: transformers' class for checkpoints without tokenizer.json, whose own class is remote code.
     turn_end: the token that ends a chat turn, taken as EOS where generation_config.json lists it.
     block_key: the field of config.json with the block length of a model that attends block by block (None: no model of
@@ -45,9 +46,9 @@ class Family:
         name matches the pattern (None: the name has the number, as the pattern's group).
     causal_context: whether blocks are denoised over a causal context (see lfpo.core.attention). Logits of clean
         tokens are shifted there, those of noised ones are not.
-    uniform: whether noise is uniform over the vocabulary, as in DiffusionGemma. Then there is no mask token, canvases
-        of block_length tokens are denoised over a causal context, conditioned on the prediction before, and
-        config.json has the text model's fields in `text_config`.
+    model: the class of its models, where noise is not of masks.
+    text_section: the section of config.json with the text model's fields, where it has one.
+    buffers_like_weights: whether buffers, which are held in float32, are saved in the dtype of the weights.
     build: makes the model of a configuration, where no class of transformers is one stack of layers under a head.
     head_bias: a checkpoint's bias of the head, where it has one: the first column of the head behind the states'. The
         head is tied to the embeddings.
@@ -71,14 +72,16 @@ class Family:
     shift: bool = False
     shift_key: str | None = None
     marker: tuple[str, ...] = ()
-    mask_token: str = "<|mask|>"
+    mask_token: str | None = "<|mask|>"
     tokenizer_class: str | None = None
     turn_end: str | None = None
     block_key: str | None = None
     block_default: int | None = None
     named_block: tuple[str, int | None] | None = None
     causal_context: bool = False
-    uniform: bool = False
+    model: type[MaskedDiffusionLM] = MaskedDiffusionLM
+    text_section: str | None = None
+    buffers_like_weights: bool = False
     build: Callable[[Any], nn.Module] | None = None
     head_bias: str | None = None
     ends_with_pad: bool = False
@@ -133,7 +136,7 @@ def build_backbone(family: Family, config: Json, where: object = "config.json") 
     """The transformers model of a family's config.json on the meta device, bidirectional, with float32 RoPE (its
     inv_freq buffer holds real values, on the CPU). Raises UserError, beginning with `where`, for a wrong field."""
     try:
-        for fields in (config, config["text_config"]) if family.uniform else (config,):
+        for fields in (config,) if family.text_section is None else (config, config[family.text_section]):
             check_config(fields, windows=family.build is not None)
         hf_config = family.hf_config(config)
         check_experts(hf_config)

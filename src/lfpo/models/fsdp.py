@@ -22,9 +22,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
 from lfpo.config.json import Json
-from lfpo.core.buffers import saved_buffers
 from lfpo.core.collectives import local, sum_number
-from lfpo.core.model import MaskedDiffusionLM
+from lfpo.core.model import MaskedDiffusionLM, saved_buffers
 from lfpo.core.rank_tensors import whole
 from lfpo.models.experts import routers
 from lfpo.models.placement import merged_adapter, narrow_matrices

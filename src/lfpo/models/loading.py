@@ -19,8 +19,7 @@ from lfpo.config.files import read_json, user_path, write_json
 from lfpo.config.json import Json
 from lfpo.config.models import SHIPPED_MODELS, check_model_folder, check_model_name
 from lfpo.core import collectives
-from lfpo.core.buffers import saved_buffers
-from lfpo.core.model import NO_MASK, MaskedDiffusionLM
+from lfpo.core.model import NO_TOKEN, MaskedDiffusionLM, saved_buffers
 from lfpo.models.experts import routers
 from lfpo.models.families import family_of
 from lfpo.models.family import Family, build_backbone
@@ -199,7 +198,7 @@ def init_model(
 
 
 def _model(backbone: object, family: Family, config: Json, source: Path | None, **token_ids: int) -> MaskedDiffusionLM:
-    model = MaskedDiffusionLM(backbone, family, config, source=source, **token_ids)
+    model = family.model(backbone, family, config, source=source, **token_ids)
     if routers(backbone):
         model.measure_pass = functools.partial(watched_routers, backbone)
     return model
@@ -215,10 +214,10 @@ def token_ids(config: Json, vocab_size: int, source: Path | None, tokenizer: Any
     """The ids of the mask, eos and pad tokens (mask_id ...), from the configuration or else from the tokenizer."""
     where = source or "init config"
     family = family_of(config, where)
-    fields = {**config.get("text_config", {}), **config} if family.uniform else config
+    fields = {**config.get(family.text_section or "", {}), **config}
     ids: Json = {name: fields.get(f"{name}_token_id") for name in ("mask", "eos", "pad")}
-    if family.uniform:
-        ids["mask"] = NO_MASK
+    if family.mask_token is None:
+        ids["mask"] = NO_TOKEN
     ends = listed(ids["eos"])  # all that may end a completion
     ids["eos"] = ends[0] if ends else None
     if ids["pad"] == -1:  # some publish it for a model without a padding token
@@ -246,7 +245,7 @@ def token_ids(config: Json, vocab_size: int, source: Path | None, tokenizer: Any
     for name, value in ids.items():
         if value is None:
             raise UserError(f"{where}: neither the configuration nor the tokenizer names the {name} token")
-        if (name == "mask" and family.uniform) or (type(value) is int and 0 <= value < vocab_size):
+        if (name == "mask" and family.mask_token is None) or (type(value) is int and 0 <= value < vocab_size):
             continue
         raise UserError(f"{where}: {name}_token_id {value!r} must be a whole number from 0 to {vocab_size - 1}")
     for name in ("eos", "pad"):
@@ -271,7 +270,7 @@ def load_tokenizer(name: str | Path) -> Any:
     # A token that says so is taken before the tokenizer's own: SDAR's files give the token of this id two texts.
     if token is not None and ("mask" in token.lower() or tokenizer.mask_token is None):
         tokenizer.mask_token = token
-    if tokenizer.mask_token is None and not family.uniform:
+    if tokenizer.mask_token is None and family.mask_token is not None:
         if family.mask_token not in tokenizer.get_vocab():
             raise UserError(
                 f"{source}: the tokenizer has no mask token (neither mask_token nor {family.mask_token!r}); "
@@ -327,7 +326,7 @@ def save_model(model: MaskedDiffusionLM, folder: str | Path, tokenizer: Any = No
     folder = Path(folder)
     tied = model.backbone.config.tie_word_embeddings
     weights = {name: p for name, p in saved_weights(model).items() if not (tied and name == "lm_head.weight")}
-    if model.family.uniform:  # its buffers are held in float32 and saved in the dtype of the weights
+    if model.family.buffers_like_weights:
         weights |= {name: buffer.to(model.dtype) for name, buffer in saved_buffers(model.backbone)}
     shapes = {name: p.shape for name, p in weights.items()}
     pieces_of_key = pieces_of_each("key", model.family, shapes)

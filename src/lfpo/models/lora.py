@@ -26,9 +26,8 @@ from torch.distributed.tensor import DTensor
 from lfpo.config.errors import UserError, nearest
 from lfpo.config.files import read_json, write_json
 from lfpo.config.models import LoraSettings
-from lfpo.core.model import MaskedDiffusionLM
+from lfpo.core.model import CURRENT, OLD, MaskedDiffusionLM
 from lfpo.core.rng import generator
-from lfpo.core.roles import CURRENT, OLD
 from lfpo.models.adapters import switch_adapter, using_adapter
 from lfpo.models.experts import MATRICES, routers, stacked_factors, without_sums
 from lfpo.models.tensor_files import save_tensors, weights_digest

@@ -98,7 +98,7 @@ def rebuilt(tokenizer: Any, state: Json, **roles: str) -> PreTrainedTokenizerFas
 
 def check_masks(model: MaskedDiffusionLM, what: str) -> None:
     """Raise UserError, beginning with `what`, for a model that was not trained to fill in masks."""
-    if model.uniform:
+    if model.asks_about_all:
         raise UserError(
             f"{what} needs a model that fills in masks, and {model.family.name} models have none: their noise is "
             "uniform over the vocabulary"

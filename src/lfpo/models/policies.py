@@ -10,9 +10,8 @@ import torch
 from lfpo.base import distributed
 from lfpo.config.errors import UserError
 from lfpo.config.training import TrainingConfig
-from lfpo.core import devices
-from lfpo.core.model import MaskedDiffusionLM
-from lfpo.core.roles import BASE, CURRENT, OLD
+from lfpo.core import collectives
+from lfpo.core.model import BASE, CURRENT, OLD, MaskedDiffusionLM
 from lfpo.models.autocast import autocasts
 from lfpo.models.four_bit import quantize
 from lfpo.models.fsdp import frozen_copy as split_frozen_copy
@@ -25,7 +24,7 @@ from lfpo.models.placement import frozen_copy_on_cpu, sampling
 def load_policies(
     args: TrainingConfig, model: Any, tokenizer: object, *, needs_base: bool, needs_old: bool = True
 ) -> tuple[dict[str, MaskedDiffusionLM], Any]:
-    """The policies by name (lfpo.core.roles), on this rank's device, and the tokenizer.
+    """The policies by name (lfpo.core.model), on this rank's device, and the tokenizer.
 
     model: see LFPOTrainer; a loaded model becomes the current policy itself. needs_base, needs_old: whether the base
     policy and theta_old are kept.
@@ -33,7 +32,7 @@ def load_policies(
     """
     if isinstance(model, MaskedDiffusionLM):
         check_trainable(args, model)
-    device, mesh = devices.device(), distributed.mesh(args.fsdp_size) if args.fsdp else None
+    device, mesh = collectives.device(), distributed.mesh(args.fsdp_size) if args.fsdp else None
     autocast = args.bf16 and device.type == "cuda"
     if not isinstance(model, MaskedDiffusionLM):
         name = model or args.model or ""

@@ -19,9 +19,8 @@ from torch import nn
 
 from lfpo.config.errors import UserError
 from lfpo.config.files import read_json
-from lfpo.core.buffers import saved_buffers
 from lfpo.core.collectives import local
-from lfpo.core.model import MaskedDiffusionLM
+from lfpo.core.model import MaskedDiffusionLM, saved_buffers
 from lfpo.models.family import Family, replace_prefix
 from lfpo.models.four_bit import linear_weights, original_shape, quantize_one
 from lfpo.models.fsdp import assign
@@ -227,7 +226,7 @@ def tensor_files(backbone: Any, family: Family, source: Path) -> dict[str, Path]
             continue
         if shapes[copy] != shapes[original] or not _equal(files, copy, original, shapes[copy]):
             head = copy.endswith("lm_head.weight")
-            other = ", or set tie_word_embeddings to false in config.json" if head and not family.uniform else ""
+            other = ", or set tie_word_embeddings to false in config.json" if head and not family.copies else ""
             raise UserError(
                 f"{source}: {copy} differs from {original}, which it is tied to; remove the tensor that is wrong{other}"
             )

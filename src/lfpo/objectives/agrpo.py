@@ -7,13 +7,12 @@ import torch
 from torch.nn import functional as F
 
 from lfpo.config import clipped as settings
-from lfpo.core.kept_tokens import kept_tokens
+from lfpo.core.draw import kept_tokens
 from lfpo.core.measures import Measures
-from lfpo.core.model import NO_MASK
+from lfpo.core.model import CURRENT, OLD
 from lfpo.core.objective import Objective
 from lfpo.core.predictions import Predictions
 from lfpo.core.rng import generator
-from lfpo.core.roles import CURRENT, OLD
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views
 from lfpo.objectives.policy_gradient import token_loss
@@ -70,9 +69,8 @@ def logp_as_drawn(predictions: Predictions, policy: str = CURRENT) -> torch.Tens
     to the tokens that top-k and top-p of theta_old keep."""
     views, model, old = predictions.views, predictions.policies[policy], predictions.policies[OLD]
     sampler = views.sampler
-    if views.mask_id == NO_MASK:  # a canvas, which cools down from step to step and keeps all tokens
-        of_step = [sampler.canvas.temperature(step) for step in range(sampler.canvas.max_denoising_steps)]
-        temperature_T = torch.tensor(of_step, device=views.state.device)[views.state][predictions.view_T]
+    if (temperature_S := views.step_temperatures()) is not None:
+        temperature_T = temperature_S[predictions.view_T]
 
         def at_step(hidden: torch.Tensor, labels: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
             return -F.cross_entropy(model.head(hidden) / temperature[:, None], labels, reduction="none")

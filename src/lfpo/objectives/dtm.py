@@ -6,13 +6,12 @@ import torch
 
 from lfpo.config import peers as settings
 from lfpo.core.fused import FusedSum
-from lfpo.core.head import Precision, product
-from lfpo.core.logit_cap import below_cap, cap_in_place
+from lfpo.core.head import LogitMap, Precision, product
 from lfpo.core.measures import Measures, measure_targets
+from lfpo.core.model import CURRENT, OLD
 from lfpo.core.objective import Objective
 from lfpo.core.predictions import Predictions
 from lfpo.core.rng import generator
-from lfpo.core.roles import CURRENT, OLD
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views, noised
 
@@ -70,7 +69,7 @@ class DTM(settings.DTM, Objective):
             self.control * w_T,
             (tilt_T + 1 - self.control) * w_T,
             predictions.policies[CURRENT].products,
-            predictions.policies[CURRENT].logit_cap,
+            predictions.policies[CURRENT].logit_map,
         )
         return loss, measure_targets(predictions, tilt_T)
 
@@ -88,7 +87,7 @@ def mixture_sum(
     old_share_T: torch.Tensor,
     token_share_T: torch.Tensor,
     precision: Precision = "float32",
-    cap: float | None = None,
+    logit_map: LogitMap | None = None,
 ) -> torch.Tensor:
     """Cross-entropy to a mixture of theta_old's distribution and the target token, summed over tokens, a scalar:
 
@@ -104,12 +103,12 @@ def mixture_sum(
         y, a, b = y_T[piece, None], a_T[piece, None], b_T[piece, None]
         z = product(hidden_TD[piece], head_VD.T, precision)
         z_old = product(hidden_old_TD[piece], head_old_VD.T, precision)
-        if cap is not None:
-            z, z_old = cap_in_place(z, cap), cap_in_place(z_old, cap)
+        if logit_map is not None:
+            z, z_old = logit_map.in_place(z), logit_map.in_place(z_old)
         logp, target = z.log_softmax(-1), z_old.softmax(-1)
         target = target.mul_(a).scatter_add_(1, y, b)
         loss = -(target * logp).sum()
         gradient = logp.exp_().mul_(a + b).sub_(target)
-        return loss, gradient if cap is None else below_cap(gradient, z, cap)
+        return loss, gradient if logit_map is None else logit_map.pull_back(gradient, z)
 
     return FusedSum.apply(hidden_TD, head_VD, chunk, precision)

@@ -8,10 +8,10 @@ from torch.nn import functional as F
 
 from lfpo.config import clipped as settings
 from lfpo.core.measures import Measures, measure_targets
+from lfpo.core.model import CURRENT, OLD
 from lfpo.core.objective import Objective
 from lfpo.core.predictions import Predictions
 from lfpo.core.rng import generator
-from lfpo.core.roles import CURRENT, OLD
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views
 from lfpo.objectives.policy_gradient import clipped_loss

@@ -35,7 +35,7 @@ def check_rollouts(
     sampler: with its lengths filled in. gives: what the engine's trajectories hold (None: not checked). trained_block:
     the block length of a model that attends block by block.
     """
-    available = {"reveal_step", "confidence", "entropy", "masks", "edits" if sampler.edits else "unedited"}
+    available = {"reveal_step", "confidence", "entropy", "masks", "variant", "edits" if sampler.edits else "unedited"}
     if sampler.rule_name == "canvas":
         available = {"reveal_step", "entropy", "drawn"}
     available |= {"drawn"} if sampler.temperature else set()
@@ -44,7 +44,6 @@ def check_rollouts(
     available |= {"left_to_right"} if one_at_a_time or sampler.block_length == 1 else set()
     if trained_block is None:
         available |= {"full_attention", "masked_prompt"}
-        available |= {"predictions"} if sampler.steps and sampler.cache == "none" else set()
     needs, called, name = objective.needs, GIVES | NEEDS, type(objective).__name__
     if sampler.edits and "reveal_step" in needs:
         needs |= {"edits"}
@@ -72,17 +71,6 @@ def check_old_policy(objective: Objective, old_policy: str) -> None:
         )
 
 
-def kept_steps(objective: Objective, sampler: Sampler) -> list[int]:
-    """The scheduled steps whose whole predictions rollouts must keep for an objective, ascending; none unless it needs
-    them. At most `rewarded_steps`, evenly spaced, the last one always among them. sampler: with its lengths filled in.
-    """
-    if "predictions" not in objective.needs:
-        return []
-    assert sampler.steps
-    count = min(objective.rewarded_steps or sampler.steps, sampler.steps)
-    return [(i + 1) * sampler.steps // count - 1 for i in range(count)]
-
-
 def samplers(
     args: LFPOConfig, gen_length: int, objective: Objective, block_length: int | None
 ) -> tuple[Sampler, dict[str, Sampler]]:
@@ -96,11 +84,16 @@ def samplers(
     evaluated = {name: s.fitted("sampler", length, block_length) for name, s in args.eval_samplers.items()}
     check_rollouts(objective, sampler, trained_block=block_length)
     check_old_policy(objective, args.old_policy)
-    if args.environment is not None and ("predictions" in objective.needs or objective.whole_groups):
-        what = "rollouts of one row each" if objective.whole_groups else "rewards of predictions within a rollout"
-        raise UserError(f"objective {type(objective).__name__} needs {what}, which an environment does not give")
+    separate = args.multi_objective_aggregation == "normalize_then_sum"
+    if separate and not (objective.compares and "variant" not in objective.needs):
+        raise UserError(
+            f"multi_objective_aggregation normalize_then_sum adds each function's advantages within a group, and "
+            f"objective {type(objective).__name__} takes none of whole rollouts; leave it out"
+        )
+    if args.environment is not None and (objective.whole_groups or "variant" in objective.needs):
+        name = type(objective).__name__
+        raise UserError(f"objective {name} needs rollouts of one row each, which an environment does not give")
     group_R = torch.arange(args.prompts_per_iteration).repeat_interleave(args.num_generations)
     reward_R = torch.zeros(len(group_R), dtype=torch.float64)
-    steps = kept_steps(objective, sampler)
-    objective.signal(reward_R[:, None].expand(-1, len(steps)) if steps else reward_R, group_R)
+    objective.signal(reward_R, group_R)
     return sampler, evaluated

@@ -6,8 +6,8 @@ import torch
 
 from lfpo.config.clipped import Clip
 from lfpo.core.measures import Measures, measure_targets, sum_and_count
+from lfpo.core.model import BASE, CURRENT, OLD
 from lfpo.core.predictions import Predictions
-from lfpo.core.roles import BASE, CURRENT, OLD
 
 LogpOf = Callable[[str], torch.Tensor]  # a policy -> log-probabilities
 Pairwise = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of log-probabilities under two policies

@@ -45,9 +45,11 @@ class Rejection(settings.Rejection, Objective):
         device = trajectory.tokens.device
         rows = torch.tensor(right, dtype=torch.long, device=device).repeat_interleave(self.masks)
         hidden = masked.flatten(0, 1).to(device)
-        scored = (ratio.flatten(0, 1).clamp(min=1e-3) + float(trajectory.uniform)).clamp(max=1)  # the expected share
+        scored = (ratio.flatten(0, 1).clamp(min=1e-3) + float(trajectory.asks_about_all)).clamp(
+            max=1
+        )  # the expected share
         weight = 1 / (scored.to(device) * trajectory.lengths[rows][:, None])
-        target = (hidden | trajectory.uniform) & trajectory.until_eos[rows]
+        target = (hidden | trajectory.asks_about_all) & trajectory.until_eos[rows]
         return noised(trajectory, rows, hidden, target, weight_SC=weight.expand(hidden.shape))
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:

@@ -61,7 +61,8 @@ def step_views(
         state_S=step_S,
         after_eos=after_eos,
     )
-    return dataclasses.replace(views, **rows.conditioned_before(step_S))
+    visited: Views = rows.as_visited(views, step_S)
+    return visited
 
 
 def shared_by_state(views: Views) -> Views:

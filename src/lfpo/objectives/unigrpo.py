@@ -39,5 +39,5 @@ class UniGRPO(settings.UniGRPO, Objective):
     def masked_views(self, trajectory: Trajectory, masked_BC: torch.Tensor) -> Views:
         """Views with the given completion tokens masked."""
         rows = torch.arange(len(trajectory), device=masked_BC.device)
-        target = (masked_BC | trajectory.uniform) & trajectory.scored(self.after_eos)
+        target = (masked_BC | trajectory.asks_about_all) & trajectory.scored(self.after_eos)
         return noised(trajectory, rows, masked_BC, target, after_eos=self.after_eos)

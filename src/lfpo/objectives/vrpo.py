@@ -8,9 +8,9 @@ from torch.nn import functional as F
 
 from lfpo.config import peers as settings
 from lfpo.core.measures import Measures, measure_targets, sum_and_count
+from lfpo.core.model import BASE
 from lfpo.core.objective import Objective
 from lfpo.core.predictions import Predictions
-from lfpo.core.roles import BASE
 from lfpo.core.trajectory import Trajectory
 from lfpo.core.views import Views, stratified_masks
 from lfpo.objectives.sequences import elbo_views, number_of_units

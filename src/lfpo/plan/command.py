@@ -20,6 +20,7 @@ from lfpo.base.terminal import Terminal, fitted
 from lfpo.config.build import flattened, flow_text, merge
 from lfpo.config.errors import UserError
 from lfpo.config.files import replace_file, user_path, writing
+from lfpo.config.gpus import GPUS, REACHED, fastest
 from lfpo.config.json import Json
 from lfpo.config.length import UNSET, described
 from lfpo.config.models import LoraSettings
@@ -36,13 +37,16 @@ from lfpo.prompts.sources import PromptSource
 from lfpo.prompts.tasks import DataTask, get_task
 
 ASSUMED_PROMPT = 256  # tokens
-ASSUMED_MEMORY, ASSUMED_TFLOPS, ASSUMED_TFLOPS_FLOAT32 = 80.0, 400.0, 30.0  # an H100 at about half of its peaks
+ASSUMED_MEMORY = 80.0  # GiB, of an H100
 # Estimate(args, gpus=...) for a given model, prompt length and device.
 Plan = Callable[..., Estimate]
 Changes = Json
 
 MORE = (2, 4, 8, 16)  # numbers of GPUs that are tried besides the stated one
 EFFICIENCY = 0.5  # speed of a whole iteration, relative to one large matrix product
+# A layer's forward launches at least 30 kernels, and a launch takes 5 microseconds: a small model waits for them. An
+# iteration of a model of 135 M parameters with 20 TFLOP took 0.6 s on an H200, where its products alone take 0.05.
+LAYER_SECONDS = 30 * 5e-6
 SPARE = 0.9  # share of the memory that changes aim at: the allocator's fragmentation comes on top
 ENOUGH = 8192  # tokens at once that keep a large GPU busy: fewer only where nothing else fits
 CHECKPOINTED: Changes = {"gradient_checkpointing": True}
@@ -117,14 +121,22 @@ def _fitting(plan: Plan, args: LFPOConfig, label: str, changes: Changes, gpus: i
 
 
 def seconds(estimate: Estimate, flop_rate: float) -> tuple[float, float, float]:
-    """Seconds of an iteration's rollouts, of its update, and of both, on GPUs of `flop_rate` FLOP/s each. An optimiser
-    step takes as long as on its fullest rank. Ray workers sample on GPUs like these beside them, with max_staleness
-    while the trainer updates."""
+    """Seconds of an iteration's rollouts, of its update, and of both, at least, on GPUs of `flop_rate` FLOP/s each: the
+    time of the arithmetic, or of launching the kernels where that is longer. An optimiser step takes as long as on its
+    fullest rank. Ray workers sample on GPUs like these beside them, with max_staleness while the trainer updates."""
     workers = _worker_gpus(estimate.args)
     rollout = estimate.rollout_flops / flop_rate / (workers or estimate.gpus)
+    rollout = max(rollout, _launching(estimate, estimate.rollout_layers))
     update = estimate.update_flops / flop_rate / estimate.gpus * estimate.fullest
+    update = max(update, _launching(estimate, estimate.update_layers))
     beside = bool(workers and estimate.args.engine.max_staleness)
     return rollout, update, max(rollout, update) if beside else rollout + update
+
+
+def _launching(estimate: Estimate, layers: int) -> float:
+    """Seconds that the kernels of so many layers take to launch. Not counted for a compiled forward, which launches
+    fewer, and on a CPU, which calls them directly."""
+    return 0.0 if estimate.device == "cpu" or estimate.args.rollout_compile else layers * LAYER_SECONDS
 
 
 def _worker_gpus(args: LFPOConfig) -> float:
@@ -144,10 +156,12 @@ class WholeRun:
 
 def whole_run(estimate: Estimate, flop_rate: float, price_per_hour: float | None) -> WholeRun:
     """A run from its first to its last iteration, at `flop_rate` FLOP/s of one GPU and a price of one GPU's hour. All
-    forwards that the schedules allow are counted; loading, rewards, checkpoints and traffic between GPUs are not."""
+    forwards that the schedules allow are counted; loading, rewards, checkpoints and traffic between GPUs are not, so a
+    run that does not stop its rollouts early takes this long at least."""
     args = estimate.args
     training = args.max_steps * seconds(estimate, flop_rate)[2] / 3600
-    evaluation = estimate.evaluation_flops / (3600 * flop_rate * estimate.gpus)
+    evaluation = estimate.evaluation_flops / flop_rate / estimate.gpus
+    evaluation = max(evaluation, _launching(estimate, estimate.evaluation_layers)) / 3600
     gpus = estimate.gpus + _worker_gpus(args)
     cost = None if price_per_hour is None else (training + evaluation) * gpus * price_per_hour
     return WholeRun(training, evaluation, args.max_steps * estimate.rollouts * estimate.completion, cost)
@@ -201,6 +215,8 @@ def run_plan(config: PlanConfig, args: LFPOConfig, *, recipe: str | None, overri
     _print_memory(estimate, plan, memory, source, "" if measured else ", assumed; set --prompt_length", console)
     _print_time(estimate, taken, assumption, console)
     console.print(f"A run: {described(estimate.run_length, args)}.", soft_wrap=True)
+    disk = ", ".join(f"{name} {size / GIB:.3g} GiB" for name, size in estimate.disk.items())
+    console.print(f"Disk: at least {sum(estimate.disk.values()) / GIB:.3g} GiB: {disk}.", soft_wrap=True)
     rows = []
     for way in ways(plan, args, config.gpus, memory):
         line = command(recipe, overrides, way.changes, way.estimate.gpus, config.gpus_per_machine)
@@ -215,6 +231,7 @@ def run_plan(config: PlanConfig, args: LFPOConfig, *, recipe: str | None, overri
             "bytes": estimate.parts,
             "total": estimate.totals,
             "host": estimate.host,
+            "disk": estimate.disk,
             "gpu_memory": memory,
             "fits": estimate.peak <= memory,
             "seconds": dict(zip(("rollout", "update", "iteration"), taken, strict=True)),
@@ -325,20 +342,25 @@ def _memory(config: PlanConfig) -> tuple[float, str]:
     """Bytes of one GPU, and where the number is from."""
     if config.gpu_memory is not None:
         return config.gpu_memory * GIB, "as stated"
+    if config.gpu is not None:
+        return GPUS[config.gpu].memory * GIB, config.gpu
     if config.device == "cuda" and torch.cuda.is_available():
         return float(torch.cuda.get_device_properties(0).total_memory), torch.cuda.get_device_name(0)
-    return ASSUMED_MEMORY * GIB, "assumed; set --gpu_memory"
+    return ASSUMED_MEMORY * GIB, "assumed; set --gpu or --gpu_memory"
 
 
 def _rates(config: PlanConfig) -> tuple[dict[str, float], str]:
     """FLOP/s of one GPU for each dtype, and a sentence on where they are from."""
-    here = config.device == "cpu" or torch.cuda.is_available()
+    another = config.gpu is not None or config.gpu_memory is not None  # than this machine's
+    here = config.device == "cpu" or (torch.cuda.is_available() and not another)
+    name = config.gpu or fastest(config.gpu_memory or ASSUMED_MEMORY)
     rates, origins = {}, []
-    for dtype, stated, assumed in (
-        ("bfloat16", config.tflops, ASSUMED_TFLOPS),
-        ("float32", config.tflops_float32, ASSUMED_TFLOPS_FLOAT32),
+    for dtype, stated, peak in (
+        ("bfloat16", config.tflops, GPUS[name].bfloat16),
+        ("float32", config.tflops_float32, GPUS[name].float32),
     ):
-        rates[dtype], origin = 1e12 * (stated or assumed), "stated" if stated else "assumed"
+        rates[dtype] = 1e12 * (stated or REACHED * peak)
+        origin = "stated" if stated else f"{REACHED:.0%} of the peak of {name}"
         if here and not stated:
             rates[dtype] = EFFICIENCY * matmul_peak(torch.device(config.device), getattr(torch, dtype), matmul)
             origin = f"{EFFICIENCY:.0%} of one large product, measured here"
@@ -405,8 +427,9 @@ def _print_time(estimate: Estimate, taken: tuple[float, float, float], assumptio
         where = f"\nRollouts run on {engine.workers} Ray workers, each on a GPU like these, "
         where += f"{'beside' if engine.max_staleness else 'before'} the update: {iteration} an iteration."
     console.print(
-        f"An iteration: rollouts {estimate.rollout_flops / 1e15:.3g} PFLOP, {rollouts} (at most {estimate.forwards} "
-        f"forwards a rollout; early stopping takes fewer); update {estimate.update_flops / 1e15:.3g} PFLOP, {update} "
+        f"An iteration: rollouts {estimate.rollout_flops / 1e15:.3g} PFLOP, at least {rollouts} ({estimate.forwards} "
+        f"forwards a rollout; early stopping takes fewer); update {estimate.update_flops / 1e15:.3g} PFLOP, at least "
+        f"{update} "
         f"({estimate.work.views:g} views a rollout{fullest}).{where}\nAt {assumption}.",
         soft_wrap=True,
     )
@@ -426,8 +449,8 @@ def _print_ways(rows: list[tuple[Way, WholeRun, str]], memory: float, console: C
         table.add_row(str(number), way.label, str(way.estimate.gpus), peak, *hours, tokens, *cost)
     console.print(fitted(table, console))
     console.print(
-        "Estimates. tokens: sampled in training, at most. Loading, rewards, checkpoints and traffic between GPUs are "
-        "not counted." + (" cost: training and evaluation of all GPUs." if priced else ""),
+        "Times and costs are at least these: loading, rewards, checkpoints and traffic between GPUs are not counted. "
+        "tokens: sampled in training, at most." + (" cost: training and evaluation of all GPUs." if priced else ""),
         soft_wrap=True,
     )
     for number, (way, _, line) in enumerate(rows, 1):

@@ -13,10 +13,9 @@ from lfpo.config.training import moment_bytes
 from lfpo.core.doubled import training_structure
 from lfpo.core.forward import PIECE_TOKENS
 from lfpo.core.fused import CHUNK_ELEMENTS as LOSS_ELEMENTS
-from lfpo.core.head import input_dtype, precision_of
+from lfpo.core.head import CAST_ELEMENTS, input_dtype, precision_of
 from lfpo.core.reveal import CHUNK_ELEMENTS as DRAW_ELEMENTS
 from lfpo.core.reveal import LOGIT_ELEMENTS
-from lfpo.core.sliced_product import CAST_ELEMENTS
 from lfpo.models.autocast import autocasts
 from lfpo.models.four_bit import BYTES_PER_WEIGHT as FOUR_BIT
 from lfpo.models.four_bit import NOT_IN_4BIT
@@ -54,6 +53,9 @@ class Estimate:
     forwards: of one rollout, at most.
     rollout_flops, update_flops: of one iteration on all GPUs, the recomputation of gradient checkpointing included.
     evaluation_flops: of all evaluations of the run.
+    rollout_layers, update_layers, evaluation_layers: of the same work, the layers that one GPU runs one after the
+        other; a backward pass counts as two. Each takes the time of its kernels' launches at least.
+    disk: name -> bytes that the run's folder takes, without logs.
     Raises UserError for a sampler or an objective that does not go with the model.
     """
 
@@ -117,6 +119,7 @@ class Estimate:
         # One for the rollouts, two for the EMA, and one for each update pass.
         passes = self.objective.num_iterations * sum(-(-n // self.rows) for n in views)
         self.transfers = 3 + passes if args.offload_reference else 0
+        self.in_flight, self.at_once = self._rows_at_once()
 
         parts = {
             **self._model_states(),
@@ -128,18 +131,25 @@ class Estimate:
         }
         self.parts: dict[str, Phases] = {name: values for name, values in parts.items() if any(values)}
         self.host = {name: size for name, size in self._host().items() if size}
+        self.disk = self._disk()
         self.totals: Phases = tuple(map(sum, zip(*self.parts.values(), strict=True)))  # type: ignore[assignment]
         self.peak = max(self.totals)
 
         self.forwards, flops = self._sampling(self.sampler, args.num_generations)
         self.rollout_flops = self.rollouts * flops
+        layers = self.hf.num_hidden_layers
+        sampling = args.engine.workers if args.engine.name == "ray" else gpus
+        self.rollout_layers = layers * self.forwards * math.ceil(self.rollouts / sampling / self.at_once)
         # A backward pass costs two forwards, or one where the weights are frozen.
         forwards = (3 if args.lora is None else 2) + work.others + int(args.gradient_checkpointing)
         tokens, pairs = work.views * self.view_tokens, work.views * self.view_pairs
         one = model_flops(self.hf, self.used, tokens, pairs, work.targets)
         self.update_flops = self.rollouts * self.objective.num_iterations * (forwards + work.before / work.views) * one
-        problem = sum(self._sampling(sampler)[1] for sampler in eval_samplers.values())
-        self.evaluation_flops = evaluations * self.problems * problem
+        self.update_layers = layers * passes * forwards
+        each = [self._sampling(sampler) for sampler in eval_samplers.values()]
+        self.evaluation_flops = evaluations * self.problems * sum(flops for _, flops in each)
+        rounds = evaluations * math.ceil(self.problems / gpus / self.at_once)
+        self.evaluation_layers = layers * rounds * sum(forwards for forwards, _ in each)
 
     def _model_states(self) -> dict[str, Phases]:
         """What a run holds between passes: weights, reference, base policy, average, moments, gradients."""
@@ -197,6 +207,15 @@ class Estimate:
             "earlier versions of the reference": versions * (4 if args.lora else per_weight) * self.trained_here,
         }
 
+    def _disk(self) -> dict[str, float]:
+        """What a run's folder takes: a checkpoint holds both policies, an average where there is one, and the moments;
+        of LoRA the adapters alone. The newest is written before the oldest is removed."""
+        args = self.args
+        policy = 4 * self.adapter if args.lora else self.per_weight * self.sizes.total
+        one = (3 if args.average_decay else 2) * policy + moment_bytes(args.optim) * self.trained
+        count = min(args.save_total_limit + 1, -(-args.max_steps // args.save_steps))
+        return {f"{count} checkpoints": count * one, "the trained model": self.per_weight * self.sizes.total}
+
     def _gathered(self) -> Phases:
         """Weights gathered by FSDP, as in lfpo.models.fsdp. In rollouts all of them, the layers' matrices in bfloat16
         under autocast; with `rollout_gather: layer` the head and two layers with a copy of one. In an update the heads
@@ -215,20 +234,25 @@ class Estimate:
             rollouts = per_weight * self.head + 3 * per_gathered * sizes.layer
         return (0, rollouts, heads + sizes.layer * (3 * per_gathered + (0 if lora else 4)), 0)
 
+    def _rows_at_once(self) -> tuple[int, int]:
+        """Rows that are in flight in rollouts, no more than a rank has of rollouts or of an evaluation; and those of
+        them that one forward runs."""
+        args, length, kind = self.args, self.length, self.device
+        most = max(-(-args.prompts_per_iteration // self.gpus) * args.num_generations, -(-self.problems // self.gpus))
+        if self.sampler.rule_name == "canvas":  # all rows run together
+            in_flight = min(max(1, args.rollout_tokens // length), most)
+            return in_flight, in_flight
+        stores = self.trained_block is not None
+        in_flight = min(rows_in_flight(length, self.sampler, args.rollout_tokens, stores), most)
+        return in_flight, max(1, min(PIECE_TOKENS[kind] // length, args.rollout_tokens // length, in_flight))
+
     def _rollout_parts(self) -> dict[str, Phases]:
         args, hf, length, kind = self.args, self.hf, self.length, self.device
-        stores = self.trained_block is not None
-        # No more rows than a rank has, of rollouts or of an evaluation.
-        most = max(-(-args.prompts_per_iteration // self.gpus) * args.num_generations, -(-self.problems // self.gpus))
-        in_flight = min(rows_in_flight(length, self.sampler, args.rollout_tokens, stores), most)
-        block = self.sampler.block_length
-        canvas, longest = self.sampler.rule_name == "canvas", length
-        if canvas:  # all rows run together, the prompt first, then canvases
-            in_flight, longest = min(max(1, args.rollout_tokens // length), most), max(self.prompt_length, block)
+        in_flight, block, stores = self.in_flight, self.sampler.block_length, self.trained_block is not None
+        canvas = self.sampler.rule_name == "canvas"
+        longest = max(self.prompt_length, block) if canvas else length  # the prompt runs first, then canvases
         active = in_flight * block  # positions in the active blocks
-        piece = max(1, min(PIECE_TOKENS[kind] // length, args.rollout_tokens // length, in_flight))
-        rows = in_flight if canvas else piece
-        _, forward = activations("forward", self.config, rows, longest, self.dtype, args.lora, self.autocast)
+        _, forward = activations("forward", self.config, self.at_once, longest, self.dtype, args.lora, self.autocast)
         forward += 2 * active * hf.hidden_size * self.per_weight
         # float32 logits, and three tensors of probabilities for those that are drawn from at once.
         probability = 8 if self.head_products == "float32" else 4
@@ -241,7 +265,7 @@ class Estimate:
             widths = sum(layer.num_key_value_heads * head_dim(layer) for layer in layer_configs(hf))
             per_token = 2 * widths * self.per_product
             # When rows finish, the others are moved, a layer at a time. A compiled forward returns its keys and values.
-            copied = piece * length * per_token if args.rollout_compile else 0
+            copied = self.at_once * length * per_token if args.rollout_compile else 0
             held = in_flight * columns_for(length) * per_token
             copied = held if canvas else copied  # the rows that go on, beside those of the whole canvas
             cache = held + max(copied, held / hf.num_hidden_layers)

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from lfpo.core.structure import FULL, Pass, Structure
+from lfpo.core.structure import FULL, PolicyForward, Structure
 from lfpo.core.trajectory import Trajectory
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.experts import active_weights
@@ -62,7 +62,7 @@ def head_dim(config: Any) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
-def pass_flops(model: MaskedDiffusionLM, ran: Pass) -> float:
+def pass_flops(model: MaskedDiffusionLM, ran: PolicyForward) -> float:
     """FLOPs of predicting the targets of views, and of the backward pass if there is one: two forwards, or one with
     LoRA."""
     sizes = (ran.length_S, int(ran.targets))
@@ -80,7 +80,7 @@ def rollout_flops(model: MaskedDiffusionLM, trajectory: Trajectory) -> float:
     t, lengths = trajectory, trajectory.prompt_mask.sum(-1) + trajectory.tokens.shape[1]
     if t.structure.block_length:
         lengths = t.prompt_mask.sum(-1) + (t.reveal_step >= 0).sum(-1) / 2
-    if t.uniform:
+    if t.asks_about_all:
         return forward_flops(model, lengths, 2 * int(t.nfe.sum()) * t.sampler.block_length, t.queries)
     predicted = _predicted_with_edits(t) if t.sampler.edits else _predicted(t)
     guidance = 2 if t.sampler.cfg_scale else 1

@@ -80,7 +80,7 @@ def skeleton(config: Json, *, layers: int | None = None, dtype: torch.dtype = to
     tie(backbone)
     for p in backbone.parameters():
         p.data = p.data.to(dtype)
-    return MaskedDiffusionLM(backbone, family, config, mask_id=0, eos_id=0, pad_id=0)
+    return family.model(backbone, family, config, mask_id=0, eos_id=0, pad_id=0)
 
 
 def by_value(function: Callable[P, R]) -> Callable[P, R]:
@@ -124,7 +124,7 @@ def adapter_size(config: Json, settings: LoraSettings) -> int:
     some have experts."""
     full, sizes = model_shape(config)[1], []
     layers = full.backbone.config.num_hidden_layers
-    for count in (layers,) if full.family.stacked or full.uniform else (2, 3):
+    for count in (layers,) if full.family.stacked or full.asks_about_all else (2, 3):
         model = skeleton(config, layers=count)
         inject(model, settings)
         sizes.append(sum(p.numel() for _, p in model.factors()))
@@ -158,7 +158,7 @@ def _of_small_runs(
     kind: Kind, config: Json, length: int, dtype: torch.dtype, lora: LoraSettings | None, autocast: bool
 ) -> torch.Tensor:
     """[rows 1 and 2, numbers of layers as in `layer_counts`, (held, peak)], float64, measured by the training code
-    itself on fake tensors, which allocate nothing. Of canvases, as if all tokens were theirs."""
+    itself on fake tensors, which allocate nothing. All tokens count as noised."""
     counts = layer_counts(config)
     model = skeleton(config, layers=counts[1], dtype=dtype)
     if lora is not None:
@@ -183,19 +183,12 @@ def _of_small_runs(
             with fake:
                 ids = torch.zeros(rows, length, dtype=torch.long)
                 with _LiveBytes(model.parameters()) as live, torch.set_grad_enabled(kind != "forward"):
-                    hidden = _of_canvas(model, ids) if model.uniform else model.hidden(ids)
+                    hidden = model.hidden_of_noised(ids)
                     held = live.now
                     if hidden.requires_grad:
                         hidden.backward(torch.empty_like(hidden))
             measured[rows - 1, number] = torch.tensor([held, live.peak])
     return measured
-
-
-def _of_canvas(model: MaskedDiffusionLM, ids: torch.Tensor) -> torch.Tensor:
-    """Hidden states of tokens that are all of a canvas, without masks."""
-    none = dict.fromkeys(model.windows or ())
-    positions = torch.arange(ids.shape[1], device=ids.device)[None].expand(ids.shape)
-    return model.body(input_ids=ids, attention_mask=none, position_ids=positions, canvas=ids.shape[1])
 
 
 def _drop_gradient(parameter: torch.Tensor) -> None:

@@ -1,6 +1,7 @@
 """What one iteration of a recipe computes: the sampler's forwards, the objective's views, targets and policies."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from importlib import import_module
 
 import torch
 
@@ -8,24 +9,23 @@ from lfpo.config.json import Json
 from lfpo.config.sampler import Sampler
 from lfpo.config.train import LFPOConfig
 from lfpo.core.learner import optimizer_blocks
-from lfpo.core.model import NO_MASK
+from lfpo.core.model import BASE, CURRENT, OLD
 from lfpo.core.objective import Objective
 from lfpo.core.predictions import Predictions
-from lfpo.core.roles import BASE, CURRENT, OLD
 from lfpo.core.schedule import reveal_schedule
 from lfpo.core.structure import FULL, Structure
 from lfpo.core.trajectory import Trajectory, of_completions
 from lfpo.core.views import Views
 from lfpo.models import init_model
 from lfpo.models.layouts import LAYOUTS
-from lfpo.models.uniform import with_noise
-from lfpo.objectives.needs import kept_steps
 from lfpo.plan.model import by_value
-from lfpo.rollout.canvas import CanvasTrajectory
 
 TOY: Json = {"d_model": 4, "n_layers": 1, "n_heads": 1, "mlp_hidden_size": 4, "vocab_size": 16, "init_std": 0.5}
 TOY |= {"mask_token_id": 15, "eos_token_id": 14, "pad_token_id": 14}
 TOY_ROLLOUTS = 8  # random masks have other sizes in each; the work is their mean
+
+# Reveal rules that are a family's own sampler -> the module with its toy rollouts.
+OWN_PLANS = {"canvas": "lfpo.contrib.canvases.plan"}
 
 
 @dataclass(frozen=True)
@@ -49,16 +49,11 @@ def count(objective: Objective, sampler: Sampler, *, structure: Structure = FULL
     size = group if objective.whole_groups else TOY_ROLLOUTS
     trajectory = _toy(objective, sampler, structure, size)
     reward = torch.arange(size, dtype=torch.float64)  # they differ, so that there are advantages
-    steps = kept_steps(objective, sampler)
-    signal = objective.signal(reward[:, None].expand(-1, len(steps)) if steps else reward, torch.zeros(size).long())
-    # Where a rollout has several numbers, those that are 0 may stand for states that are not trained.
-    chosen = torch.ones_like(signal) if signal.dim() == 1 else (signal != 0).to(signal.dtype)
-    views, before = objective.views(trajectory.in_rounds(), chosen, list(range(size)), 0), [0]
-    if trajectory.uniform:  # theta_old runs conditioned views once more; the toy itself needs no conditioning
-        views = with_noise(views, list(range(size)), 0, TOY["vocab_size"])
-        assert views.temperature is not None
-        before.append(int((views.temperature > 0).any(-1).sum()))
-        views = replace(views, condition=None)
+    signal = objective.signal(reward, torch.zeros(size).long())
+    views, before = objective.views(trajectory.in_rounds(), torch.ones_like(signal), list(range(size)), 0), [0]
+    if own := OWN_PLANS.get(sampler.rule_name):
+        views, more = import_module(own).noised(views, list(range(size)), TOY["vocab_size"])
+        before.append(more)
     model = init_model({**LAYOUTS["llada-8b"], **TOY, "block_length": structure.block_length}, seed=0)
     policies = {CURRENT: model, OLD: model.frozen_copy(), BASE: model.frozen_copy()}
     most_targets = int(views.target.sum(-1).max())
@@ -68,7 +63,7 @@ def count(objective: Objective, sampler: Sampler, *, structure: Structure = FULL
         return Predictions(views, policies).logp(policy)
 
     with torch.no_grad():
-        views = objective.prepare(views, logp)
+        views = objective.before_passes(views, logp)
     unit = int(views.unit.unique(return_counts=True)[1].max())
     predictions = Predictions(views.select((views.unit == views.unit[0]).nonzero().flatten()), policies)
     objective.loss(predictions, signal)
@@ -138,33 +133,23 @@ def _revealed(sampler: Sampler, structure: Structure) -> torch.Tensor:
 def _toy(objective: Objective, sampler: Sampler, structure: Structure, size: int) -> Trajectory:
     """`size` rollouts, with a prompt of one token or one block, revealed from left to right."""
     counts, blocks = _revealed(sampler, structure), sampler.gen_length // sampler.block_length
-    canvas = sampler.rule_name == "canvas"
-    if canvas:
-        counts = torch.zeros(sampler.canvas.max_denoising_steps, dtype=torch.long)
-        counts[-1] = sampler.block_length  # all tokens become final in a canvas's last step
+    own = OWN_PLANS.get(sampler.rule_name)
+    if own is not None:
+        counts = import_module(own).step_counts(sampler)
     steps = torch.arange(len(counts) * blocks).repeat_interleave(counts.repeat(blocks))
     prompt = torch.ones(size, structure.block_length or 1, dtype=torch.long)
     tokens = torch.ones(size, sampler.gen_length, dtype=torch.long)
-    predicted_at = torch.tensor(kept_steps(objective, sampler), dtype=torch.long).expand(size, -1)
-    predictions = tokens[:, None].expand(-1, predicted_at.shape[1], -1)
     trajectory = of_completions(
         prompt,
         prompt,
         tokens,
         steps.repeat(size, 1),
         sampler=sampler,
-        mask_id=NO_MASK if canvas else TOY["mask_token_id"],
+        mask_id=TOY["mask_token_id"],
         eos_id=TOY["eos_token_id"],
         structure=structure,
         scheduled_steps=torch.full((size,), len(counts) * blocks),
-        predicted_at=predicted_at,
-        predicted_tokens=predictions,
-        predicted_confidence=predictions.float(),
     )
-    if not canvas:
-        return trajectory
-    canvases = tokens[:, None].expand(-1, len(counts), -1).int()
-    accepted = torch.ones(canvases.shape, dtype=torch.bool)
-    accepted[:, -1] = False
-    entropies = torch.zeros(canvases.shape)
-    return CanvasTrajectory(**vars(trajectory), canvases=canvases, accepted=accepted, entropies=entropies)
+    if own is not None:
+        trajectory = import_module(own).toy(trajectory)
+    return objective.planned(trajectory)

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import torch
 
+from lfpo.config.json import Json
 from lfpo.core.rng import generator
 from lfpo.core.scoring import Rewards, Scorer
 from lfpo.prompts.tasks import DataTask, Row, Task
@@ -48,9 +49,9 @@ class PromptSource:
     weights: Sequence[float] = ()
     timeout: float = 0.0
 
-    def score(self, rows: Sequence[Row], texts: Sequence[str], completion_ids: list[list[int]]) -> Rewards:
+    def score(self, rows: Sequence[Row], texts: Sequence[str], of_rollouts: Json) -> Rewards:
         """The rewards of b completions of b rows; see lfpo.core.scoring.Scorer."""
-        return self.scorer.score(rows, texts, completion_ids)
+        return self.scorer.score(rows, texts, of_rollouts)
 
     @functools.cached_property
     def scorer(self) -> Scorer:

@@ -24,10 +24,10 @@ from lfpo.base.environment import installed
 from lfpo.config.errors import UserError, first_line
 from lfpo.config.json import Json
 from lfpo.config.train import LFPOConfig
-from lfpo.core import collectives, devices, rank_tensors
+from lfpo.core import collectives, rank_tensors
 from lfpo.core.denoise import Finished, Forwarded
 from lfpo.core.engine import Request, Ticket, Version
-from lfpo.core.roles import CURRENT, OLD
+from lfpo.core.model import CURRENT, OLD
 from lfpo.core.trajectory import GIVES, Trajectory, join
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.placement import narrow_matrices
@@ -217,7 +217,7 @@ class RayEngine:
     def __init__(self, args: LFPOConfig):
         self.args, self.settings = args, args.engine
         self.version: Version = 0
-        self.pad_id, self.device = 0, devices.device()
+        self.pad_id, self.device = 0, collectives.device()
         self.weights: object = None  # a reference to the newest weights in the object store
         self.measured: dict[str, float] = {}
         self.actors: list[Any] = []

@@ -1,5 +1,5 @@
-"""Ready terms of a reward: penalties on length, and a weight for each row. A length is the number of tokens up to and
-including the first end-of-sequence token."""
+"""Ready terms of a reward: speed, penalties on length, and a weight for each row. A length is the number of tokens up
+to and including the first end-of-sequence token."""
 
 import inspect
 import itertools
@@ -8,7 +8,7 @@ from typing import Any
 from lfpo.config.errors import UserError
 from lfpo.config.json import Json
 from lfpo.core.reward_values import checked
-from lfpo.core.scoring import RewardFunction, accepted
+from lfpo.core.scoring import ROLLOUT_ARGUMENTS, RewardFunction, accepted
 from lfpo.rewards.names import reward_name
 
 
@@ -27,6 +27,27 @@ def overlong_penalty(max_length: int, buffer: int) -> RewardFunction:
         return [-min(1.0, max(0.0, (len(ids) - max_length + buffer) / buffer)) for ids in completion_ids]
 
     return overlong
+
+
+def tokens_per_forward(target: float, right: RewardFunction | None) -> RewardFunction:
+    """Tokens of a completion over the forwards that its rollout took, in units of `target`, and at most 1.
+
+    right: a completion whose reward by this function is not above 0 gets 0, since a fast wrong answer is worth nothing;
+        None: wrong ones are rewarded too. Raises UserError unless target is above 0.
+    With LightningRL (arXiv 2603.13319) it is a reward of its own; see multi_objective_aggregation.
+    """
+    if not target > 0:
+        raise UserError(f"tokens_per_forward: target {target} must be above 0")
+
+    def speed(
+        prompts: object, completions: Any, completion_ids: list[list[int]], forwards: list[int], **columns: object
+    ) -> list[float]:
+        own = {"completion_ids": completion_ids, "forwards": forwards, **columns}
+        given = [1.0] * len(completions) if right is None else _called(right, prompts, completions, own)
+        per_forward = [len(ids) / max(1, n) for ids, n in zip(completion_ids, forwards, strict=True)]
+        return [min(1.0, tpf / target) if (r or 0.0) > 0 else 0.0 for tpf, r in zip(per_forward, given, strict=True)]
+
+    return speed
 
 
 def tokens(prompts: object, completions: object, completion_ids: list[list[int]], **columns: object) -> list[float]:
@@ -70,8 +91,7 @@ def weighted(function: RewardFunction, column: str) -> RewardFunction:
 
     def reward(prompts: object, completions: Any, **columns: object) -> list[float | None]:
         weights = _column(columns, column, "weighted")
-        returned = function(prompts=prompts, completions=completions, **accepted(function, columns))
-        values = checked(returned, reward_name(function), len(completions))
+        values = _called(function, prompts, completions, columns)
         return [None if v is None else v * weight for v, weight in zip(values, weights, strict=True)]
 
     reward.__name__ = reward_name(function)
@@ -80,10 +100,18 @@ def weighted(function: RewardFunction, column: str) -> RewardFunction:
     return reward
 
 
+def _called(function: RewardFunction, prompts: object, completions: Any, columns: Json) -> list[float | None]:
+    """The checked rewards of a function that a term wraps."""
+    returned = function(prompts=prompts, completions=completions, **accepted(function, columns))
+    return checked(returned, reward_name(function), len(completions))
+
+
 def _column(columns: Json, name: str, of: str) -> list[float]:
     """A column of numbers. Raises UserError where the data has none of that name, or other values in it."""
     if name not in columns:
-        raise UserError(f"{of}: the data has no column {name!r}, only {', '.join(sorted(columns))}")
+        raise UserError(
+            f"{of}: the data has no column {name!r}, only {', '.join(sorted(columns.keys() - set(ROLLOUT_ARGUMENTS)))}"
+        )
     for i, value in enumerate(columns[name]):
         if not isinstance(value, int | float):
             raise UserError(f"{of}: column {name!r} must hold numbers, found {value!r} in row {i} of the batch")

@@ -52,7 +52,7 @@ class CachedForward(Forward):
         self.cached: list[int] = []  # the rows in the cache, in its order
 
     def rows_at_once(self, length: int) -> int:
-        return rows_in_flight(length, self.sampler, self.rollout_tokens, self.stores)
+        return rows_in_flight(length, self.sampler, self.rollout_tokens, self.stores_blocks)
 
     def _inputs(self, active: ActiveRows, row_ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor, list[bool]]:
         """As that of Forward; rows that have left are dropped from the cache. Those that stay keep their order, and
@@ -155,7 +155,7 @@ class StoredBlocks(CachedForward):
     The first forward of a prompt is run once for all its rollouts, whenever they enter, and is never compiled.
     """
 
-    stores = True
+    stores_blocks = True
 
     def __init__(self, *arguments: object, **options: Any):
         super().__init__(*arguments, **options)

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from lfpo.config.json import Json
 from lfpo.core.active_rows import ActiveRows
 from lfpo.core.hooks import DrawnTokens, Hook
 from lfpo.core.trajectory import Trajectory, per_position
+from lfpo.prompts.tokenizer import token_texts
 
 
 @dataclass(kw_only=True)
@@ -78,6 +80,20 @@ class EditedTrajectory(Trajectory):
     def with_steps(self, step_BW: torch.Tensor) -> Trajectory:
         length = self.tokens.shape[1]
         return dataclasses.replace(self, reveal_step=step_BW[:, :length], edit_step=step_BW[:, length:])
+
+    def recorded(self, b: int, tokenizer: object) -> Json:
+        """`edits`: for each edited position of row b the tokens that it held, the revealed one first, each as [step,
+        token id, text, confidence]."""
+        one = self.rows(torch.tensor([b], device=self.tokens.device)).to("cpu")
+        place = one.at_writes(torch.arange(one.tokens.shape[1])[None])
+        token = torch.cat([one.revealed, one.edit_token], dim=1)
+        columns = (place, one.with_edits("reveal_step"), token, one.with_edits("confidence"))
+        held: dict[str, list[list[object]]] = {}
+        for position, step, token_id, sure in zip(*(column[0].tolist() for column in columns), strict=True):
+            if step >= 0:
+                text = token_texts(tokenizer, [token_id])[0]
+                held.setdefault(str(position), []).append([step, token_id, text, round(sure, 5)])
+        return {"edits": {position: tokens for position, tokens in held.items() if len(tokens) > 1}}
 
 
 class EditRecord(Hook):

@@ -5,6 +5,7 @@ import functools
 from collections.abc import Callable, Collection
 from typing import Any
 
+from lfpo.config.errors import UserError
 from lfpo.config.json import Json
 from lfpo.core.denoise import Finished, Forwarded, denoise
 from lfpo.core.engine import Request, Ticket, Version
@@ -14,7 +15,7 @@ from lfpo.core.rule import Rule
 from lfpo.core.trajectory import GIVES, Trajectory, join
 from lfpo.rollout.reveal import RULES
 from lfpo.rollout.reveal.own import checked_rule
-from lfpo.rollout.variants import run_canvases, variant
+from lfpo.rollout.variants import OWN_RULES, check_context, variant
 
 
 class LocalEngine:
@@ -79,7 +80,8 @@ def units_of(request: Request, rows: int) -> list[Request]:
     """A request cut into units of so many rows (0: one unit), in order; a multiple of its `generations`."""
     size = rows or max(1, len(request.prompts))
     cuts = [slice(i, i + size) for i in range(0, len(request.prompts), size)]
-    return [dataclasses.replace(request, prompts=request.prompts[cut], seeds=request.seeds[cut]) for cut in cuts]
+    parts = ({name: getattr(request, name)[cut] for name in ("prompts", "seeds", "shown")} for cut in cuts)
+    return [dataclasses.replace(request, **part) for part in parts]
 
 
 def run_unit(
@@ -88,12 +90,21 @@ def run_unit(
     """The trajectories of a request whose rows are sampled together and fit the model. options: further arguments
     of lfpo.rollout.sampling.rollout."""
     sampler = unit.sampler
-    if model.uniform or sampler.rule_name == "canvas":
-        return run_canvases(model, unit, hook=hook, **options)
+    if model.own_rule is not None or sampler.rule_name in OWN_RULES:
+        check_context(sampler, model)
+        sampled: Trajectory = model.sample_unit(unit, hook=hook, **options)
+        return sampled
     rule = find_rule(sampler.rule_name)
     # Plain denoising runs whole rows, and revealed tokens stay. Any of these needs another rule, forward or hook.
-    special = hook, unit.keep_steps, model.block_length, sampler.first_token, sampler.edits, sampler.cache != "none"
+    special = hook, unit.variant, model.block_length, sampler.first_token, sampler.edits, sampler.cache != "none"
     options["rule"] = rule
+    if unit.shown:
+        if any(special) or sampler.stops_at_confidence:
+            raise UserError(
+                "hints: tokens can be shown from the start only in plain denoising of a model that attends to all "
+                "tokens, without sampler.cache, early_stop confidence, edits and kept predictions; leave hints out"
+            )
+        return denoise(model, unit.prompts, sampler, unit.seeds, shown=unit.shown, **options)
     if any(special) or sampler.stops_at_confidence:
         options |= variant(model, unit, sampler, rule, hook, store_blocks=store_blocks)
     return denoise(model, unit.prompts, sampler, unit.seeds, **options)

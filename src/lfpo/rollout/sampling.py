@@ -7,7 +7,7 @@ from lfpo.config.sampler import DEFAULT_LENGTH, SamplerConfig
 from lfpo.config.train import LFPOConfig
 from lfpo.core.denoise import Finished, Forwarded
 from lfpo.core.encoding import misfit
-from lfpo.core.engine import Request
+from lfpo.core.engine import Request, Variant
 from lfpo.core.hooks import Hook
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.trajectory import Trajectory
@@ -26,7 +26,7 @@ def rollout(
     finished: Finished | None = None,
     forwarded: Forwarded | None = None,
     compiled: bool = False,
-    keep_steps: Sequence[int] = (),
+    variant: Variant | None = None,
     store_blocks: bool = True,
 ) -> Trajectory:
     """Denoise one completion for each of B prompts.
@@ -42,13 +42,12 @@ def rollout(
     compiled: run forwards through torch.compile, padded to few shapes. Worth it on a GPU and in long runs.
     store_blocks: a model that attends block by block computes a block against the stored keys and values of the blocks
         before it, which is exact. False computes whole rows, for measuring what that saves.
-    keep_steps: scheduled steps whose whole predictions the trajectory keeps (see lfpo.rollout.kept). They change no
-        token, but the head then runs at all masked positions, not at those of the active block alone.
+    variant: another way to denoise (see lfpo.core.engine.Request).
 
     Returns a trajectory of B rows in the order of the prompts, on the model's device; P is the longest prompt's length,
     C = sampler.gen_length (DEFAULT_LENGTH if None).
-    Raises UserError where there are no prompts or one does not fit the model, for a reveal rule that reveals nothing,
-    and for keep_steps with a cache or a model that attends block by block.
+    Raises UserError where there are no prompts or one does not fit the model, and for a reveal rule that reveals
+    nothing.
     """
     sampler = sampler.fitted("sampler", DEFAULT_LENGTH, model.block_length)
     check_context(sampler, model)
@@ -57,7 +56,7 @@ def rollout(
     for number, prompt in enumerate(prompts):
         if reason := misfit(prompt, model, sampler.gen_length):
             raise UserError(f"prompt {number}: {reason}")
-    request = Request(prompts, seeds, sampler, keep_steps=keep_steps)
+    request = Request(prompts, seeds, sampler, variant=variant)
     limits = {"rollout_tokens": rollout_tokens, "compiled": compiled}
     observers = {"finished": finished, "forwarded": forwarded}
     return run_unit(model, request, hook=hook, store_blocks=store_blocks, **limits, **observers)

@@ -1,8 +1,7 @@
-"""What rollouts may need beside plain denoising: caches, blocks, causal contexts, edits, kept predictions, the
-confidence stop, canvases."""
+"""What rollouts may need beside plain denoising: caches, blocks, causal contexts, edits, and the
+confidence stop."""
 
 import dataclasses
-from typing import Any
 
 import torch
 
@@ -14,12 +13,12 @@ from lfpo.core.forward import Forward, completion_columns
 from lfpo.core.hooks import Hook
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.rule import Rule
-from lfpo.core.trajectory import Trajectory
 from lfpo.rollout.cached import ApproximateCache, DoubledForward, StoredBlocks
-from lfpo.rollout.canvas import denoise_canvases
 from lfpo.rollout.edits import EditRecord
-from lfpo.rollout.kept import KeptPredictions, WholeCompletions
 from lfpo.rollout.reveal.early_stop import stopping_early
+
+# Reveal rules that are a family's own sampler (MaskedDiffusionLM.own_rule): no mask is filled in.
+OWN_RULES = {"canvas"}
 
 
 def variant(
@@ -42,42 +41,33 @@ def variant(
         forward_type = DoubledForward
     elif sampler.cache != "none":
         forward_type = ApproximateCache
-    elif unit.keep_steps:
-        forward_type = WholeCompletions
     if causal:  # what a forward reveals is not known before it
         rule = dataclasses.replace(rule, plan=None)
     if sampler.stops_at_confidence:
         rule = stopping_early(rule)
 
     hooks = [] if hook is None else [hook]
-    if unit.keep_steps or sampler.edits:
+    if sampler.edits:
         shape = (len(unit.prompts), completion_columns(sampler, model))
         like = torch.empty(shape, dtype=torch.long, device=model.device)
-        hooks += [KeptPredictions(unit.keep_steps, like, sampler, model)] if unit.keep_steps else []
-        hooks += [EditRecord(like)] if sampler.edits else []
-    return {"rule": rule, "forward_type": forward_type, "hooks": hooks}
-
-
-def run_canvases(
-    model: MaskedDiffusionLM, unit: Request, *, hook: Hook | None, compiled: bool = False, **options: Any
-) -> Trajectory:
-    """A request's trajectories where noise is uniform. Raises UserError for what needs tokens that stay as revealed."""
-    check_context(unit.sampler, model)
-    for name, value in (("rollout_compile", compiled), ("keep_steps", unit.keep_steps), ("hook", hook)):
-        if value:
-            raise UserError(
-                f"{name}: {model.family.name} models revise their tokens, and {name} needs tokens that stay; "
-                "leave it out"
-            )
-    return denoise_canvases(model, unit.prompts, unit.sampler, unit.seeds, **options)
+        hooks.append(EditRecord(like))
+    arguments: Json = {"rule": rule, "forward_type": forward_type, "hooks": hooks}
+    if unit.variant is None:
+        return arguments
+    return unit.variant(model, dataclasses.replace(unit, sampler=sampler), arguments)
 
 
 def check_context(sampler: Sampler, model: MaskedDiffusionLM, where: str = "sampler") -> None:
     """Raise UserError, beginning with `where`, for settings that do not go with how the model attends."""
-    if model.uniform != (sampler.rule_name == "canvas"):
-        what = "are sampled by the rule 'canvas' alone" if model.uniform else "fill in masks, and 'canvas' has none"
-        advice = "set it to canvas" if model.uniform else "take another rule"
-        raise UserError(f"{where}.rule: {model.family.name} models {what}; {advice}")
+    rule, own = sampler.rule_name, model.own_rule
+    if own is not None and rule != own:
+        raise UserError(
+            f"{where}.rule: {model.family.name} models are sampled by the rule {own!r} alone; set it to {own}"
+        )
+    if own is None and rule in OWN_RULES:
+        raise UserError(
+            f"{where}.rule: {model.family.name} models fill in masks, and {rule!r} has none; take another rule"
+        )
     if sampler.cache != "none" and "sliding_attention" in (getattr(model.backbone.config, "layer_types", None) or ()):
         raise UserError(
             f"{where}: cache {sampler.cache!r} is for models whose layers attend to all tokens, and those of "

@@ -1,5 +1,6 @@
 """The model card beside saved weights: what they are, how they were made, held-out results, how to use them."""
 
+import json
 import re
 from pathlib import Path
 
@@ -17,13 +18,25 @@ DESCRIPTION = {
     "sft": "A masked diffusion model trained on demonstrations by the masked diffusion loss.",
 }
 
-FAMILY_USE = """```
-lfpo sample --model PATH_TO_THIS_FOLDER --prompt '...' --sampler.gen_length 64
+
+def family_use(run: Run | None = None, config: Json | None = None) -> str:
+    """The card's section on the use of weights in their family's layout. Length and chat template are those of the
+    run's first recorded rollout; without one the length is that of config, or 64."""
+    config = config or {}
+    length = (config.get("sampler") or config).get("gen_length") or 64
+    chat = ""
+    recorded = next((run.dir / "rollouts").glob("step-*.jsonl"), None) if run else None
+    if recorded and (lines := recorded.read_text(encoding="utf-8").splitlines()):
+        first = json.loads(lines[0])
+        length, chat = len(first["token_ids"]), " --chat" if isinstance(first["prompt"], list) else ""
+    return f"""```
+lfpo sample --model PATH_TO_THIS_FOLDER --prompt '...' --sampler.gen_length {length}{chat}
 lfpo eval --model PATH_TO_THIS_FOLDER --task TASK
 ```
 
 The files have the names and layout of the model family, so other tools that read the family load them too.
 """
+
 
 # Also in docs/export.md; a test runs it in a process without lfpo.
 SAMPLER = """```python
@@ -107,10 +120,12 @@ def transformers_use(architecture: str, shift: bool, block_length: int | None, *
 
 
 def published(config: Json) -> Json:
-    """A run's configuration without folders of this machine: paths are cut to their last part, output_dir is left
-    out."""
+    """A run's configuration without folders of this machine: paths are cut to their last part (a trained model's to
+    RUN/model), output_dir is left out."""
     base = config.get("model")
-    base = Path(base).name if base and user_path(base).exists() else base
+    if base and user_path(base).exists():  # of runs/mine/model also the run's name
+        parts = Path(base).parts
+        base = "/".join(parts[-2:] if parts[-1] == "model" else parts[-1:])
 
     def shortened(value: object) -> object:
         """Absolute paths cut, also in lists and in the files of a task (NAME@train=PATH,test=PATH)."""
@@ -137,21 +152,24 @@ def model_card(
     run: Run,
     config: Json,
     kind: str,
-    use: str = FAMILY_USE,
+    use: str | None = None,
     *,
     step: int | None = None,
     library: str = "lfpo",
 ) -> str:
     """README.md for the weights of a run: Markdown under the metadata that model hubs read.
 
-    config: the run's resolved configuration. kind: "train", "sft" or "dpo". use: the section on how to use the files.
+    config: the run's resolved configuration. kind: "train", "sft" or "dpo". use: the section on how to use the files
+    (None: that of `family_use`).
     step: the iteration of the weights (None: the last). library: what the hub says loads them.
     """
     metrics = [row for row in run.read_metrics() if step is None or row["step"] <= step]
+    given = config.get("model")
+    on_hub = given and "/" in given and not user_path(given).exists()
     config = published(config)
     base = config["model"]
     data = data_of(config) or ", ".join(config.get("tasks") or {}) or "rows given in Python"
-    return f"""{_header(library, kind, base=base if base and "/" in base else None)}
+    return f"""{_header(library, kind, base=base if on_hub else None)}
 # {run.dir.resolve().name}
 
 {DESCRIPTION[kind].format(objective=config.get("objective", {}).get("name"))}
@@ -163,7 +181,7 @@ def model_card(
 
 {_results(metrics)}## Use
 
-{use}
+{family_use(run, config) if use is None else use}
 ## Configuration
 
 ```yaml

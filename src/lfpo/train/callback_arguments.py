@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from lfpo.config.build import to_dict
 from lfpo.config.json import Json
-from lfpo.core import collectives, devices
+from lfpo.core import collectives
 from lfpo.train.trainer import Trainer
 
 
@@ -109,7 +109,7 @@ def values_of(trainer: Trainer, metric: str | None) -> Json:
         "process_index": collectives.rank(),
         "local_process_index": collectives.rank(),
         "n_gpu": min(1, torch.cuda.device_count()),
-        "device": devices.device(),
+        "device": collectives.device(),
         "should_log": first,
         "should_save": first,
     }

@@ -18,11 +18,11 @@ from lfpo.core import collectives
 from lfpo.core.batch_metrics import means_of_sums
 from lfpo.core.forward import left_pad
 from lfpo.core.learner import accumulate_gradients
+from lfpo.core.model import BASE, CURRENT
 from lfpo.core.observer import Observer
 from lfpo.core.passes import logp_at_targets
 from lfpo.core.rng import key, python_rng
-from lfpo.core.roles import BASE, CURRENT
-from lfpo.core.structure import Pass
+from lfpo.core.structure import PolicyForward
 from lfpo.core.trajectory import Trajectory, of_completions
 from lfpo.core.views import Views
 from lfpo.models import MaskedDiffusionLM
@@ -72,7 +72,7 @@ class DPOTrainer(Trainer):
 
     def run_iteration(self, step: int, context: Context) -> Json:
         """One optimiser step; metrics every logging_steps."""
-        config, started, observer, passes = self.args, time.perf_counter(), Observer(), list[Pass]()
+        config, started, observer, passes = self.args, time.perf_counter(), Observer(), list[PolicyForward]()
         observer.passes = passes
         # Each rank takes every world-th pair; the sum of the ranks' gradients is that of the whole batch.
         own_indices = range(collectives.rank(), config.batch_size, collectives.world())
@@ -125,12 +125,12 @@ class DPOTrainer(Trainer):
         """The masked views of pairs, and how passes through them are made. pairs: by the parts of their masks' key."""
         trajectory = as_trajectory(list(pairs.values()), self.model)
         seeds = [key(*purpose, side) for purpose in pairs for side in ("chosen", "rejected")]
-        filler = None
-        if self.args.fsdp:  # a pass of the first pair that does not count (see with_fillers)
+        dummy = None
+        if self.args.fsdp:  # a pass of the first pair that does not count (see with_dummy_passes)
             pair = trajectory.rows(torch.arange(2, device=trajectory.tokens.device))
-            filler = self.objective.mask_views(pair, torch.ones_like(pair.tokens, dtype=torch.bool)[None])
+            dummy = self.objective.mask_views(pair, torch.ones_like(pair.tokens, dtype=torch.bool)[None])
         views = objective.views(trajectory, torch.zeros(len(trajectory)), seeds, 0)
-        return views, {"update_tokens": self.args.update_tokens, "filler": filler}
+        return views, {"update_tokens": self.args.update_tokens, "dummy": dummy}
 
 
 def as_trajectory(pairs: Sequence[Pair], model: MaskedDiffusionLM) -> Trajectory:

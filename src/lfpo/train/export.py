@@ -36,7 +36,7 @@ from lfpo.models.tensor_files import FILE_BYTES, check_disk, weight_bytes
 from lfpo.models.weights import reading, weight_files
 from lfpo.report.data import run_data
 from lfpo.report.html import page
-from lfpo.runs.card import FAMILY_USE, converted_card, model_card, published, transformers_use
+from lfpo.runs.card import converted_card, family_use, model_card, published, transformers_use
 from lfpo.runs.directory import Run
 from lfpo.train.checkpoint import CARD, latest_checkpoint, numbered, save_policy, step_of, verify
 from lfpo.train.copies import AverageFiles, swap
@@ -189,7 +189,7 @@ def _write_weights(source: Source, settings: ExportConfig | PushConfig, folder: 
         else:
             export_transformers(source.weights, folder)
     if own_names:
-        return FAMILY_USE
+        return family_use(source.run, source.config)
     blocks = family.block_length(config)
     return transformers_use(family.architecture, family.shift, blocks, causal=family.causal_context)
 

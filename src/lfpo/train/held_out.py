@@ -128,13 +128,14 @@ def _played(
 
 def _mean_reward(trainer: Evaluated, result: EvalResult, context: Context) -> float:
     """The mean total reward over the rows that have one; each rank scores its share. NaN if a function failed."""
-    source, texts, all_ids = trainer.source, result.completions, result.trajectory.completion_ids()
+    source, texts, of_rollouts = trainer.source, result.completions, result.trajectory.for_rewards()
     rows, numbers = source.eval_rows, collectives.share(len(source.eval_rows))
 
     def score() -> Rewards:
         if not numbers:
             return Rewards(torch.zeros(0, dtype=torch.float64), {})
-        return source.score([rows[i] for i in numbers], [texts[i] for i in numbers], [all_ids[i] for i in numbers])
+        own = {name: [values[i] for i in numbers] for name, values in of_rollouts.items()}
+        return source.score([rows[i] for i in numbers], [texts[i] for i in numbers], own)
 
     rewards = collectives.raise_on_all(score)
     _say_why(trainer, rewards, context)

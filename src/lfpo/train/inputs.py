@@ -3,7 +3,7 @@ the folder. Keys and values are checked by the configuration itself."""
 
 import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from lfpo.config.plugins import resolve
 from lfpo.config.sampler import check_length
 from lfpo.config.train import LFPOConfig
 from lfpo.core.reward_values import ASYNCHRONOUS
+from lfpo.core.scoring import ROLLOUT_ARGUMENTS
 from lfpo.prompts.dataset import read_rows
 from lfpo.prompts.examples import demonstration, preference, read_examples
 from lfpo.prompts.tasks import Row, get_task
@@ -108,7 +109,7 @@ def check_signature(function: RewardFunction, row: Row) -> None:
     for p in needed:
         if p.kind is p.POSITIONAL_ONLY:
             raise UserError(f"{what}: takes {p.name!r} by position, and arguments are given by name; remove the '/'")
-    if missing := [p.name for p in needed if p.name not in {"prompts", "completions", "completion_ids", *columns}]:
+    if missing := [p.name for p in needed if p.name not in {"prompts", "completions", *ROLLOUT_ARGUMENTS, *columns}]:
         advice = (
             f"the rows have {', '.join(columns) or 'no column but prompt'}; rename one by `columns`, or use map_row"
         )
@@ -117,6 +118,17 @@ def check_signature(function: RewardFunction, row: Row) -> None:
         elif missing[0] in ("trainer_state", "log_metric", "log_extra"):
             advice = "TRL passes it, lfpo does not; leave it out"
         raise UserError(f"{what}: needs {missing[0]!r}, which it is not given: {advice}")
+
+
+def check_engine_gives(functions: Sequence[RewardFunction], gives: Collection[str]) -> None:
+    """Raise UserError for a reward function that asks for what the engine's rollouts do not have."""
+    for function in functions:
+        asked = inspect.signature(function).parameters.keys() & {"forwards", "reveal_step"}
+        if missing := sorted(asked - set(gives)):
+            raise UserError(
+                f"reward function {reward_name(function)!r} asks for {missing[0]!r}, which this engine does not give; "
+                "take another engine, or leave out the function"
+            )
 
 
 def environment_class(path: str | None) -> Any:

@@ -19,7 +19,7 @@ from lfpo.config.files import user_path
 from lfpo.config.sampler import Sampler
 from lfpo.config.train import LFPOConfig
 from lfpo.config.training import Optim, moment_bytes
-from lfpo.core import collectives, devices
+from lfpo.core import collectives
 from lfpo.core.encoding import encode_prompt, misfit
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.tensor_files import GIB
@@ -74,7 +74,7 @@ def preflight(trainer: Planned) -> tuple[PromptSource, str]:
         left_out += ", so the others repeat: no more of the stream is read, so leave out long ones when you make it"
     rewarding = source.reward_functions if trainer.environment is None else [trainer.environment.make]
     names, plan = ", ".join(reward_names(rewarding)), ""
-    if (device := devices.device()).type == "cuda":
+    if (device := collectives.device()).type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory
         rate = EFFICIENCY * matmul_peak(device, torch.bfloat16 if args.bf16 else getattr(torch, args.dtype))
         plan = plan_line(args, longest, gpus=collectives.world(), memory=memory, flop_rate=rate)
@@ -171,7 +171,8 @@ def check_rewards(trainer: Planned, source: PromptSource) -> list[str]:
             _, why = step_all(environment, [Episode(0, rows[0], 0)], [STAND_IN])
             failed += [] if why is None else [f"environment {environment.name!r} failed on {where}: {why}"]
             continue
-        scored = source.score(rows, [STAND_IN] * len(rows), [list(ids) for _ in rows])
+        stand_in = {"completion_ids": list(ids), "forwards": len(ids), "reveal_step": list(range(len(ids)))}
+        scored = source.score(rows, [STAND_IN] * len(rows), {name: [v] * len(rows) for name, v in stand_in.items()})
         failed += [f"reward function {name!r} failed on {where}: {why}" for name, why in scored.failed.items()]
     if failed and not args.keep_going:
         raise UserError(f"{'; '.join(failed)}; fix it, or set keep_going to train with None for its rewards")

@@ -15,11 +15,12 @@ from lfpo.config.build import build, to_dict
 from lfpo.config.errors import UserError
 from lfpo.config.files import read_json, write_json
 from lfpo.config.json import Json
+from lfpo.config.plugins import resolve
 from lfpo.config.sampler import Sampler
 from lfpo.config.train import LFPOConfig
-from lfpo.core import collectives, devices
+from lfpo.core import collectives
 from lfpo.core.batch import ScoredRollouts
-from lfpo.core.completions import tensor_fields
+from lfpo.core.completions import SpecialTokens, tensor_fields
 from lfpo.core.denoise import Finished
 from lfpo.core.engine import AsyncEngine, Engine, Request, Ticket
 from lfpo.core.observer import Observer
@@ -27,8 +28,6 @@ from lfpo.core.rollouts import FreshRollouts
 from lfpo.core.structure import Structure
 from lfpo.core.trajectory import Trajectory, join
 from lfpo.models.tensor_files import save_tensors
-from lfpo.rollout.canvas import CanvasTrajectory
-from lfpo.rollout.edits import EditedTrajectory
 
 INDEX = "queue.json"
 
@@ -129,8 +128,7 @@ class RolloutQueue:
             joined = kind_of(tensors)(
                 **tensors,
                 sampler=build(Sampler, entry["sampler"], str(folder / INDEX)),
-                mask_id=entry["mask_id"],
-                eos_id=entry["eos_id"],
+                special=SpecialTokens(entry["mask_id"], entry["eos_id"]),
                 structure=Structure(entry["block_length"], causal=entry["causal"]),
             )
             prompts = collectives.share(len(joined) // self.generations)
@@ -138,7 +136,7 @@ class RolloutQueue:
                 raise _other_prompts(int(number))
             own = part(joined, prompts[0] * self.generations, len(prompts) * self.generations)
             self.tickets[int(number)] = Ticket(entry["version"], work=None)
-            self.sampled[int(number)] = own.to(devices.device())
+            self.sampled[int(number)] = own.to(collectives.device())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,11 +166,21 @@ class Queued:
         return dataclasses.replace(rolled, metrics=ahead | rolled.metrics, times=times)
 
 
+# A tensor that only trajectories of one kind have -> where their class is.
+KINDS = {
+    "edit_step": "lfpo.rollout.edits:EditedTrajectory",
+    "canvases": "lfpo.contrib.canvases.trajectory:CanvasTrajectory",
+    "predicted_at": "lfpo.contrib.kept:KeptTrajectory",
+}
+
+
 def kind_of(tensors: Collection[str]) -> type[Trajectory]:
     """The class of the trajectories that have tensors of these names."""
-    if "edit_step" in tensors:
-        return EditedTrajectory
-    return CanvasTrajectory if "canvases" in tensors else Trajectory
+    for name, path in KINDS.items():
+        if name in tensors:
+            kind: type[Trajectory] = resolve(path, {}, kind="kind of trajectory")
+            return kind
+    return Trajectory
 
 
 def _file(folder: Path, batch: int) -> Path:

@@ -4,7 +4,6 @@ import contextlib
 import inspect
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,22 +23,21 @@ from lfpo.core import collectives
 from lfpo.core.algorithm import Algorithm
 from lfpo.core.batch import Batch
 from lfpo.core.learner import Learner
+from lfpo.core.model import CURRENT, OLD
 from lfpo.core.optim import Average
-from lfpo.core.roles import CURRENT, OLD
 from lfpo.core.rollouts import FreshRollouts
-from lfpo.core.structure import Pass
+from lfpo.core.structure import PolicyForward
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.loading import trained_block_length
 from lfpo.models.lora import settings_of
 from lfpo.models.policies import load_policies
-from lfpo.models.uniform import with_noise
 from lfpo.objectives import make_objective
-from lfpo.objectives.needs import check_rollouts, kept_steps, samplers
+from lfpo.objectives.needs import check_rollouts, samplers
 from lfpo.plan.flops import pass_flops, rollout_flops
 from lfpo.prompts.sources import fingerprint, plain_values
 from lfpo.rewards import RewardFunction
 from lfpo.rollout.episodes import Environment, Played
-from lfpo.rollout.kept import WithPredictions
+from lfpo.rollout.hinted import Hinted
 from lfpo.rollout.variants import check_context
 from lfpo.runs.context import Context
 from lfpo.runs.directory import Run
@@ -49,7 +47,7 @@ from lfpo.train.callbacks import Callbacks
 from lfpo.train.copies import AverageFiles, Versions, in_place, swap
 from lfpo.train.export import make_repository, run_push
 from lfpo.train.held_out import held_out
-from lfpo.train.inputs import environment_class
+from lfpo.train.inputs import check_engine_gives, environment_class
 from lfpo.train.preflight import preflight
 from lfpo.train.queue import Queued, RolloutQueue
 from lfpo.train.records import rollout_records
@@ -116,7 +114,6 @@ class LFPOTrainer(Algorithm, Trainer):
         self.args = args = replace(args, max_steps=self.length.iterations)
         block_length = trained_block_length(model or args.model)
         self.sampler, self.eval_samplers = samplers(args, self.source.gen_length, self.objective, block_length)
-        self.keep_steps = kept_steps(self.objective, self.sampler)
         self.policies, self.tokenizer = load_policies(args, model, tokenizer, needs_base=self.objective.needs_base)
         self.model, self.reference = self.policies[CURRENT], self.policies[OLD]  # theta, theta_old
         self.optimizer = build_adamw(self.model, args)
@@ -134,6 +131,7 @@ class LFPOTrainer(Algorithm, Trainer):
         self.closing = contextlib.ExitStack()  # what is given back when training ends
         self.engine = make_engine(args)
         self.closing.callback(self.engine.close)
+        check_engine_gives(self.source.reward_functions, self.engine.gives)
         if args.engine.reward_workers:
             from lfpo.ray.rewards import by_tasks
 
@@ -153,9 +151,8 @@ class LFPOTrainer(Algorithm, Trainer):
         # Training time and FLOPs without evaluation; skipped updates; reward function -> batches in a row it failed.
         self.state: Json = {"skipped": 0, "skipped_in_a_row": 0, "failing": {}, "seconds": 0.0, "flops": 0.0}
         self.run = replace(self.run, silent=collectives.rank() != 0)
-        fill = partial(with_noise, vocab_size=self.model.vocab_size) if self.model.uniform else None
         self.learner = Learner(
-            args, self.objective, self.policies, self.optimizer, self.average, self.state, self.run.dir, fill
+            args, self.objective, self.policies, self.optimizer, self.average, self.state, self.run.dir
         )
         self.failed_in_evaluation: set[str] = set()  # reward functions of which this was said
         sampled = FreshRollouts(
@@ -166,17 +163,20 @@ class LFPOTrainer(Algorithm, Trainer):
             self.tokenizer,
             self.engine,
             self.sampler,
-            self.keep_steps,
+            self.objective.variant(self.sampler),
             self.state,
         )
         self.sizes = args.prompts_per_iteration, args.num_generations
         self.rollouts = sampled
         if self.queue is not None:
             self.rollouts = Queued(self.queue, sampled)
+        if args.hints.column is not None:
+            if args.hints.column not in self.source.train_row(0):
+                raise UserError(f"hints.column: the training rows have no column {args.hints.column!r}")
+            self.rollouts = Hinted(sampled)
         if self.environment is not None:
             self.rollouts = Played(self.environment, sampled)
-        if self.keep_steps:
-            self.rollouts = WithPredictions(self.rollouts, self.tokenizer, self.source.score)
+        self.rollouts = self.objective.rewarded(self.rollouts, self.tokenizer, self.source.score, args.num_generations)
         self.state["rows_skipped"] = 0  # of the data set, where a callback ended an epoch early
         self.events = Callbacks(self)
         self.events.call("on_init_end", 0)
@@ -224,10 +224,11 @@ class LFPOTrainer(Algorithm, Trainer):
 
     def run_iteration(self, step: int, context: Context | None = None) -> Json:
         """`iterate`, then its accounts: FLOPs, records of rollouts, the queue. context: of the run, if any."""
-        context, passes = context or Context(), list[Pass]()
+        context, passes = context or Context(), list[PolicyForward]()
         context.observer.passes = passes
         batch, signal_R, metrics = self.iterate(step, context.observer)
-        flops = rollout_flops(self.policies[OLD], batch.trajectory)
+        sampled = [t for t in (batch.trajectory, batch.discarded) if t is not None]
+        flops = sum(rollout_flops(self.policies[OLD], trajectory) for trajectory in sampled)
         flops += sum(pass_flops(self.policies[ran.policy], ran) for ran in passes)
         self.state["flops"] += collectives.sum_number(flops)
         self.log_rollouts(step, batch, signal_R[batch.rollout_B], context)

@@ -9,7 +9,7 @@ of the block with their first EOS, which is where rollouts end. Over a causal co
 loss, of each token up to the first EOS after the clean ones before it; the first loss counts `masked_loss_weight`.
 
 Where noise is uniform over the vocabulary, random tokens stand in place of masks, every token of the completion counts,
-and half of the examples are conditioned on a first prediction without gradients (see lfpo.models.uniform).
+and half of the examples are conditioned on a first prediction without gradients (see lfpo.contrib.canvases.noise).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,15 +29,14 @@ from lfpo.core.encoding import encode_prompt, misfit, unusable
 from lfpo.core.failures import count_skipped
 from lfpo.core.forward import left_pad
 from lfpo.core.fused import rectified_sum
+from lfpo.core.model import CURRENT
 from lfpo.core.optim import set_lr, step_if_finite
-from lfpo.core.passes import with_fillers
+from lfpo.core.passes import with_dummy_passes
 from lfpo.core.predictions import one_pass
 from lfpo.core.rng import generator, python_rng
-from lfpo.core.roles import CURRENT
 from lfpo.core.views import pack_by_tokens
 from lfpo.models import MaskedDiffusionLM, init_model
 from lfpo.models.policies import load_policies
-from lfpo.models.uniform import CONDITIONED, conditioning
 from lfpo.prompts.examples import demonstration, read_examples
 from lfpo.prompts.sources import fingerprint, in_epochs
 from lfpo.prompts.tasks import DataTask, get_task
@@ -93,8 +92,8 @@ class SFTTrainer(Trainer):
         # Each rank takes every world-th example; the sum of the ranks' gradients is that of the whole batch.
         own_indices = range(collectives.rank(), config.batch_size, collectives.world())
         batch = {i: self.draw(step * config.batch_size + i) for i in own_indices}
-        filler = self.draw(step * config.batch_size) if config.fsdp else None
-        loss = accumulate_sft_gradients(self.model, config, batch, generator(config.seed, step, "t"), filler)
+        dummy = self.draw(step * config.batch_size) if config.fsdp else None
+        loss = accumulate_sft_gradients(self.model, config, batch, generator(config.seed, step, "t"), dummy)
         about_step = update(self, step, loss, context)
         losses.append(about_step["loss"])
         done = step + 1
@@ -113,8 +112,8 @@ class SFTTrainer(Trainer):
             own = {i - start: self.held_out[i] for i in whole[collectives.rank() :: collectives.world()]}
             rng = generator(config.seed, "held-out", start)
             passes = noised_passes(self.model, config, own, len(whole), rng)
-            filler = self.held_out[start] if config.fsdp else None
-            total += len(whole) * sum(each.item() for each in losses(self.model, passes, filler))
+            dummy = self.held_out[start] if config.fsdp else None
+            total += len(whole) * sum(each.item() for each in losses(self.model, passes, dummy))
         return {"eval/loss": collectives.sum_number(total) / len(self.held_out)} if self.held_out else {}
 
     def export(self) -> MaskedDiffusionLM:
@@ -150,13 +149,10 @@ class Noise(NamedTuple):
 def noise_of(model: MaskedDiffusionLM, length: int, rng: torch.Generator) -> Noise:
     """The noise of an example of so many completion tokens: masks, or tokens of the whole vocabulary."""
     draw_C = torch.rand(length, generator=rng)
-    if not model.uniform:
-        return Noise(draw_C, torch.full((length,), model.mask_id), conditioned=False)
-    token_C = torch.randint(model.vocab_size, (length,), generator=rng)
-    return Noise(draw_C, token_C, conditioned=bool(torch.rand((), generator=rng) < CONDITIONED))
+    return Noise(draw_C, *model.noise(length, rng))
 
 
-class Pass(NamedTuple):
+class Examples(NamedTuple):
     """Examples that run together, [B, L], on the CPU. noised, clean: token ids. scored: positions whose clean token is
     predicted from the noised ones, with `weight`; next_weight: of tokens that the clean ones before them predict.
     temperature: of the prediction that conditions a token, 0 for none (read where noise is uniform)."""
@@ -176,14 +172,14 @@ def accumulate_sft_gradients(
     config: SFTConfig,
     batch: dict[int, Example],
     rng: torch.Generator,
-    filler: Example | None = None,
+    dummy: Example | None = None,
 ) -> float:
     """Add the gradient of some examples of a batch to the parameters; returns their part of the batch's loss.
 
-    batch: position in the whole batch -> example. Memory depends on update_tokens only. filler: see `losses`.
+    batch: position in the whole batch -> example. Memory depends on update_tokens only. dummy: see `losses`.
     """
     total = 0.0
-    for loss in losses(model, noised_passes(model, config, batch, config.batch_size, rng), filler):
+    for loss in losses(model, noised_passes(model, config, batch, config.batch_size, rng), dummy):
         loss.backward()
         total += loss.item()
     return total
@@ -191,7 +187,7 @@ def accumulate_sft_gradients(
 
 def noised_passes(
     model: MaskedDiffusionLM, config: SFTConfig, batch: dict[int, Example], size: int, rng: torch.Generator
-) -> list[Pass]:
+) -> list[Examples]:
     """Some examples of a batch of `size`, noised and packed into passes of at most update_tokens. t is stratified over
     the whole batch, which keeps its distribution uniform and lowers the variance of the loss. batch: position in the
     whole batch -> example."""
@@ -206,8 +202,8 @@ def noised_passes(
     lengths = structure.tokens(torch.tensor([len(row) for row in rows]), prompts).tolist()
     has_next = has_next_loss(model)
     masked_weight = config.masked_loss_weight if has_next else 1.0
-    every = model.uniform and config.loss_weight == "1/t"  # nothing tells the model which tokens are noised
-    passes = list[Pass]()
+    every = model.asks_about_all and config.loss_weight == "1/t"  # nothing tells the model which tokens are noised
+    passes = list[Examples]()
     for packed in pack_by_tokens(lengths, config.update_tokens):
         group = [indices[j] for j in packed]
         ids, attention = left_pad([rows[j] for j in packed], model.pad_id)
@@ -226,32 +222,29 @@ def noised_passes(
                 known = through_eos(batch[i][1], model)
                 next_weight[j, ids.shape[1] - length :][:known] = 1 / (known * size)
         if scored.any() or next_weight.any():
-            passes.append(Pass(noised, ids, attention, prompts[packed], scored, weight, next_weight, temperature))
+            passes.append(Examples(noised, ids, attention, prompts[packed], scored, weight, next_weight, temperature))
     return passes
 
 
-def losses(model: MaskedDiffusionLM, passes: list[Pass], filler: Example | None) -> Iterator[torch.Tensor]:
-    """The loss of each pass; its backward belongs before the next one. filler: with split weights, what a rank runs in
-    passes that other ranks have and it has not (see with_fillers)."""
+def losses(model: MaskedDiffusionLM, passes: list[Examples], dummy: Example | None) -> Iterator[torch.Tensor]:
+    """The loss of each pass; its backward belongs before the next one. dummy: with split weights, what a rank runs in
+    passes that other ranks have and it has not (see with_dummy_passes)."""
     idle = None
-    if filler is not None:
-        ids, attention = left_pad([filler[0] + filler[1]], model.pad_id)
-        none, prompt_B = torch.zeros(ids.shape), torch.tensor([len(filler[0])])
-        idle = Pass(ids, ids, attention, prompt_B, torch.ones_like(ids, dtype=torch.bool), none, none, none)
-        passes = with_fillers(passes, idle)
+    if dummy is not None:
+        ids, attention = left_pad([dummy[0] + dummy[1]], model.pad_id)
+        none, prompt_B = torch.zeros(ids.shape), torch.tensor([len(dummy[0])])
+        idle = Examples(ids, ids, attention, prompt_B, torch.ones_like(ids, dtype=torch.bool), none, none, none)
+        passes = with_dummy_passes(passes, idle)
     for each in passes:
         with one_pass([model]):
-            yield float(each is not idle) * loss_of(model, Pass(*(x.to(model.device) for x in each)))
+            yield float(each is not idle) * loss_of(model, Examples(*(x.to(model.device) for x in each)))
 
 
-def loss_of(model: MaskedDiffusionLM, p: Pass) -> torch.Tensor:
+def loss_of(model: MaskedDiffusionLM, p: Examples) -> torch.Tensor:
     """The weighted cross-entropies of a pass, summed."""
-    structure, signal = training_structure(model), None
-    if model.uniform:
-        signal = conditioning(model, p.noised, p.clean, p.attention, p.prompt_B, p.temperature, structure)
-    noised_BND, clean_BLD = noised_hidden(
-        model, p.noised, p.clean, p.attention, p.prompt_B, structure=structure, conditioning_BND=signal
-    )
+    structure, row = training_structure(model), (p.noised, p.clean, p.attention, p.prompt_B)
+    signal = model.signal(*row, p.temperature, structure=structure)
+    noised_BND, clean_BLD = noised_hidden(model, *row, structure=structure, signal=signal)
     width = noised_BND.shape[1]
     at = p.scored[:, -width:]
     row_T, column_T = p.next_weight.nonzero().unbind(-1)  # tokens that the clean ones before them predict
@@ -260,14 +253,14 @@ def loss_of(model: MaskedDiffusionLM, p: Pass) -> torch.Tensor:
     weight_T = torch.cat([p.weight[:, -width:][at], p.next_weight[row_T, column_T]])
     heads = (model.head_weight, model.head_weight)
     r_T = torch.ones_like(weight_T)  # at r = 1 and beta = 1 the rectified loss is cross-entropy
-    options: Json = {"precision": model.products, "cap": model.logit_cap}
+    options: Json = {"precision": model.products, "logit_map": model.logit_map}
     return rectified_sum(hidden_TD, hidden_TD, *heads, labels_T, r_T, weight_T, beta=1.0, **options)
 
 
 def has_next_loss(model: MaskedDiffusionLM) -> bool:
     """Whether a second loss trains the clean tokens' prediction of the next one. Where noise is uniform nothing reads
     that prediction."""
-    return model.causal_context and not model.uniform
+    return model.causal_context and not model.asks_about_all
 
 
 def encode_example(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from lfpo.config.errors import UserError
 from lfpo.core.rng import key, python_rng
-from lfpo.core.scoring import Row
+from lfpo.core.scoring import ROLLOUT_ARGUMENTS, Row
 from lfpo.prompts.tasks.verdicts import verdict
 from lfpo.rewards import RewardFunction
 
@@ -81,7 +81,7 @@ class Task:
         """What training uses by default: accuracy, 1 or 0, with TRL's signature."""
 
         def accuracy(prompts: list[str], completions: list[str], **columns: list[object]) -> list[float]:
-            columns.pop("completion_ids", None)
+            columns = {name: values for name, values in columns.items() if name not in ROLLOUT_ARGUMENTS}
             columns = {"prompt": list(prompts), **columns}  # rows as an evaluation has them
             rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
             return [float(self.correct(c, row)) for c, row in zip(completions, rows, strict=True)]

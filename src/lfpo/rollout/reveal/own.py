@@ -38,7 +38,7 @@ def _checked(name: str, function: Callable[[Proposal], Reveal]) -> Callable[[Pro
             ("positions", step.eligible.shape, torch.bool),
             ("at_step", rows, torch.int64),
             ("edits", step.eligible.shape, torch.bool),
-            ("goes_on", rows, torch.bool),
+            ("unfinished", rows, torch.bool),
         ):
             value = getattr(decided, field)
             if value is None and field != "positions":

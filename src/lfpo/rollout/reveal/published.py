@@ -139,8 +139,8 @@ def dynamic(step: Proposal) -> Reveal:
     edits = step.revealed.editable & (step.token != step.revealed.shown)
     edits &= step.score > step.sampler.editing_threshold
     post_step = step.revealed.post_step
-    goes_on = (post_step < step.sampler.max_post_steps) & ((post_step == 0) | edits.any(-1))
-    return Reveal(positions, edits=edits, goes_on=goes_on)
+    unfinished = (post_step < step.sampler.max_post_steps) & ((post_step == 0) | edits.any(-1))
+    return Reveal(positions, edits=edits, unfinished=unfinished)
 
 
 def tau_budget(step: Proposal) -> Reveal:

@@ -15,103 +15,22 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional as F
 
-from lfpo.config.json import Json
 from lfpo.config.sampler import Sampler
+from lfpo.contrib.canvases.noise import expected_embeddings
+from lfpo.contrib.canvases.trajectory import NEVER, CanvasTrajectory
+from lfpo.contrib.canvases.windows import by_kind, windows_of
+from lfpo.core.completions import SpecialTokens
 from lfpo.core.draw import inverse_cdf
 from lfpo.core.forward import left_pad
 from lfpo.core.fused import rows_of_a_chunk
 from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.noise import uniform
 from lfpo.core.structure import Doubled, mask_bias
-from lfpo.core.trajectory import Trajectory, join, per_position
+from lfpo.core.trajectory import Trajectory, join
 from lfpo.core.views import pack_by_tokens
-from lfpo.models.uniform import expected_embeddings
 
 # Purposes of random numbers: the first tokens of a canvas, the tokens of a step, and those that replace the others.
 START, DRAW, NOISE = range(3)
-NEVER = -1  # in `canvases`: the canvas had fewer steps
-
-
-@dataclass
-class CanvasTrajectory(Trajectory):
-    """Rollouts whose tokens are revised: the tokens before a step are not those of the end.
-
-    canvases [B, N, C] int32: what each canvas of a row held before its n-th step, N = max_denoising_steps; NEVER where
-        it had fewer. All canvases stand side by side, so state n is one input of the doubled layout.
-    accepted [B, N, C] bool: the positions whose drawn tokens the step kept: what stands there in the next canvas. False
-        in a canvas's last step, whose draws are not used.
-    entropies [B, N, C] float32: of each step's predictions, in nats at temperature 1.
-    reveal_step is the last step of the position's canvas, in which its tokens became final. confidence and entropy are
-    those of that step.
-
-    `with_edits` has W = N C columns, those of a step side by side: what the step accepted, and all of the last step.
-    """
-
-    canvases: torch.Tensor = field(kw_only=True)
-    accepted: torch.Tensor = field(kw_only=True)
-    entropies: torch.Tensor = field(kw_only=True)
-
-    @property
-    def steps_of_canvas(self) -> torch.Tensor:
-        """Steps of the canvas of each position, [B, C] int64."""
-        return (self.canvases != NEVER).sum(1)
-
-    def in_rounds(self) -> Trajectory:
-        return dataclasses.replace(self, reveal_step=self.steps_of_canvas - 1)
-
-    def with_edits(self, name: str) -> torch.Tensor:
-        if name == "entropy":
-            return self.entropies.flatten(1)
-        if name != "reveal_step":
-            raise NotImplementedError(f"{name} of each step is not kept")
-        step_BNC, last_B1C = self._steps, self.reveal_step[:, None]
-        written = self.accepted | ((step_BNC == last_B1C) & (step_BNC >= 0))
-        return step_BNC.masked_fill(~written, -1).flatten(1)
-
-    @property
-    def _steps(self) -> torch.Tensor:
-        """The number of each step of a position's canvas, [B, N, C] int64; -1 where it had fewer."""
-        first_BC = self.reveal_step - self.steps_of_canvas + 1
-        number_N1 = torch.arange(self.canvases.shape[1], device=first_BC.device)[:, None]
-        return (first_BC[:, None] + number_N1).masked_fill(self.canvases == NEVER, -1)
-
-    def at_writes(self, value_BC: torch.Tensor) -> torch.Tensor:
-        return value_BC.repeat(1, self.canvases.shape[1])
-
-    def masked_before(self, step_B: torch.Tensor) -> torch.Tensor:
-        return torch.zeros_like(self.tokens, dtype=torch.bool)
-
-    def written_by(self, first_B: torch.Tensor, last_B: torch.Tensor) -> torch.Tensor:
-        step_BNC = self._steps
-        between = (step_BNC >= first_B[:, None, None]) & (step_BNC <= last_B[:, None, None])
-        return (self.accepted & between).any(1)
-
-    def tokens_before(self, step_B: torch.Tensor) -> torch.Tensor:
-        number_BC = per_position(step_B) - (self.reveal_step - self.steps_of_canvas + 1)
-        began = number_BC.clamp(0, self.canvases.shape[1] - 1)
-        held_BC = self.canvases.gather(1, began[:, None]).squeeze(1).long()
-        return torch.where((number_BC >= self.steps_of_canvas) | (held_BC == NEVER), self.tokens, held_BC)
-
-    def written_until(self, last_B: torch.Tensor) -> torch.Tensor:
-        return self.tokens_before(last_B + 1)
-
-    def conditioned_before(self, step_B: torch.Tensor) -> Json:
-        """The canvas before that of `tokens_before`, over prompt and completion, and the temperature of its step; 0 for
-        a canvas's first step and after its last one."""
-        step_BC = per_position(step_B)
-        number_BC = step_BC - (self.reveal_step - self.steps_of_canvas + 1)
-        canvas, steps = self.sampler.canvas, self.canvases.shape[1]
-        values = torch.tensor([canvas.temperature(n) for n in range(steps)], device=step_BC.device)
-        conditioned = (number_BC > 0) & self.open_before(step_BC)
-        temperature_BC = torch.where(conditioned, values[(number_BC - 1).clamp(0, steps - 1)], 0.0)
-        return {
-            "before": torch.cat([self.prompt_ids, self.tokens_before(step_BC - 1)], dim=1),
-            "temperature": F.pad(temperature_BC, (self.prompt_ids.shape[1], 0)),
-        }
-
-    @property
-    def from_context(self) -> None:
-        return None
 
 
 class Prediction(NamedTuple):
@@ -127,9 +46,9 @@ class Prediction(NamedTuple):
 
 
 @dataclass
-class Context:
+class CanvasContext:
     """Keys and values of the tokens before a canvas, [B, H_kv, L, D] for each layer. Layers call `update` (see
-    lfpo.models.diffusion_gemma). storing: whether those of a forward are kept."""
+    lfpo.contrib.canvases.stack). storing: whether those of a forward are kept."""
 
     layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     storing: bool = True
@@ -142,9 +61,9 @@ class Context:
             self.layers[layer] = key, value
         return key, value
 
-    def select(self, index: torch.Tensor | slice) -> Context:
+    def select(self, index: torch.Tensor | slice) -> CanvasContext:
         """The rows at `index`, to read."""
-        return Context({n: (k[index], v[index]) for n, (k, v) in self.layers.items()}, storing=False)
+        return CanvasContext({n: (k[index], v[index]) for n, (k, v) in self.layers.items()}, storing=False)
 
 
 @torch.no_grad()
@@ -207,8 +126,7 @@ class _Rows:
             nfe=zero.clone(),
             queries=mask.sum(-1),
             sampler=sampler,
-            mask_id=model.mask_id,
-            eos_id=model.eos_id,
+            special=SpecialTokens(model.mask_id, model.eos_id),
             structure=model.sampling_structure(sampler.block_length),
             canvases=torch.full(states, NEVER, dtype=torch.int32, device=device),
             accepted=torch.zeros(states, dtype=torch.bool, device=device),
@@ -218,7 +136,7 @@ class _Rows:
     def run(self) -> CanvasTrajectory:
         t, model = self.t, self.model
         rows = torch.arange(len(t), device=model.device)  # those without an EOS so far
-        context = Context()
+        context = CanvasContext()
         ids, real = t.prompt_ids, t.prompt_mask.bool()
         for first in range(0, t.tokens.shape[1], self.size):
             self._read(ids, real, context)
@@ -232,7 +150,7 @@ class _Rows:
             t.queries[rows] += self.size
         return t
 
-    def _read(self, ids: torch.Tensor, real: torch.Tensor, context: Context) -> None:
+    def _read(self, ids: torch.Tensor, real: torch.Tensor, context: CanvasContext) -> None:
         """Store the keys and values of the context's last tokens, ids [A, n]. real [A, L]: of the whole context."""
         context.storing = True
         query = torch.arange(real.shape[1] - ids.shape[1], real.shape[1], device=ids.device)
@@ -250,13 +168,13 @@ class _Rows:
         """Masks [A, 1, queries, keys] for each kind of layers, of these token numbers of `Structure.sees`."""
         row = torch.arange(len(real), device=real.device)[:, None, None]
         masks = {}
-        for kind, structure in self.structure.by_kind(self.model.windows or {}).items():
+        for kind, structure in by_kind(self.structure, windows_of(self.model.backbone.config)).items():
             seen = structure.sees(real, doubled)(row, row, query[:, None], key)
             seen = seen.expand(len(real), len(query), len(key))
             masks[kind] = mask_bias(seen[:, None], self.model.body_dtype)
         return masks
 
-    def _denoise(self, rows: torch.Tensor, real: torch.Tensor, context: Context, first: int) -> None:
+    def _denoise(self, rows: torch.Tensor, real: torch.Tensor, context: CanvasContext, first: int) -> None:
         """Denoise the canvas of the rows [A] that begins at column `first` of the completion."""
         t, settings, size = self.t, self.settings, self.size
         columns, here = torch.arange(size, device=rows.device), slice(first, first + size)

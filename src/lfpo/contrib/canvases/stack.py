@@ -18,7 +18,7 @@ from transformers.models.diffusion_gemma import modeling_diffusion_gemma as publ
 from transformers.models.diffusion_gemma.configuration_diffusion_gemma import DiffusionGemmaTextConfig
 
 from lfpo.config.json import Json
-from lfpo.models.uniform import embedding_scale
+from lfpo.contrib.canvases.noise import embedding_scale
 
 
 class Stack(nn.Module):
@@ -94,7 +94,7 @@ class Backbone(published.DiffusionGemmaPreTrainedModel):
 
 
 def _update(layer: int, cache: Any, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The cache itself knows whether it stores (lfpo.rollout.canvas.Context); transformers' decoder only reads."""
+    """The cache itself knows whether it stores (CanvasContext); transformers' decoder only reads."""
     return cache.update(key, value, layer)
 
 

@@ -8,22 +8,22 @@ import torch
 
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
+from lfpo.contrib.canvases.cap import Cap
+from lfpo.contrib.canvases.noise import CanvasViews, with_noise
+from lfpo.contrib.canvases.trajectory import NEVER, CanvasTrajectory
 from lfpo.core.completions import tensor_fields
 from lfpo.core.doubled import noised_hidden
 from lfpo.core.lfpo import LFPO
-from lfpo.core.model import NO_MASK, MaskedDiffusionLM
+from lfpo.core.model import BASE, CURRENT, NO_TOKEN, OLD, MaskedDiffusionLM
 from lfpo.core.predictions import Predictions
 from lfpo.core.rectified import rectified_loss
-from lfpo.core.roles import BASE, CURRENT, OLD
 from lfpo.core.trajectory import join
-from lfpo.core.views import Views, in_passes
+from lfpo.core.views import in_passes
 from lfpo.core.visited import stratified_indices
 from lfpo.models import load_model
-from lfpo.models.uniform import with_noise
 from lfpo.objectives import OBJECTIVES, make_objective
 from lfpo.objectives.agrpo import logp_as_drawn
 from lfpo.objectives.needs import check_rollouts
-from lfpo.rollout.canvas import NEVER, CanvasTrajectory
 from lfpo.rollout.sampling import rollout
 from lfpo.train.queue import kind_of, part
 from small_runs import same
@@ -61,7 +61,7 @@ def other(model: MaskedDiffusionLM) -> MaskedDiffusionLM:
     return copy.requires_grad_(True)
 
 
-def views_of(name: str, t: CanvasTrajectory, seeds: list[int] = SEEDS, inner: int = 0, **knobs: Any) -> Views:
+def views_of(name: str, t: CanvasTrajectory, seeds: list[int] = SEEDS, inner: int = 0, **knobs: Any) -> CanvasViews:
     views = make_objective({"name": name, **knobs}).views(t.in_rounds(), torch.ones(len(t)), seeds, inner)
     return with_noise(views, seeds, inner, VOCABULARY)
 
@@ -78,7 +78,7 @@ def test_noised_states_hold_random_tokens_and_ask_about_all(rollouts: CanvasTraj
     drawn = views.input_ids[:, width:][changed].double()
     assert drawn.mean().item() == pytest.approx(VOCABULARY / 2, abs=5) and drawn.max() > VOCABULARY - 3
     # Half of the states are conditioned on themselves, the others on nothing.
-    assert views.temperature is not None and views.before is not None and torch.equal(views.before, views.input_ids)
+    assert torch.equal(views.before, views.input_ids)
     assert set(views.temperature.unique().tolist()) == {0.0, 1.0} and not views.temperature[:, :width].any()
     whole = views.temperature[:, width:].mean(-1)
     assert set(whole.tolist()) == {0.0, 1.0} and whole.mean().item() == pytest.approx(0.5, abs=0.15)
@@ -101,7 +101,6 @@ def test_visited_states_are_the_canvases_of_the_sampler(rollouts: CanvasTrajecto
     """Each from another step, conditioned on the canvas before it at the temperature of its step."""
     t, width = rollouts, rollouts.prompt_ids.shape[1]
     views = views_of("lfpo", t, states="stratified", timesteps=STEPS)
-    assert views.before is not None and views.temperature is not None
     seen = 0
     for s, row in enumerate(views.row.tolist()):
         n = s - views.row.tolist().index(row)  # with as many states as steps every step is drawn
@@ -145,11 +144,11 @@ def test_policies_see_one_conditioning_and_equal_ones_agree(
     views, signals = views_of("lfpo", rollouts, states=states, timesteps=3), []
 
     def recorded(self: MaskedDiffusionLM, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("conditioning_BND") is not None:
-            signals.append((self, kwargs["conditioning_BND"]))
+        if kwargs.get("signal") is not None:
+            signals.append((self, kwargs["signal"]))
         return noised_hidden(self, *args, **kwargs)
 
-    monkeypatch.setattr("lfpo.core.doubled.noised_hidden", recorded)
+    monkeypatch.setattr("lfpo.core.views.noised_hidden", recorded)
     equal = Predictions(views, {CURRENT: model, OLD: model.frozen_copy()})
     assert torch.equal(equal.logp(CURRENT), equal.logp(OLD))
     signals.clear()
@@ -174,7 +173,7 @@ def test_lfpo_s_loss_is_that_of_capped_logits(
 ):
     """Value and gradient beside plain autograd through the model's own head, in one pass and in many."""
     for policy in (model, other):
-        monkeypatch.setattr(policy, "logit_cap", 2.0)
+        monkeypatch.setattr(policy, "logit_map", Cap(2.0))
     objective = LFPO(states=states, timesteps=2, target_weight="equal")  # type: ignore[arg-type]
     signal = torch.tensor([1.0, 0.0, 0.7], dtype=torch.float64)
     views, found = views_of("lfpo", rollouts, states=states, timesteps=2), []
@@ -224,7 +223,7 @@ def test_objectives_that_carry_over_learn(
     check_rollouts(objective, rollouts.sampler, trained_block=CANVAS)
     signal = objective.signal(torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64), torch.tensor([0, 0, 0]))
     views = with_noise(objective.views(rollouts.in_rounds(), signal, SEEDS, 0), SEEDS, 0, VOCABULARY)
-    assert not (views.input_ids == NO_MASK).any()
+    assert not (views.input_ids == NO_TOKEN).any()
     policies = {CURRENT: other, OLD: model, BASE: model}
     loss, _ = objective.loss(Predictions(views, policies), signal)
     parameters = [p for p in other.parameters() if p.requires_grad]
@@ -271,4 +270,4 @@ def test_steps_count_on_over_canvases_and_rounds_begin_anew(rollouts: CanvasTraj
         first_BC = t.reveal_step - rounds.reveal_step
         assert torch.equal(rounds.tokens_before(torch.full_like(t.tokens, s)), t.tokens_before(first_BC + s))
     gone = dataclasses.replace(t, canvases=torch.full_like(t.canvases, NEVER), reveal_step=t.reveal_step * 0 - 1)
-    assert not gone.open_before(torch.zeros(3, dtype=torch.long)).any()
+    assert not gone.pending_before(torch.zeros(3, dtype=torch.long)).any()

@@ -10,10 +10,11 @@ import torch
 from lfpo.cli.command_line import main
 from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
+from lfpo.contrib.canvases.sampler import DRAW, NOISE, START, accept
+from lfpo.contrib.canvases.trajectory import NEVER, CanvasTrajectory
 from lfpo.core.draw import inverse_cdf
 from lfpo.core.noise import uniform
 from lfpo.models import load_model
-from lfpo.rollout.canvas import DRAW, NEVER, NOISE, START, CanvasTrajectory, accept
 from lfpo.rollout.sampling import rollout
 from tiny_gemma import CANVAS, CHARACTERS, PAD, TURN, VOCABULARY, both, write_gemma
 

@@ -12,15 +12,15 @@ from safetensors.torch import save_file
 from lfpo.cli.command_line import main
 from lfpo.config.errors import UserError
 from lfpo.config.models import LoraSettings
+from lfpo.contrib.canvases.noise import expected_embeddings
 from lfpo.core.doubled import noised_hidden, training_structure
-from lfpo.core.model import NO_MASK
+from lfpo.core.model import NO_TOKEN
 from lfpo.core.predictions import one_pass
 from lfpo.core.structure import CAUSAL
 from lfpo.models import init_model, load_model, load_tokenizer, save_model
 from lfpo.models.experts import routers
 from lfpo.models.layouts import LAYOUTS
 from lfpo.models.lora import attach
-from lfpo.models.uniform import expected_embeddings
 from lfpo.plan.model import model_shape
 from tiny import read_weights
 from tiny_gemma import CANVAS, CHARACTERS, PAD, TURN, VOCABULARY, both, changed, need_gemma, write_gemma
@@ -55,7 +55,7 @@ def test_logits_are_transformers(checkpoint: Path, conditioned: bool):
         torch.ones_like(clean),
         torch.tensor([PROMPT, PROMPT]),
         structure=training_structure(ours),
-        conditioning_BND=conditioning,
+        signal=conditioning,
     )
     logits = ours.head(states)
     for start in (0, CANVAS):
@@ -106,9 +106,7 @@ def test_no_conditioning_is_a_signal_of_zeros_and_not_zero_logits(checkpoint: Pa
     zero = torch.zeros(2, 2 * CANVAS, 32)
     uniform = expected_embeddings(ours, torch.zeros(2, 2 * CANVAS, VOCABULARY))
     states = [
-        noised_hidden(ours, noised, clean, real, prompts, structure=training_structure(ours), conditioning_BND=signal)[
-            0
-        ]
+        noised_hidden(ours, noised, clean, real, prompts, structure=training_structure(ours), signal=signal)[0]
         for signal in (None, zero, uniform)
     ]
     assert torch.equal(states[0], states[1])
@@ -129,8 +127,9 @@ def test_the_layout_has_the_published_numbers_of_weights():
 
 def test_it_is_saved_under_its_own_names_with_the_vision_tower(checkpoint: Path, tmp_path: Path):
     model = load_model(checkpoint)
-    assert (model.mask_id, model.pad_id, model.eos_id) == (NO_MASK, PAD, TURN)  # the end of a turn is EOS
-    assert (model.block_length, model.causal_context, model.uniform, model.max_length) == (CANVAS, True, True, 256)
+    assert (model.mask_id, model.pad_id, model.eos_id) == (NO_TOKEN, PAD, TURN)  # the end of a turn is EOS
+    assert (model.block_length, model.causal_context, model.max_length) == (CANVAS, True, 256)
+    assert model.asks_about_all
     assert load_tokenizer(checkpoint).mask_token is None
     assert not any("vision" in name for name, _ in model.backbone.named_parameters())
     save_model(model, tmp_path / "saved")
@@ -186,7 +185,7 @@ def test_a_new_model_has_no_vision_tower_and_loads_again(checkpoint: Path, tmp_p
     save_model(init_model(config, seed=0, tokenizer=load_tokenizer(checkpoint)), tmp_path / "new")
     assert not any("vision" in name for name in read_weights(tmp_path / "new"))
     (tmp_path / "new/tokenizer.json").write_bytes((checkpoint / "tokenizer.json").read_bytes())
-    assert load_model(tmp_path / "new").uniform
+    assert load_model(tmp_path / "new").asks_about_all
 
 
 def test_routers_are_measured_and_the_experts_are_ours(checkpoint: Path):
@@ -243,7 +242,7 @@ def test_a_configuration_that_cannot_be_followed_is_refused(fields: dict[str, An
 
 
 def test_a_transformers_without_the_class_says_so(checkpoint: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "lfpo.models.diffusion_gemma", None)
+    monkeypatch.setitem(sys.modules, "lfpo.contrib.canvases.stack", None)
     with pytest.raises(UserError, match=r"has no DiffusionGemma.*install 5\.23 or later"):
         load_model(checkpoint)
 

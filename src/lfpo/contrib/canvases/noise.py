@@ -3,7 +3,8 @@ prediction of a canvas."""
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,18 +12,48 @@ import torch
 from lfpo.core import collectives
 from lfpo.core.doubled import noised_hidden
 from lfpo.core.fused import rows_of_a_chunk
-from lfpo.core.model import NO_MASK, MaskedDiffusionLM
+from lfpo.core.model import NO_TOKEN, OLD, MaskedDiffusionLM
 from lfpo.core.noise import uniform
 from lfpo.core.rng import key
 from lfpo.core.structure import Structure
-from lfpo.core.views import Views
+from lfpo.core.views import BlockViews, Views
 
 CONDITIONED = 0.5  # share of the noised states that are conditioned on a first prediction of themselves, as published
 # Purposes of random numbers of a view: its tokens, and whether it is conditioned.
 TOKEN, SIGNAL = range(2)
 
 
-def with_noise(views: Views, seeds: Sequence[int], inner: int, vocab_size: int) -> Views:
+@dataclass
+class CanvasViews(BlockViews):
+    """Views whose prediction is conditioned on an earlier one.
+
+    before [S, L]: the tokens whose prediction by theta_old conditions that of input_ids. temperature [S, L]: of that
+        prediction; 0 where there is none.
+    """
+
+    before: torch.Tensor = field(kw_only=True)
+    temperature: torch.Tensor = field(kw_only=True)
+
+    def signal(self, policies: Mapping[str, MaskedDiffusionLM]) -> tuple[torch.Tensor, list[tuple[str, Views]]]:
+        """That of theta_old for every policy, or else a difference of logits were not the policy's alone."""
+        clean = self.labels if self.clean is None else self.clean
+        row = (self.before, clean, self.attention_mask, self.prompt, self.temperature)
+        of_old = conditioning(policies[OLD], *row, self.structure)
+        return of_old, [(OLD, self.select((self.temperature > 0).any(-1)))]
+
+    def step_temperatures(self) -> torch.Tensor:
+        canvas = self.sampler.canvas
+        of_step = [canvas.temperature(step) for step in range(canvas.max_denoising_steps)]
+        return torch.tensor(of_step, device=self.state.device)[self.state]
+
+
+def conditioned(views: Views, before: torch.Tensor, temperature: torch.Tensor) -> CanvasViews:
+    """The views, conditioned on the prediction of other tokens. The tensors are those of CanvasViews."""
+    assert isinstance(views, BlockViews)
+    return CanvasViews(**vars(views), before=before, temperature=temperature)
+
+
+def with_noise(views: Views, seeds: Sequence[int], inner: int, vocab_size: int) -> CanvasViews:
     """Views with uniform tokens where they have masks. Half of those that are noised are conditioned on a prediction of
     themselves; states of the sampler on that of the canvas before, as they were.
 
@@ -35,23 +66,13 @@ def with_noise(views: Views, seeds: Sequence[int], inner: int, vocab_size: int) 
     seed_S1 = torch.tensor(seed, dtype=torch.long, device=views.row.device)[:, None]
     from_end_L = torch.arange(views.input_ids.shape[1], device=seed_S1.device).flip(0)  # padding is on the left
     token_SL = (uniform(seed_S1, TOKEN, from_end_L) * vocab_size).long()
-    input_ids = torch.where(views.input_ids == NO_MASK, token_SL, views.input_ids)
-    before, temperature = views.before, views.temperature
-    if before is None or temperature is None:
-        real = views.attention_mask.bool()
-        in_canvas = real & (real.cumsum(-1) > views.prompt[:, None])
-        before, temperature = input_ids, (in_canvas & (uniform(seed_S1, SIGNAL, 0) < CONDITIONED)).float()
-    return dataclasses.replace(
-        views, input_ids=input_ids, before=before, temperature=temperature, condition=signal_of_views
-    )
-
-
-def signal_of_views(model: MaskedDiffusionLM, views: Views) -> torch.Tensor:
-    """What conditions the prediction of views: see `conditioning`."""
-    assert views.before is not None and views.temperature is not None
-    clean = views.labels if views.clean is None else views.clean
-    row = (views.before, clean, views.attention_mask, views.prompt, views.temperature)
-    return conditioning(model, *row, views.structure)
+    input_ids = torch.where(views.input_ids == NO_TOKEN, token_SL, views.input_ids)
+    if isinstance(views, CanvasViews):
+        return dataclasses.replace(views, input_ids=input_ids)
+    real = views.attention_mask.bool()
+    in_canvas = real & (real.cumsum(-1) > views.prompt[:, None])
+    temperature = (in_canvas & (uniform(seed_S1, SIGNAL, 0) < CONDITIONED)).float()
+    return conditioned(dataclasses.replace(views, input_ids=input_ids), input_ids, temperature)
 
 
 @torch.no_grad()

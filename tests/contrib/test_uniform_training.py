@@ -17,10 +17,10 @@ from letter_runs import metrics, without_times
 from lfpo.cli.command_line import main
 from lfpo.config.build import build, load_yaml
 from lfpo.config.sft import SFTConfig
+from lfpo.contrib.canvases.noise import expected_embeddings
 from lfpo.core.doubled import noised_hidden, training_structure
 from lfpo.core.rng import generator
 from lfpo.models import load_model, load_tokenizer
-from lfpo.models.uniform import expected_embeddings
 from lfpo.train.rl import LFPOTrainer
 from lfpo.train.sft import MIN_T, Example, accumulate_sft_gradients, noise_of, train_sft
 from processes import run_lfpo
@@ -78,7 +78,7 @@ def test_a_supervised_step_is_the_one_written_by_hand(checkpoint: Path, tmp_path
             with torch.no_grad():
                 first, _ = noised_hidden(model, *given, structure=training_structure(model))
                 signal = expected_embeddings(model, model.head(first))
-        states, _ = noised_hidden(model, *given, structure=training_structure(model), conditioning_BND=signal)
+        states, _ = noised_hidden(model, *given, structure=training_structure(model), signal=signal)
         losses = F.cross_entropy(model.head(states)[0], torch.tensor(completion), reduction="none")
         total = total + (losses.mean() if loss_weight == "1/t" else losses[hidden].sum() / hidden.sum().clamp(min=1))
         conditioned.append(noise.conditioned)
@@ -111,7 +111,7 @@ def test_the_recipe_of_a_small_model_trains_one_from_scratch(tmp_path: Path):
     sizes = {"output_dir": str(tmp_path), "steps": 16, "batch_size": 8, "warmup_steps": 0, "logging_steps": 8}
     folder = train_sft(build(SFTConfig, values | sizes), report=lambda line: None)
     model = load_model(folder)
-    assert (model.uniform, model.block_length, model.vocab_size) == (True, 16, len(load_tokenizer(folder)))
+    assert (model.asks_about_all, model.block_length, model.vocab_size) == (True, 16, len(load_tokenizer(folder)))
     layer = model.backbone.model.layers[0]
     assert layer.canvas_scalar == layer.context_scalar == 1  # factors of a layer's output
     first, last = metrics(tmp_path)

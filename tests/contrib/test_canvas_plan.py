@@ -9,11 +9,11 @@ import torch
 
 from lfpo.config.build import build
 from lfpo.config.train import LFPOConfig
+from lfpo.contrib.canvases.noise import with_noise
+from lfpo.core.model import CURRENT, OLD
 from lfpo.core.predictions import Predictions
-from lfpo.core.roles import CURRENT, OLD
 from lfpo.models import load_model
 from lfpo.models.layouts import with_layers
-from lfpo.models.uniform import with_noise
 from lfpo.plan.estimate import Estimate
 from lfpo.plan.flops import pass_flops, rollout_flops
 from lfpo.plan.model import activations
