@@ -278,7 +278,7 @@ class Grader:
 
 def test_functions_of_one_name_are_numbered():
     a, b = Grader("small"), Grader("large")
-    partials = [functools.partial(graded, limit=1), functools.partial(graded, limit=2), graded]
+    partials: list[Any] = [functools.partial(graded, limit=1), functools.partial(graded, limit=2), graded]
     assert reward_names([*partials, a, b.style]) == ["graded", "graded_2", "graded_3", "Grader", "style"]
     assert reward_names([a, functools.partial(b)]) == ["Grader", "Grader_2"]
 
