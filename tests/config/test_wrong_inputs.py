@@ -81,7 +81,7 @@ COMMANDS = {
     # Tasks, models, folders
     "train sudoku --task gsm8k@nowhere": "nowhere: no such file or folder",
     "train sudoku --data_file rows.jsonl": "give one of 'task', 'data_file' and 'dataset_name'",
-    "train --output_dir out": "nothing to train on",
+    "train --output_dir out": "nothing to train or measure on",
     "train sudoku --model ./nowhere": "'./nowhere': no such folder",
     "train sudoku --num_generations 2 --prompts_per_iteration 1": "splits 2 rollouts",
     "train sudoku --output_dir full": "full: holds metrics.jsonl and no config.yaml of a run",
