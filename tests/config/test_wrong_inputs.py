@@ -95,7 +95,7 @@ COMMANDS = {
     "train --output_dir out": "nothing to train on",
     "train sudoku --model ./nowhere": "'./nowhere': no such folder",
     "train sudoku --num_generations 2 --prompts_per_iteration 1": "splits 2 rollouts",
-    "train sudoku --output_dir full": "not empty and holds no run",
+    "train sudoku --output_dir full": "full: holds metrics.jsonl and no config.yaml of a run",
     "train sudoku --output_dir old": "holds another run",
     "train choice --output_dir old --resume": "continue that run with `lfpo train old/config.yaml --resume`",
     "train sudoku --output_dir old --resume --sampler.gen_length 32": "sampler.gen_length None, not 32",
@@ -174,9 +174,6 @@ NEED_TORCH = {
     f"{TRAIN} --objective.name mdpo --sampler.threshold 0.9": "MDPO needs whole predictions at scheduled steps",
     f"{TRAIN} --objective.name mdpo --sampler.block_length 2 --sampler.cache dual": "MDPO needs whole predictions",
     f"{TRAIN} --engine.max_staleness -1": "max_staleness -1 must not be negative",
-    f"{TRAIN} --old_policy sampler --objective.name rejection": (
-        "'old_policy' sampler is for losses that read theta_old, and that of Rejection does not with these"
-    ),
     f"{TRAIN} --engine.max_staleness 1 --engine.name rw:Engine": (
         "engine 'rw:Engine' has no 'submit' and 'result', which engine.max_staleness 1 needs"
     ),
@@ -212,7 +209,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "empty.jsonl": "",
         "uneven.jsonl": row + '{"prompt": "a", "answr": "b"}\n',
         "long.jsonl": long,
-        "full/thesis.txt": "precious",
+        "full/metrics.jsonl": "precious",
         "syntax.py": "def ok(:\n",
         "lacks.py": "import no_such_package\n",
         "leaves.py": "import sys\nsys.exit(4)\n",

@@ -5,7 +5,10 @@ import os
 import shutil
 import signal
 import sys
+import traceback
+from typing import NoReturn
 
+from lfpo.base import environment
 from lfpo.base.environment import before_torch, drop_output, open_output
 from lfpo.cli.commands import COLLECTIVE, COMMANDS, launched_rank
 from lfpo.cli.list_recipes import wrapped
@@ -47,6 +50,19 @@ CONFIG is a YAML file or a shipped recipe.
 {recipes}
 --key value sets any key, --objective.beta 0.3 a nested one. --resume continues
 a stopped run of train, sft or dpo. `lfpo COMMAND --help` lists its keys."""
+
+
+def run() -> NoReturn:
+    """The `lfpo` command: run it, and end this process."""
+    environment.is_command = True
+    try:
+        code = main()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    environment.end_process(code)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -17,6 +17,7 @@ from lfpo.config.training import PolicyConfig
 # The rules of lfpo.runs.health.
 StopRule = Literal[
     "no_reward",
+    "empty_completions",
     "groups_agree",
     "no_signal",
     "answers_alike",
@@ -95,17 +96,12 @@ class LFPOConfig(ProblemConfig, PolicyConfig):
     optimizer_steps_per_iteration: Count = 4
     """Blocks that an iteration's rollouts are cut into, with an optimiser step after each."""
 
-    old_policy: Literal["reference", "sampler"] = "reference"
-    """theta_old in the loss, where engine.max_staleness is above 0: `reference`, the newest one, or `sampler`, the one
-    that sampled the batch. A copy of each such version is kept in CPU memory until its last batch has been learned
-    from. Without staleness they are the same."""
-
     ema_decay: ShareBelowOne = 0.0
     """alpha in theta_old <- alpha theta_old + (1 - alpha) theta, after each iteration."""
 
     average_decay: ShareBelowOne = 0.0
     """Evaluate and export an average of theta over the optimiser steps, with at most this decay, instead of theta (0:
-    theta itself; see lfpo.train.copies). Rollouts and updates do not depend on it."""
+    theta itself; see lfpo.train.average). Rollouts and updates do not depend on it."""
 
     weight_decay: NotNegative = 0.0
 

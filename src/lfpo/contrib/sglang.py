@@ -30,7 +30,8 @@ from lfpo.config.errors import ProcessLost, UserError, first_line
 from lfpo.config.files import user_path
 from lfpo.config.json import Json
 from lfpo.config.train import LFPOConfig
-from lfpo.core import collectives, devices
+from lfpo.core import collectives
+from lfpo.core.completions import SpecialTokens
 from lfpo.core.denoise import Finished, Forwarded
 from lfpo.core.engine import Request, Version
 from lfpo.core.forward import completion_columns, left_pad
@@ -100,7 +101,7 @@ class SGLangEngine:
                 f"evaluation {request.sampler.threshold}; give eval_samplers the same one"
             )
         tokens = collectives.raise_on_all(lambda: self._tokens(request))
-        trajectory = self._trajectory(request, tokens).to(devices.device())
+        trajectory = self._trajectory(request, tokens).to(collectives.device())
         if finished is not None:
             finished(list(range(len(trajectory))), trajectory)
         return trajectory
@@ -178,8 +179,7 @@ class SGLangEngine:
             nfe=none,
             queries=none,
             sampler=request.sampler,
-            mask_id=policy.mask_id,
-            eos_id=policy.eos_id,
+            special=SpecialTokens(policy.mask_id, policy.eos_id),
             structure=policy.sampling_structure(request.sampler.block_length),
         )
 

@@ -1,8 +1,6 @@
 """Algorithm 1 of the LFPO paper (arXiv 2603.01563): an iteration samples and scores, learns, and moves theta_old."""
 
-import contextlib
 import time
-from typing import Any
 
 import torch
 
@@ -18,14 +16,12 @@ class Algorithm:
     """What an iteration is made of; lfpo.train.rl.LFPOTrainer makes these parts, and runs the iterations.
 
     rollouts: gives scored rollouts. sizes: prompts of an iteration, and rollouts of each. learner: of theta.
-    versions: with `old_policy: sampler` earlier weights of theta_old (lfpo.train.copies.Versions); else None.
     state: counters that checkpoints hold, changed in place: seconds, skipped, failing (see count_failures).
     """
 
     rollouts: RolloutSource
     sizes: tuple[int, int]
     learner: Learner
-    versions: Any
     state: Json
 
     def iterate(self, iteration: int, observer: Observer) -> tuple[Batch, torch.Tensor, Json]:
@@ -39,9 +35,7 @@ class Algorithm:
         signal_R = learner.signal(batch, iteration)
         # Phase 2: theta learns from them, against theta_old.
         update_started = time.perf_counter()
-        old_policy = None if self.versions is None else self.versions.in_place(batch.version, newest=iteration)
-        with old_policy or contextlib.nullcontext():  # with `old_policy: sampler` the one that sampled the batch
-            learned = learner.update(batch, signal_R, iteration, observer)
+        learned = learner.update(batch, signal_R, iteration, observer)
         # Phase 3: theta_old follows theta.
         learner.move_old()
         if torch.cuda.is_available():

@@ -197,14 +197,12 @@ class Estimate:
 
     def _host(self) -> dict[str, float]:
         """Bytes of CPU memory."""
-        args, per_weight, staleness = self.args, self.per_weight, self.args.engine.max_staleness
+        args, per_weight = self.args, self.per_weight
         offloaded = per_weight * self.sizes.layers if args.offload_reference else 0
-        versions = staleness + 1 if staleness and args.old_policy == "sampler" else 0
         return {
             "reference": offloaded,
             "base policy": offloaded if self.objective.needs_base else 0,
             "optimiser": moment_bytes(args.optim) * self.trained_here * args.optim.startswith("paged"),
-            "earlier versions of the reference": versions * (4 if args.lora else per_weight) * self.trained_here,
         }
 
     def _disk(self) -> dict[str, float]:

@@ -93,6 +93,15 @@ def fingerprint(example: Callable[[int], object], rows: int) -> str:
     return f"{rows} rows, {digest.hexdigest()[:16]}" if rows else ""
 
 
+def fingerprints(source: PromptSource, first: int) -> dict[str, str]:
+    """The `fingerprint` of the rows "training", of generated ones of the first so many, and of those "held-out"."""
+    training = fingerprint(lambda i: plain_values(source.train_row(i)), len(source.rows) or first)
+    return {
+        "training": training,
+        "held-out": fingerprint(lambda i: plain_values(source.eval_rows[i]), len(source.eval_rows)),
+    }
+
+
 def plain_values(row: Row) -> Row:
     """The prompt of a row, and its text and numbers: what is the same in every process. An integer that Python does
     not write in decimals is hexadecimal text."""

@@ -1,8 +1,10 @@
-"""What a trainer is made of, from its configuration: policies, prompts, rewards, samplers, engine and queue."""
+"""What an RL trainer is made of, from its configuration, in the order in which it is made: inputs, policies, and the
+source of rollouts."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -12,18 +14,32 @@ from lfpo.config.errors import UserError
 from lfpo.config.json import Json
 from lfpo.config.length import UNSET
 from lfpo.config.plugins import resolve
+from lfpo.config.sampler import Sampler
 from lfpo.config.train import LFPOConfig
 from lfpo.config.training import TrainingConfig
 from lfpo.core import collectives
+from lfpo.core.batch import RolloutSource
 from lfpo.core.engine import Engine
+from lfpo.core.model import CURRENT, OLD
+from lfpo.core.objective import Objective
+from lfpo.core.optim import Average
+from lfpo.core.rollouts import FreshRollouts
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.autocast import described
 from lfpo.models.loading import name_of
+from lfpo.models.policies import load_policies
+from lfpo.objectives.needs import check_rollouts, samplers
 from lfpo.prompts.dataset import is_stream, read_rows
 from lfpo.prompts.sources import PromptSource, in_epochs, task_source
 from lfpo.prompts.tasks import get_task
 from lfpo.rewards import RewardFunction, in_child
-from lfpo.train.inputs import check_signature, check_source, reward_function
+from lfpo.rollout.episodes import Environment, Played
+from lfpo.rollout.hinted import Hinted
+from lfpo.rollout.variants import check_context
+from lfpo.train.adamw import build_adamw
+from lfpo.train.inputs import check_signature, check_source, environment_class, reward_function
+from lfpo.train.queue import Queued, RolloutQueue
+from lfpo.train.rates import with_rate
 
 
 def with_name(args: LFPOConfig, model: str | Path | MaskedDiffusionLM) -> LFPOConfig:
@@ -45,6 +61,94 @@ def about(args: TrainingConfig, model: MaskedDiffusionLM) -> str:
 
 def about_device(args: TrainingConfig, model: MaskedDiffusionLM) -> str:
     return f"{describe_environment()}, {described(args, model.device.type, model.backbone.config.hidden_size)}"
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a run trains and measures on, and how its rollouts are sampled.
+
+    source: prompts and what scores completions. environment: plays rollouts in turns, in place of reward functions; or
+    None. sampler: of the rollouts. eval_samplers: name -> sampler. All samplers have their lengths filled in.
+    """
+
+    source: PromptSource
+    environment: Environment | None
+    sampler: Sampler
+    eval_samplers: dict[str, Sampler]
+
+
+@dataclass(frozen=True)
+class Policies:
+    """The models of a run. by_role: theta, theta_old and, where the objective needs it, the base policy, by their names
+    in lfpo.core.model. optimizer: of theta. average: of theta over the optimiser steps; None where none is kept.
+    learning_rate: of the run, with about_rate, a line about it."""
+
+    by_role: dict[str, MaskedDiffusionLM]
+    tokenizer: Any
+    optimizer: torch.optim.Optimizer
+    average: Average | None
+    learning_rate: float
+    about_rate: str
+
+
+def make_inputs(
+    args: LFPOConfig,
+    objective: Objective,
+    block_length: int | None,
+    reward_funcs: RewardFunction | Sequence[RewardFunction] | None,
+    train_dataset: Sequence[Json] | None,
+    eval_dataset: Sequence[Json] | None,
+) -> Inputs:
+    """The inputs that the configuration and the trainer's arguments give. block_length: the model's. Raises UserError
+    for what does not go together, or that the objective cannot learn from."""
+    make = environment_class(args.environment)
+    environment = Environment(make, args.max_turns, args.reward_timeout) if make else None
+    source = make_source(args, reward_funcs, train_dataset, eval_dataset)
+    return Inputs(source, environment, *samplers(args, source.gen_length, objective, block_length))
+
+
+def make_policies(
+    args: LFPOConfig, model: str | Path | MaskedDiffusionLM | None, tokenizer: Any, *, needs_base: bool
+) -> Policies:
+    """The policies on their devices, and the optimiser of theta. model, tokenizer: as the trainer was given them."""
+    policies, tokenizer = load_policies(args, model, tokenizer, needs_base=needs_base)
+    theta = policies[CURRENT]
+    average = Average(theta.own_parameters(), args.average_decay) if args.average_decay else None
+    settings, about_rate = with_rate(args, "train", theta)
+    optimizer = build_adamw(theta, settings)
+    return Policies(policies, tokenizer, optimizer, average, settings.learning_rate, about_rate)
+
+
+def make_rollouts(
+    args: LFPOConfig, objective: Objective, inputs: Inputs, policies: Policies, engine: Engine, state: Json
+) -> tuple[RolloutSource, RolloutQueue | None]:
+    """What gives an iteration its scored rollouts, and the queue of those that are sampled ahead, if any. state: of the
+    run. Raises UserError where the objective needs what the engine does not give, or a length does not fit."""
+    source, reference = inputs.source, policies.by_role[OLD]
+    check_rollouts(objective, inputs.sampler, engine.gives, trained_block=reference.block_length)
+    check_context(inputs.sampler, reference)
+    for name, sampler in inputs.eval_samplers.items():
+        check_context(sampler, reference, f"eval_samplers.{name}")
+    sampled = FreshRollouts(
+        args,
+        source.train_row,
+        source.scorer,
+        reference,
+        policies.tokenizer,
+        engine,
+        inputs.sampler,
+        objective.variant(inputs.sampler),
+        state,
+    )
+    queue = RolloutQueue(engine, args, reference.pad_id) if args.engine.max_staleness else None
+    rollouts: RolloutSource = sampled if queue is None else Queued(queue, sampled)
+    if args.hints.column is not None:
+        if args.hints.column not in source.train_row(0):
+            raise UserError(f"hints.column: the training rows have no column {args.hints.column!r}")
+        rollouts = Hinted(sampled)
+    if inputs.environment is not None:
+        rollouts = Played(inputs.environment, sampled)
+    return objective.rewarded(rollouts, policies.tokenizer, source.score, args.num_generations), queue
 
 
 def make_source(
