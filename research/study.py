@@ -142,7 +142,8 @@ def run_cell(folder: Path) -> None:
         replace_file(folder / "fingerprint", fingerprint(**read_json(folder / "study.json")))
     train_and_measure(folder)
     config = build(LFPOConfig, load_yaml(folder / "config.yaml"))
-    asked, cell, more = read_json(folder / "study.json"), read_json(folder / "cell.json"), {}
+    asked, cell = read_json(folder / "study.json"), read_json(folder / "cell.json")
+    more: dict[str, Any] = {}
     samples = asked["study"]["tasks"][asked["cell"]["task"]].get("samples")
     drawn = asked["study"].get("rollouts")
     if cell["train"] and config.log_completions:

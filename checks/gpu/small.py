@@ -18,7 +18,7 @@ from lfpo.base.measure import matmul_peak, timed
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.learner import accumulate_gradients
 from lfpo.core.lfpo import LFPO
-from lfpo.core.roles import CURRENT, OLD
+from lfpo.core.model import CURRENT, OLD
 from lfpo.eval.store import file_sha256
 from lfpo.models import MaskedDiffusionLM, init_model
 from lfpo.models.layouts import LAYOUTS
