@@ -166,7 +166,7 @@ def passed(cell: dict[str, Any], config: LFPOConfig, problems: int, each: int) -
     """pass@`each` of the first `problems` of a cell: the share that one of so many samples solves, drawn at temperature
     1 by the eval sampler of its curve."""
     indices = [i for i in cell["problems"][:problems] for _ in range(each)]
-    correct = decoded(cell, config, indices, 1.0)[1].correct
+    correct = decoded(cell, config, indices, 1.0)[1].values
     return sum(any(correct[i : i + each]) for i in range(0, len(correct), each)) / problems
 
 
@@ -193,6 +193,7 @@ def decoded(
     sampler of the cell's curve."""
     from lfpo.eval.evaluate import evaluate
     from lfpo.models import load_model, load_tokenizer
+    from lfpo.prompts.sources import task_judge
     from lfpo.rollout.sampling import as_it_is
 
     model = load_model(Path(config.output_dir) / "model" if cell["train"] else config.model)
@@ -201,7 +202,7 @@ def decoded(
     sampler = sampler or config.eval_samplers[cell["sampler"]]
     sampler = sampler.for_length(task.gen_length, model.block_length)
     sampler = dataclasses.replace(sampler, temperature=temperature)
-    return rows, evaluate(as_it_is(model), model, tokenizer, rows, task.correct_all, sampler)
+    return rows, evaluate(as_it_is(model), model, tokenizer, rows, task_judge(task), sampler)
 
 
 def fingerprint(cell: dict[str, Any], study: dict[str, Any]) -> str:

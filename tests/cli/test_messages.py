@@ -44,7 +44,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_is_said_of_a_phase():
     state = Observer()
     state.begin("sampling", 128, "rollouts")
-    assert count(state) == "128 rollouts, none done yet"  # the first forward may be compiled for minutes
+    assert count(state) == "0 of 128 rollouts"  # the first forward may be compiled for minutes
     state.forward(32)
     assert count(state) == "0 of 128 rollouts, 1 forward of 32 rows"
     state.forward(32)

@@ -30,10 +30,12 @@ from lfpo.models.layouts import LAYOUTS, PUBLISHED
 from lfpo.models.lora import inject
 from lfpo.models.tensor_files import GIB
 from lfpo.objectives import OBJECTIVES, make_objective
-from lfpo.plan.command import command, duration, readable, seconds, ways, whole_run
+from lfpo.plan.command import readable
 from lfpo.plan.estimate import Estimate
 from lfpo.plan.flops import model_flops
 from lfpo.plan.model import adapter_size, model_config, model_shape, skeleton
+from lfpo.plan.times import duration, seconds, whole_run
+from lfpo.plan.ways import command, ways
 from lfpo.plan.work import count, sampling_work
 from lfpo.rollout.sampling import rollout
 from lfpo.train.preflight import plan_line

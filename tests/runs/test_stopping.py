@@ -15,6 +15,7 @@ from letter_runs import metrics
 from lfpo import LFPOConfig, LFPOTrainer
 from lfpo.base import environment
 from lfpo.config.sft import SFTConfig
+from lfpo.core.algorithm import Algorithm
 from lfpo.core.learner import Learner
 from lfpo.core.observer import Observer
 from lfpo.runs.context import ONE_REQUEST, Stopped, StopRequests
@@ -46,7 +47,7 @@ def unbroken(model: Path) -> Path:
 
 def during(name: str, call: int) -> Callable[[pytest.MonkeyPatch], None]:
     """Send SIGTERM at the start of the `call`-th call of a method of the trainer or its run."""
-    owner: Any = {"save": TrainingRun, "update": Learner}.get(name, LFPOTrainer)
+    owner: Any = {"save": TrainingRun, "update": Learner, "sample_and_score": Algorithm}.get(name, LFPOTrainer)
     real, count = getattr(owner, name), [0]
 
     def interrupted(self: Any, *args: Any) -> Any:

@@ -19,7 +19,7 @@ from letter_runs import metrics
 from lfpo.config.build import build, load_yaml
 from lfpo.config.dpo import DPOConfig
 from lfpo.config.errors import UserError
-from lfpo.config.length import described, run_length
+from lfpo.config.length import in_words, run_length
 from lfpo.config.plan import PlanConfig
 from lfpo.config.sft import SFTConfig
 from lfpo.config.train import LFPOConfig
@@ -76,7 +76,7 @@ def test_the_length_by_hand(max_steps: int, epochs: float, rows: int, batch: int
 def test_the_deciding_key_is_named():
     def said(**keys: Any) -> str:
         args = config(Path("x"), **keys)
-        return described(args.length(5), args)
+        return in_words(args.length(5), args)
 
     assert said(num_train_epochs=2) == "5 iterations, 2 epochs of 5 rows"
     assert said(max_steps=3) == "3 iterations"

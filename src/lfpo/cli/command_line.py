@@ -37,7 +37,8 @@ Use a model
 
 Look at a run
   report RUN      rewrite report.html; --text prints it, --figures draws it
-  watch RUN       serve the report while the run trains
+  watch RUN       serve the report while the run trains; --text true prints it
+                  RUN may be a folder of runs, which are listed and overlaid
 
 Share a model
   export RUN      write the model for transformers or the family's own code

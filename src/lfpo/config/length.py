@@ -72,7 +72,7 @@ class Settings(Protocol):
     num_train_epochs: float
 
 
-def described(length: Length, settings: Settings) -> str:
+def in_words(length: Length, settings: Settings) -> str:
     """The length in words: what decides it, and which key does not count. settings: as they were given."""
     text, epochs = f"{length.iterations:,} iterations", settings.num_train_epochs
     if not epochs:

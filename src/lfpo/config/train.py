@@ -38,6 +38,11 @@ class LFPOConfig(ProblemConfig, PolicyConfig):
     """Leave out training prompts that with gen_length exceed the model's context. Without it one such prompt is an
     error at start."""
 
+    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
+    """How several rewards become one signal: the advantage of their weighted sum, or the weighted sum of each
+    function's own advantages within the group, so that none is lost beside one that varies more (GDPO, arXiv
+    2601.05242)."""
+
     environment: str | None = None
     """Dotted path of a class (`module:Class`) whose objects take turns with the model, with reset(row, seed) and
     step(text) -> (reply, reward, done), in place of reward functions."""

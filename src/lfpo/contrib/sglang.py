@@ -64,7 +64,7 @@ class SGLangEngine:
     def update(self, version: Version, policy: MaskedDiffusionLM) -> None:
         """Write the weights under the checkpoint's own names, and let every server read them. Raises UserError for a
         model that SGLang does not sample, and where a server refuses the weights."""
-        if policy.block_length is None or policy.causal_context or policy.uniform:
+        if policy.block_length is None or policy.causal_context:
             raise UserError(
                 f"engine sglang: SGLang samples LLaDA2.x and SDAR, and the model is {policy.family.name}; take the "
                 "engine local or ray"
@@ -135,7 +135,7 @@ class SGLangEngine:
     def _body(self, prompt: Sequence[int], seed: int, request: Request) -> Json:
         """A request for one rollout. Its length ends with a whole block, counted from the prompt's first token."""
         sampler, policy = request.sampler, self.policy
-        assert policy is not None and policy.block_length and sampler.gen_length
+        assert policy is not None and policy.block_length
         end = len(prompt) + sampler.gen_length
         length = end + -end % policy.block_length - len(prompt)
         wanted: Json = {"max_new_tokens": length, "n": 1, "temperature": sampler.temperature, "sampling_seed": seed}

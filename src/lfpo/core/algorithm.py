@@ -1,6 +1,7 @@
 """Algorithm 1 of the LFPO paper (arXiv 2603.01563): an iteration samples and scores, learns, and moves theta_old."""
 
 import time
+from dataclasses import dataclass
 
 import torch
 
@@ -12,15 +13,18 @@ from lfpo.core.learner import Learner
 from lfpo.core.observer import Observer
 
 
+@dataclass(frozen=True)
 class Algorithm:
-    """What an iteration is made of; lfpo.train.rl.LFPOTrainer makes these parts, and runs the iterations.
+    """What an iteration is made of. lfpo.train.rl.LFPOTrainer makes the parts, and runs the iterations.
 
-    rollouts: gives scored rollouts. sizes: prompts of an iteration, and rollouts of each. learner: of theta.
+    rollouts: gives scored rollouts: `generations` for each of `prompts` prompts an iteration, on all ranks together.
+    learner: of theta.
     state: counters that checkpoints hold, changed in place: seconds, skipped, failing (see count_failures).
     """
 
     rollouts: RolloutSource
-    sizes: tuple[int, int]
+    prompts: int
+    generations: int
     learner: Learner
     state: Json
 
@@ -48,7 +52,7 @@ class Algorithm:
     def sample_and_score(self, iteration: int, observer: Observer) -> Batch:
         """Phase 1: scored rollouts of theta_old, with max_staleness of an earlier one, for the iteration's prompts."""
         with observer.at_once():  # nothing is lost if a request to stop ends it
-            batch = gathered(self.rollouts.roll(iteration, observer), *self.sizes)
+            batch = gathered(self.rollouts.roll(iteration, observer), self.prompts, self.generations)
             if batch.failed or self.state["failing"]:
                 count_failures(self.state, batch, iteration, observer)
         return batch

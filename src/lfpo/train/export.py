@@ -124,6 +124,13 @@ def run_export(config: ExportConfig) -> Path:
     return folder
 
 
+def _has_chat_template(folder: Path) -> bool:
+    """Whether the tokenizer in a folder has a chat template; False without a tokenizer, as beside an adapter."""
+    settings = folder / "tokenizer_config.json"
+    own_file = (folder / "chat_template.jinja").exists()
+    return own_file or (settings.exists() and bool(read_json(settings).get("chat_template")))
+
+
 def write_export(source: Source, settings: ExportConfig | PushConfig, folder: Path) -> None:
     """Write the model of `source`, or its adapter, with a card into the existing `folder`."""
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
@@ -133,7 +140,8 @@ def write_export(source: Source, settings: ExportConfig | PushConfig, folder: Pa
         card = converted_card(source.weights.name, use, library)
     else:
         kind = read_json(source.run.dir / "run.json")["kind"]
-        card = model_card(source.run, source.config, kind, use, step=source.step, library=library)
+        chat = _has_chat_template(folder)
+        card = model_card(source.run, source.config, kind, use, step=source.step, library=library, chat=chat)
     (folder / CARD).write_text(card, encoding="utf-8")
 
 

@@ -25,9 +25,9 @@ from lfpo.core.model import CURRENT, OLD
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.tensor_files import GIB
 from lfpo.models.weights import saved_weights
-from lfpo.plan.command import EFFICIENCY, duration, whole_run
 from lfpo.plan.estimate import Estimate
 from lfpo.plan.model import model_config
+from lfpo.plan.times import EFFICIENCY, duration, whole_run
 from lfpo.prompts.sources import PromptSource
 from lfpo.prompts.tasks import Row
 from lfpo.rewards import reward_names
@@ -148,9 +148,10 @@ def check_rewards(args: LFPOConfig, inputs: Inputs, tokenizer: Any) -> list[str]
     """
     source, environment = inputs.source, inputs.environment
     splits = {"train": [source.train_row(i) for i in (0, 0, 1, 1)]}
-    if source.correct_all is None or environment is not None:  # else a verifier judges held-out rows
+    if source.verify is None or environment is not None:  # else a verifier judges held-out rows
         splits["eval"] = [row for row in source.eval_rows[:2] for _ in range(2)]
     ids, failed = tokenizer.encode(STAND_IN, add_special_tokens=False), list[str]()
+    stand_in = {"completion_ids": list(ids), "forwards": len(ids), "reveal_step": list(range(len(ids)))}
     for split, rows in ((split, rows) for split, rows in splits.items() if rows):
         where = (
             "its first call" if split == "train" else f"its first call with held-out rows ({source.place(split, 0)})"
@@ -159,9 +160,12 @@ def check_rewards(args: LFPOConfig, inputs: Inputs, tokenizer: Any) -> list[str]
             _, why = step_all(environment, [Episode(0, rows[0], 0)], [STAND_IN])
             failed += [] if why is None else [f"environment {environment.name!r} failed on {where}: {why}"]
             continue
-        stand_in = {"completion_ids": list(ids), "forwards": len(ids), "reveal_step": list(range(len(ids)))}
         scored = source.score(rows, [STAND_IN] * len(rows), {name: [v] * len(rows) for name, v in stand_in.items()})
         failed += [f"reward function {name!r} failed on {where}: {why}" for name, why in scored.failed.items()]
+    held_out = source.eval_rows[:1]
+    if source.verify is not None and args.correct and held_out:
+        judged = source.verify(held_out, [STAND_IN], {name: [value] for name, value in stand_in.items()})
+        failed += [f"verifier {name!r} failed on its first call: {why}" for name, why in judged.failed.items()]
     if failed and not args.keep_going:
         raise UserError(f"{'; '.join(failed)}; fix it, or set keep_going to train with None for its rewards")
     return failed

@@ -16,7 +16,7 @@ from lfpo.config.errors import CannotGoOn, UserError
 from lfpo.config.export import PushConfig
 from lfpo.config.files import user_path
 from lfpo.config.json import Json
-from lfpo.config.length import described
+from lfpo.config.length import in_words
 from lfpo.config.other_names import ARGUMENTS, METHODS
 from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives
@@ -24,6 +24,7 @@ from lfpo.core.algorithm import Algorithm
 from lfpo.core.batch import Batch
 from lfpo.core.learner import Learner
 from lfpo.core.model import CURRENT, OLD
+from lfpo.core.observer import Observer
 from lfpo.core.structure import PolicyForward
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.loading import trained_block_length
@@ -47,7 +48,7 @@ from lfpo.train.setup import check_ranks, make_engine, make_inputs, make_policie
 from lfpo.train.trainer import Trainer
 
 
-class LFPOTrainer(Algorithm, Trainer):
+class LFPOTrainer(Trainer):
     """Reinforcement learning of a masked diffusion language model, called the way TRL's trainers are.
 
     model: a checkpoint folder, hub id, "embedded", or a loaded MaskedDiffusionLM (then give its tokenizer too).
@@ -106,7 +107,7 @@ class LFPOTrainer(Algorithm, Trainer):
         self.about += f"\n{'rate':<8} {policies.about_rate}"
         self.length = self.user_args.length(len(source.rows))  # again, now without prompts that are left out
         self.args = args = replace(args, max_steps=self.length.iterations, learning_rate=policies.learning_rate)
-        self.about += f"\n{'length':<8} {described(self.length, self.user_args)}"
+        self.about += f"\n{'length':<8} {in_words(self.length, self.user_args)}"
         self.total_steps, self.epoch_steps = self.length.iterations, self.length.per_epoch
         self.row_fingerprints = fingerprints(source, args.prompts_per_iteration)
         self.data = self.row_fingerprints["training"] if source.rows and not source.stream else ""
@@ -123,8 +124,7 @@ class LFPOTrainer(Algorithm, Trainer):
         # rows of the data set that no iteration takes, where a callback ended an epoch early.
         self.state: Json = {"skipped": 0, "skipped_in_a_row": 0, "failing": {}, "seconds": 0.0, "flops": 0.0}
         self.state |= {"rows_skipped": 0}
-        self.rollouts, self.queue = make_rollouts(args, self.objective, inputs, policies, self.engine, self.state)
-        self.sizes = args.prompts_per_iteration, args.num_generations
+        rollouts, self.queue = make_rollouts(args, self.objective, inputs, policies, self.engine, self.state)
         self.source, self.environment = source, inputs.environment
         self.sampler, self.eval_samplers = inputs.sampler, inputs.eval_samplers
         self.policies, self.tokenizer = policies.by_role, policies.tokenizer
@@ -136,6 +136,8 @@ class LFPOTrainer(Algorithm, Trainer):
         self.learner = Learner(
             args, self.objective, self.policies, self.optimizer, self.average, self.state, self.run.dir
         )
+        size = args.prompts_per_iteration, args.num_generations
+        self.algorithm = Algorithm(rollouts, *size, self.learner, self.state)
         self.failed_in_evaluation: set[str] = set()  # reward functions of which this was said
         self.events = Callbacks(self)
         self.events.call("on_init_end", 0)
@@ -181,6 +183,10 @@ class LFPOTrainer(Algorithm, Trainer):
         """Call this callback, or all of this class, no more."""
         self.events.remove(callback)
 
+    def iterate(self, iteration: int, observer: Observer) -> tuple[Batch, torch.Tensor, Json]:
+        """One iteration of Algorithm 1: see Algorithm.iterate."""
+        return self.algorithm.iterate(iteration, observer)
+
     def run_iteration(self, step: int, context: Context | None = None) -> Json:
         """`iterate`, then its accounts: FLOPs, records of rollouts, the queue. context: of the run, if any."""
         context, passes = context or Context(), list[PolicyForward]()
@@ -205,7 +211,10 @@ class LFPOTrainer(Algorithm, Trainer):
     def evaluates_after(self, step: int) -> bool:
         return self.args.evaluates_after(step)
 
-    def evaluate(self, step: int, context: Context) -> dict[str, float]:
+    def evaluate(self, step: int = 0, context: Context | None = None) -> dict[str, float]:
+        """The results of the model as it is now on the held-out rows, as metrics eval/SAMPLER/NAME (see
+        lfpo.train.held_out). Needs no run; with the context of one, completions are written there."""
+        context = context or Context()
         self.engine.forwarded = context.observer.forward
         with in_place(self.average) if self.average is not None else contextlib.nullcontext():
             return held_out(self, step, context)

@@ -98,7 +98,7 @@ class TrainingRun:
     def train(self) -> Path:
         """Run the trainer from where the run stands to its last step; returns the folder of the exported model."""
         trainer = self.trainer
-        with self.folder.held(), removed_if_unused(self.folder):
+        with self.folder.locked(), removed_if_unused(self.folder):
             logged = self.restore()
             self.folder.write_config(trainer.user_args, max(trainer.total_steps, self.done), self.done)
             self.recall(logged)
@@ -142,7 +142,7 @@ class TrainingRun:
                     self.end_with(error)
             self.context.observer.begin("")
             try:
-                card = model_card(self.folder, to_dict(self.args), trainer.kind, step=self.done)
+                card = self.card()
                 return export_model(self.folder.dir, trainer.export(), trainer.tokenizer, card=card)
             except BaseException as error:
                 self.end_with(error)
@@ -226,12 +226,16 @@ class TrainingRun:
                 "rows": self.done * trainer.length.batch + trainer.state["rows_skipped"],
                 "callbacks": self.callbacks.saved_state(),
             },
-            card=model_card(self.folder, to_dict(self.args), trainer.kind, step=self.done),
+            card=self.card(),
             keep=self.args.save_total_limit,
         )
         self.saved, self.saving = self.done, False
         self.context.observer.begin("")
         self.callbacks.saved(self.done, self.folder.dir / "checkpoints")
+
+    def card(self) -> str:
+        chat = bool(getattr(self.trainer.tokenizer, "chat_template", None))
+        return model_card(self.folder, to_dict(self.args), self.trainer.kind, step=self.done, chat=chat)
 
     def keep(self) -> str:
         """Save what was learned since the last checkpoint; returns a sentence that says how to go on."""

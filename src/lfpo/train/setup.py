@@ -29,15 +29,14 @@ from lfpo.models.autocast import described
 from lfpo.models.loading import name_of
 from lfpo.models.policies import load_policies
 from lfpo.objectives.needs import check_rollouts, samplers
-from lfpo.prompts.dataset import is_stream, read_rows
-from lfpo.prompts.sources import PromptSource, in_epochs, task_source
-from lfpo.prompts.tasks import get_task
-from lfpo.rewards import RewardFunction, in_child
+from lfpo.prompts.dataset import is_stream
+from lfpo.prompts.sources import PromptSource, make_source
+from lfpo.rewards import RewardFunction
 from lfpo.rollout.episodes import Environment, Played
 from lfpo.rollout.hinted import Hinted
 from lfpo.rollout.variants import check_context
 from lfpo.train.adamw import build_adamw
-from lfpo.train.inputs import check_signature, check_source, environment_class, reward_function
+from lfpo.train.inputs import environment_class
 from lfpo.train.queue import Queued, RolloutQueue
 from lfpo.train.rates import with_rate
 
@@ -103,7 +102,7 @@ def make_inputs(
     for what does not go together, or that the objective cannot learn from."""
     make = environment_class(args.environment)
     environment = Environment(make, args.max_turns, args.reward_timeout) if make else None
-    source = make_source(args, reward_funcs, train_dataset, eval_dataset)
+    source = training_source(args, reward_funcs, train_dataset, eval_dataset)
     return Inputs(source, environment, *samplers(args, source.gen_length, objective, block_length))
 
 
@@ -151,7 +150,7 @@ def make_rollouts(
     return objective.rewarded(rollouts, policies.tokenizer, source.score, args.num_generations), queue
 
 
-def make_source(
+def training_source(
     args: LFPOConfig,
     reward_funcs: RewardFunction | Sequence[RewardFunction] | None,
     train_dataset: Sequence[Json] | None,
@@ -159,41 +158,16 @@ def make_source(
 ) -> PromptSource:
     """The prompts and reward functions that the configuration and the trainer's arguments give. Raises UserError where
     these do not go together."""
-    functions, n_eval = _functions(args, reward_funcs), args.eval_size if args.evaluates_after(0) else 0
-    if functions and args.environment is not None:
-        raise UserError("an environment gives the rewards itself; leave out reward_funcs")
-    check_source(args, functions, train_dataset)
-    if args.task is not None:
-        if eval_dataset is not None:
-            raise UserError("eval_dataset goes with train_dataset; a task brings its own test split")
-        source = task_source(get_task(args.task), seed=args.seed, n_eval=n_eval)
-        if args.environment is not None:
-            source = replace(source, reward_functions=[], correct_all=None)
-        elif functions:
-            source = replace(source, reward_functions=functions)
-    else:
-        records = {"train": read_rows(args, "train", train_dataset, rows_of_stream(args, train_dataset))}
-        if not records["train"]:
-            raise UserError("train_dataset: no rows")
-        records["eval"] = read_rows(args, "eval", eval_dataset, n_eval) if n_eval else []
-        rows = [record.values for record in records["train"]]
-        source = PromptSource(
-            name="dataset",
-            # A stream keeps its order, so that a longer run, which reads more of it, begins with the same rows.
-            train_row=(lambda i: rows[i % len(rows)]) if is_stream(train_dataset) else in_epochs(rows, args.seed),
-            eval_rows=[record.values for record in records["eval"][:n_eval]],
-            place=lambda split, i: records[split][i].where,
-            reward_functions=functions,
-            rows=rows,
-            stream=is_stream(train_dataset),
-        )
-    for function in source.reward_functions:
-        check_signature(function, source.train_row(0))
-    count = len(source.reward_functions)
-    weights = args.reward_weights or [1.0] * count
-    if len(weights) != count:
-        raise UserError(f"reward_weights: {len(weights)} weights for {count} functions")
-    return replace(source, weights=weights, timeout=args.reward_timeout)
+    return make_source(
+        args,
+        seed=args.seed,
+        n_eval=args.eval_size if args.evaluates_after(0) else 0,
+        reward_funcs=reward_funcs,
+        train_dataset=train_dataset,
+        eval_dataset=eval_dataset,
+        most=rows_of_stream(args, train_dataset),
+        environment=args.environment,
+    )
 
 
 def rows_of_stream(args: LFPOConfig, dataset: object) -> int | None:
@@ -202,22 +176,6 @@ def rows_of_stream(args: LFPOConfig, dataset: object) -> int | None:
     if not is_stream(dataset) or (args.max_steps == UNSET and args.num_train_epochs):
         return None
     return args.length(0).iterations * args.prompts_per_iteration
-
-
-def _functions(
-    args: LFPOConfig, reward_funcs: RewardFunction | Sequence[RewardFunction] | None
-) -> list[RewardFunction]:
-    """The reward functions of the arguments, or of the configuration; in child processes if reward_memory is set."""
-    functions: list[RewardFunction | str] = [*args.reward_funcs]
-    if reward_funcs is not None:
-        functions = [*reward_funcs] if isinstance(reward_funcs, list | tuple) else [reward_funcs]  # type: ignore[list-item]
-    if args.reward_memory:
-        if not functions:
-            raise UserError("reward_memory limits the functions of reward_funcs, and none is given; leave it out")
-        for f in functions:
-            reward_function(f)
-        return [in_child(f, memory=args.reward_memory, seconds=args.reward_timeout) for f in functions]
-    return [reward_function(f) for f in functions]
 
 
 def check_ranks(args: TrainingConfig, command: str, shared: str = "") -> None:
