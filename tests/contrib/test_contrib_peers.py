@@ -1,4 +1,4 @@
-"""Parity of the objectives of lfpo.contrib with their own public codes: losses and gradients, given what those noised."""
+"""Parity of the objectives of lfpo.contrib with their own public codes: losses and gradients."""
 
 import dataclasses
 from typing import Any
