@@ -64,7 +64,7 @@ class SGLangEngine:
     def update(self, version: Version, policy: MaskedDiffusionLM) -> None:
         """Write the weights under the checkpoint's own names, and let every server read them. Raises UserError for a
         model that SGLang does not sample, and where a server refuses the weights."""
-        if policy.block_length is None or policy.causal_context or policy.uniform:
+        if policy.block_length is None or policy.causal_context:
             raise UserError(
                 f"engine sglang: SGLang samples LLaDA2.x and SDAR, and the model is {policy.family.name}; take the "
                 "engine local or ray"

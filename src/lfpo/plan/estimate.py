@@ -108,7 +108,8 @@ class Estimate:
         self.rollouts = turns * args.prompts_per_iteration * args.num_generations
         # Before the first iteration, every eval_steps, and after the last.
         evaluations = 1 + math.ceil(args.max_steps / args.eval_steps) if args.evaluates_after(0) else 0
-        self.problems = turns * args.eval_size if evaluations and (args.task or args.eval_file) else 0
+        has_held_out = bool(args.task or args.eval_file or args.dataset_test_split)
+        self.problems = turns * args.eval_size if evaluations and has_held_out else 0
         self.work = work = count(self.objective, self.sampler, structure=self.structure, group=args.num_generations)
         # As many views as update_tokens allows, but no more than a rank has in a step, and whole units.
         fullest = [turns * n for n in fullest_rank(args, self.objective, gpus)]

@@ -53,7 +53,7 @@ class Run:
         return self.dir / "metrics.jsonl"
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Keep other processes from training in this folder while the block runs. Raises UserError where one does.
 
         The lock is the system's and ends with the process, however that ends. A file system without locks has none.
@@ -221,7 +221,7 @@ def open_run(path: Path, config: object, *, resume: bool, kind: str) -> Run:
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
         # config.yaml marks a run and is written last: after a kill in between, the folder can still be used.
-        # Of a run that is resumed nothing is written before `held`: another process may be training there.
+        # Of a run that is resumed nothing is written before `locked`: another process may be training there.
         if not (path / "config.yaml").exists():
             info = {"kind": kind, **_started(), "id": uuid.uuid4().hex[:12]}  # the id in trackers, kept over a resume
             replace_file(path / "run.json", json.dumps(info, indent=2) + "\n")

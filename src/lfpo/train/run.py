@@ -98,7 +98,7 @@ class TrainingRun:
     def train(self) -> Path:
         """Run the trainer from where the run stands to its last step; returns the folder of the exported model."""
         trainer = self.trainer
-        with self.folder.held(), removed_if_unused(self.folder):
+        with self.folder.locked(), removed_if_unused(self.folder):
             logged = self.restore()
             self.folder.write_config(trainer.user_args, max(trainer.total_steps, self.done), self.done)
             self.recall(logged)
