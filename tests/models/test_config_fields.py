@@ -97,9 +97,9 @@ def test_what_says_the_same_twice_is_taken(tmp_path: Path):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_models_to_be_converted_follow_the_same_rules(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    source = change(write_source(tmp_path / "source", name), quantization_config={"bits": 4})
+    source = change(write_source(tmp_path / "source", name), rope_theta=1.0, rope_parameters={"rope_theta": 123.0})
     assert main(["convert", str(source), str(tmp_path / "made")]) == 2
-    assert "quantization_config {'bits': 4} is not supported" in capsys.readouterr().err
+    assert "in rope_parameters 123.0" in capsys.readouterr().err
 
 
 MASK, EOS, END = (TEXT + SPECIAL["sdar"].index(token) for token in ("<|MASK|>", "<|endoftext|>", "<|im_end|>"))
