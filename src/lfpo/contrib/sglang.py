@@ -135,7 +135,7 @@ class SGLangEngine:
     def _body(self, prompt: Sequence[int], seed: int, request: Request) -> Json:
         """A request for one rollout. Its length ends with a whole block, counted from the prompt's first token."""
         sampler, policy = request.sampler, self.policy
-        assert policy is not None and policy.block_length and sampler.gen_length
+        assert policy is not None and policy.block_length
         end = len(prompt) + sampler.gen_length
         length = end + -end % policy.block_length - len(prompt)
         wanted: Json = {"max_new_tokens": length, "n": 1, "temperature": sampler.temperature, "sampling_seed": seed}
