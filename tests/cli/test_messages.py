@@ -212,12 +212,10 @@ def test_what_a_function_measures_has_a_column_of_its_own():
 class Table:
     """A tracker that keeps the columns of its tables."""
 
-    name = "wandb"
-
     def __init__(self) -> None:
         self.columns: list[str] = []
 
-    def log_table(self, name: str, columns: list[str], data: list[list[Any]], step: int) -> None:
+    def log_table(self, columns: list[str], data: list[list[Any]], step: int) -> None:
         assert all(len(row) == len(columns) for row in data)
         self.columns = columns
 
