@@ -95,16 +95,17 @@ def run_command(folder: Path, command: list[str]) -> int:
 
     before_torch()  # the imports below load torch
     from lfpo.cli.command_line import main
+    from lfpo.core.algorithm import Algorithm
     from lfpo.train.rl import LFPOTrainer
 
     def enter(phase: str, mapped: float = 0.0) -> None:
         (folder / f"phase-{os.getpid()}").write_text(f"{phase} {mapped}")
 
-    sample, export = LFPOTrainer.sample_and_score, LFPOTrainer.export
+    sample, export = Algorithm.sample_and_score, LFPOTrainer.export
 
-    def sampling(trainer: Any, *args: Any) -> Any:
-        enter("rollout", mapped_weights(trainer.model))
-        batch = sample(trainer, *args)
+    def sampling(algorithm: Any, *args: Any) -> Any:
+        enter("rollout", mapped_weights(algorithm.learner.policies["current"]))
+        batch = sample(algorithm, *args)
         enter("update")
         return batch
 
@@ -112,7 +113,7 @@ def run_command(folder: Path, command: list[str]) -> int:
         enter("export")
         return export(trainer)
 
-    LFPOTrainer.sample_and_score = sampling  # type: ignore[method-assign,assignment]
+    Algorithm.sample_and_score = sampling  # type: ignore[method-assign,assignment]
     LFPOTrainer.export = exporting  # type: ignore[method-assign,assignment]
     enter("start")
     return main(command)

@@ -39,7 +39,7 @@ def test_results_are_kept_and_the_next_call_goes_on(
     monkeypatch.setattr("gpu.command.in_own_process", process)
     minutes = (CHECKS["device"].seconds + 1) / 60  # too little for a longer check
     assert run_checks(SMALL, ["device", "rollout-8b"], minutes, tmp_path, again=False) == 1
-    assert ran == ["device"] and "no time left for: rollout-8b" in capsys.readouterr().out
+    assert ran == ["device"] and "no time left for: rollout-8b (300 s)" in capsys.readouterr().out
     assert run_checks(SMALL, ["device", "loss"], 25, tmp_path, again=False) == 1
     assert run_checks(SMALL, ["device"], 25, tmp_path, again=True) == 1
     assert ran == ["device", "loss", "device"]

@@ -15,6 +15,7 @@ import json
 import math
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -70,7 +71,8 @@ def main() -> None:
     parser.add_argument("command", choices=["pack", "merge"])
     parser.add_argument("paths", nargs="+", type=Path)
     args = parser.parse_args()
-    {"pack": pack, "merge": merge}[args.command](*args.paths)
+    commands: dict[str, Callable[..., None]] = {"pack": pack, "merge": merge}
+    commands[args.command](*args.paths)
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ def compare(
     )
     trainer = LFPOTrainer(args=build(LFPOConfig, values))
     trainer.policies.setdefault(BASE, trainer.reference)
-    sampled = [trainer.sample_and_score(i, Observer()) for i in range(batches)]
+    sampled = [trainer.algorithm.sample_and_score(i, Observer()) for i in range(batches)]
     steps = samples or int(max(b.trajectory.scheduled_steps.max() for b in sampled))
     reference = gradients(trainer, sampled, {"name": "agrpo", "mc_samples": steps, "step_distribution": "uniform"})
     for label, settings in objectives.items():

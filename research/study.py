@@ -38,6 +38,7 @@ from lfpo.eval.store import file_sha256
 from lfpo.models.loading import resolve as resolve_model
 from lfpo.prompts.tasks import Row, Task, get_task
 from lfpo.runs.context import StopRequests
+from lfpo.runs.directory import Run
 
 # Two of three solutions of a test split are for evaluation, the rest for tuning. The base has seen no demonstration of
 # either, and no run trains on them.
@@ -141,9 +142,12 @@ def run_cell(folder: Path) -> None:
         replace_file(folder / "fingerprint", fingerprint(**read_json(folder / "study.json")))
     train_and_measure(folder)
     config = build(LFPOConfig, load_yaml(folder / "config.yaml"))
-    asked, cell, more = read_json(folder / "study.json"), read_json(folder / "cell.json"), {}
+    asked, cell = read_json(folder / "study.json"), read_json(folder / "cell.json")
+    more: dict[str, Any] = {}
     samples = asked["study"]["tasks"][asked["cell"]["task"]].get("samples")
     drawn = asked["study"].get("rollouts")
+    if cell["train"] and config.log_completions:
+        more["unsolved"] = unsolved(Path(config.output_dir), config.num_generations)
     if config.reward_funcs:
         more["reward"] = graded(cell, config)
     if samples:
@@ -152,6 +156,20 @@ def run_cell(folder: Path) -> None:
         more |= sampled(cell, config, **drawn)
     if more:
         replace_file(folder / "result.json", json.dumps({**read_json(folder / "result.json"), **more}) + "\n")
+
+
+def unsolved(run: Path, generations: int) -> list[float]:
+    """The share of groups without a right rollout in each iteration, before hints replaced any."""
+    metrics = [row for row in Run(run).read_metrics() if row["step"]]
+    if "hints/unsolved" in metrics[0]:
+        return [row["hints/unsolved"] for row in metrics]
+    shares = []
+    for row in metrics:
+        lines = (run / "rollouts" / f"step-{row['step']}.jsonl").read_text().splitlines()
+        rewards = [json.loads(line)["reward"] for line in lines]
+        groups = [rewards[i : i + generations] for i in range(0, len(rewards), generations)]
+        shares.append(sum(max(group) < 1 for group in groups) / len(groups))
+    return shares
 
 
 def graded(cell: dict[str, Any], config: LFPOConfig) -> float:
@@ -166,7 +184,7 @@ def passed(cell: dict[str, Any], config: LFPOConfig, problems: int, each: int) -
     """pass@`each` of the first `problems` of a cell: the share that one of so many samples solves, drawn at temperature
     1 by the eval sampler of its curve."""
     indices = [i for i in cell["problems"][:problems] for _ in range(each)]
-    correct = decoded(cell, config, indices, 1.0)[1].correct
+    correct = decoded(cell, config, indices, 1.0)[1].values
     return sum(any(correct[i : i + each]) for i in range(0, len(correct), each)) / problems
 
 
@@ -193,6 +211,7 @@ def decoded(
     sampler of the cell's curve."""
     from lfpo.eval.evaluate import evaluate
     from lfpo.models import load_model, load_tokenizer
+    from lfpo.prompts.sources import task_judge
     from lfpo.rollout.sampling import as_it_is
 
     model = load_model(Path(config.output_dir) / "model" if cell["train"] else config.model)
@@ -201,7 +220,7 @@ def decoded(
     sampler = sampler or config.eval_samplers[cell["sampler"]]
     sampler = sampler.for_length(task.gen_length, model.block_length)
     sampler = dataclasses.replace(sampler, temperature=temperature)
-    return rows, evaluate(as_it_is(model), model, tokenizer, rows, task.correct_all, sampler)
+    return rows, evaluate(as_it_is(model), model, tokenizer, rows, task_judge(task), sampler)
 
 
 def fingerprint(cell: dict[str, Any], study: dict[str, Any]) -> str:
@@ -280,7 +299,7 @@ def run(study: dict[str, Any], path: Path, stages: list[str], workers: int, chec
 
     def finish(label: str, folder: Path) -> str:
         result, key = read_json(folder / "result.json"), labels[label]
-        names = ["forwards", "frontier", "reward", "pass_at_k", "pass", "distinct", "same_ending"]
+        names = ["forwards", "frontier", "reward", "pass_at_k", "pass", "distinct", "same_ending", "unsolved"]
         names += ["entropy", "flops", "seconds"]
         kept = {name: result[name] for name in names if name in result}
         kept["curve"] = [{k: p[k] for k in ("step", "flops", "accuracy", "nfe")} for p in result["curve"] if p["step"]]

@@ -21,7 +21,7 @@ from lfpo.compare.statistics import (
     paired,
     probability_of_improvement,
 )
-from lfpo.eval.estimates import over_seeds
+from lfpo.eval.estimates import students_interval
 from research.study import Store, cell_key, cells_of
 
 Row = dict[str, Any]
@@ -98,7 +98,7 @@ def effects_table(study: Row, rows: dict[tuple[str, str], dict[int, Row]], stage
                     product *= levels[i]
                 total += product * area(rows[task, setting][seed])
             by_seed.append(total / (len(sign) / 2))
-        found = over_seeds(by_seed)
+        found = students_interval(by_seed)
         name = " x ".join(names[i] for i in chosen)
         lines.append(f"| {name} | {found.mean:+.1f} ({found.low:.1f} to {found.high:.1f}) |")
     return lines

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from gpu import agreement, attention, fsdp, loss, memory, rollouts
+from gpu import agreement, attention, fsdp, loss, memory, rollouts, small
 from gpu.rows import Machine, Row
 
 
@@ -29,7 +29,9 @@ CHECKS: dict[str, Check] = {
     "rollout": Check("how much of the device do rollouts use", 120, rollouts.utilisation),
     "waits": Check("how often does a rollout wait for the device", 60, rollouts.waits),
     "fsdp": Check("does FSDP with one rank train and resume as without it", 120, fsdp.one_rank),
-    "rollout-8b": Check("tokens a second of 32 layers, compiled, with LoRA, with a cache", 300, rollouts.full_size),
+    "rollout-8b": Check("speed of 32 layers, compiled and not, with LoRA, with a cache", 300, rollouts.full_size),
+    "small": Check("what compiled layers and CUDA graphs save a model of 135 M parameters", 120, small.launches),
+    "real": Check("the first three arms of the comparison on a real model", 400, small.comparison),
     "memory-lora": Check("two iterations with LoRA, memory against the plan", 150, memory.lora),
     "memory-4-bit": Check("two iterations with a 4-bit base, memory against the plan", 150, memory.four_bit),
     "memory-full": Check("two iterations of all weights, 8-bit moments, memory against the plan", 240, memory.full),

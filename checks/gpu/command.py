@@ -69,7 +69,8 @@ def run_checks(machine: Machine, chosen: list[str], minutes: float, folder: Path
         replace_file(folder / "results.md", markdown(results))
     print(markdown(results))
     if pending := [name for name in chosen if name not in results]:
-        print(f"no time left for: {', '.join(pending)}; the same command goes on with them")
+        planned = ", ".join(f"{name} ({CHECKS[name].seconds:.0f} s)" for name in pending)
+        print(f"no time left for: {planned}; the same command goes on with them")
     print(f"written to {path} and results.md")
     return int(any(failed(found["rows"]) for found in results.values()))
 

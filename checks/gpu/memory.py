@@ -123,7 +123,7 @@ def peaks(config: dict[str, Any], args: LFPOConfig, prompt: str, device: torch.d
         optimizer_step(trainer.learner, trainer.objective, batches[0], signal, only_step, Observer())
 
     def sample() -> None:
-        batches[:] = [trainer.sample_and_score(0, Observer())]
+        batches[:] = [trainer.algorithm.sample_and_score(0, Observer())]
 
     sample()
     step()

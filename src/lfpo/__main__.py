@@ -1,5 +1,5 @@
 """`python -m lfpo` is the `lfpo` command."""
 
-from lfpo.cli.command_line import main
+from lfpo.cli.command_line import run
 
-raise SystemExit(main())
+run()

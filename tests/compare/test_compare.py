@@ -6,10 +6,9 @@ import re
 import shutil
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import psutil  # type: ignore[import-untyped]
 import pytest
@@ -29,10 +28,10 @@ from lfpo.compare.statistics import (
     table,
 )
 from lfpo.config.build import to_dict, yaml_text
-from lfpo.config.compare import Cell, CompareConfig, cell_config, cell_folder, check_folder, pick_objectives
+from lfpo.config.compare import Cell, CompareConfig, cell_config, cell_folder, pick_objectives
 from lfpo.config.errors import UserError
 from lfpo.config.files import read_json, replace_file
-from lfpo.eval.estimates import over_problems, over_seeds
+from lfpo.eval.estimates import over_problems, students_interval
 from processes import ForkedModule, start_lfpo
 from research.tables import iqm
 from written_runs import compared, write_result
@@ -175,10 +174,6 @@ def test_labels_from_the_command_line():
     [
         ({"objectives": {"lfpo": {"beta": 1.0}}}, "no 'name'"),
         ({"objectives": {"base": {"name": "lfpo"}}}, "must not be 'base'"),
-        *(
-            ({"objectives": {name: {"name": "lfpo"}}}, "give 1 to 200 bytes")
-            for name in ("n" * 201, "é" * 101, "a\nb", " ")
-        ),
         ({"objectives": {"lfpo": {"name": "lfpo", "config": {"seed": 9}}}}, "config: 'seed' is decided by .* 'seeds'"),
         ({"overrides": {"objective": {"timesteps": 9}}}, "'objective' is decided by the comparison's 'objectives'"),
         ({"overrides": {"eval_size": 9}}, "overrides: 'eval_size' is decided by .* 'problems'"),
@@ -196,7 +191,7 @@ def test_wrong_settings_are_refused_at_once(tmp_path: Path, changes: dict, said:
 def test_cells_are_checked_before_any_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("data_file: x.jsonl\neval_samplers: {threshold: {}}\n")
-    with pytest.raises(UserError, match="has no 'task'"):
+    with pytest.raises(UserError, match="has no held-out problems"):
         check(small(tmp_path, recipe=str(recipe)))
     with pytest.raises(UserError, match=r"has no eval sampler 'treshold'.*'threshold'"):
         check(small(tmp_path, curve_sampler="treshold"))
@@ -243,7 +238,7 @@ def test_a_cell_begun_with_another_verifier_is_refused_in_a_dry_run_too(
 ):
     verifier = tmp_path / "verifier.py"
     verifier.write_text("strict = True\n")
-    monkeypatch.setattr("lfpo.compare.grid.source_file", lambda name: verifier)
+    monkeypatch.setattr("lfpo.prompts.sources.source_file", lambda name: verifier)
     config, dry, base = small(tmp_path / "c"), small(tmp_path / "c", dry_run=True), Cell("base")
     assert inputs_of(dry) == {}  # nothing is begun, so nothing is read
     write_cell(config, base, inputs_of(config)[base])
@@ -265,7 +260,7 @@ def test_the_table_and_the_curves_by_hand(tmp_path: Path):
     assert made["columns"][4:6] == ["minus lfpo", "P(above lfpo)"]
     low, high = 60 - 12.706 * 10, 60 + 12.706 * 10  # deviation sqrt(0.02), over sqrt(2); t of one degree of freedom
     assert made["rows"] == [
-        ["base", "30.0", "40.0", "2.00", "", "", "", ""],
+        ["base", "30.0", "40.0", "2.00", "", "", "0.00", "1 of 1"],
         ["lfpo", *[f"60.0 ({low:.1f} to {high:.1f})"] * 2, "2.00", "", "", "5.00", "2 of 2"],
         ["rejection", "60.0", "80.0", "2.00", "-10.0", "0.00", "5.00", "1 of 2"],
     ]
@@ -278,9 +273,12 @@ def test_the_table_and_the_curves_by_hand(tmp_path: Path):
 @pytest.mark.long
 def test_the_results_say_how_many_problems_were_measured_and_a_label_may_hold_a_bar(tmp_path: Path):
     config = small(tmp_path, objectives={"a|b": {"name": "lfpo"}, "c": {"name": "dtm", "tilt": 2.0}}, problems=50)
-    rows = [{"prompt": "x"}] * 3
-    with mock.patch("lfpo.compare.cell.get_task", return_value=SimpleNamespace(test_rows=lambda n: rows[:n])):
-        measured = len(held_out(cell_config(config, Cell("c", 100)), {"problems": list(range(50))}))
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "x"}\n' * 3)
+    settings = cell_config(config, Cell("c", 100))
+    settings = replace(settings, task=None, reward_funcs=["reward_samples.even_tokens"])
+    rows = str(tmp_path / "rows.jsonl")
+    settings = replace(settings, data_file=rows, eval_file=rows)
+    measured = len(held_out(settings, range(50)).eval_rows)
     assert measured == 3
     for label in config.objectives:
         write_result(config, Cell(label, 100), compared(label, 100, [0.5], [0.4, 0.5]) | {"problems": measured})
@@ -291,21 +289,18 @@ def test_the_results_say_how_many_problems_were_measured_and_a_label_may_hold_a_
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in rows_of_table} == {9}
 
 
-def test_a_result_that_is_cut_or_of_something_else_is_told_with_what_to_do(tmp_path: Path):
+def test_a_result_that_is_cut_is_told(tmp_path: Path):
     config = small(tmp_path)
     write_result(config, Cell("lfpo", 100), {})
     [path] = tmp_path.glob("cells/*/result.json")
-    for text, said in (("{}", "lacks seed, version, "), ('{"seed": 1', "not readable as JSON")):
-        path.write_text(text)
-        with pytest.raises(UserError, match=rf"result\.json: {said}.*; delete the file, and the same command runs"):
-            read_result(config, Cell("lfpo", 100))
+    path.write_text('{"seed": 1')
+    with pytest.raises(UserError, match=r"result\.json: not readable as JSON"):
+        read_result(config, Cell("lfpo", 100))
     assert read_result(config, Cell("lfpo", 101)) is None
     (tmp_path / "file").touch()
     for folder in (Path("/proc/nothing"), tmp_path / "file" / "inside"):
         with pytest.raises(UserError, match="could not be written"):
             write_cell(small(folder), Cell("lfpo", 100), {})
-    with pytest.raises(UserError, match="UTF-8"):
-        check_folder(small(tmp_path / "a\udcff"))
 
 
 def at(nfe: float, accuracy: float) -> dict[str, float]:
@@ -362,9 +357,9 @@ def test_intervals_of_means_over_problems():
 def test_the_interval_of_a_few_seeds_is_students():
     difference = paired([[1.0, 2.0], [4.0]], [[0.0, 0.0], [1.0]])  # 1, 2, 3
     assert difference.mean == 2.0 and difference.high == pytest.approx(2.0 + 4.303 / 3**0.5, rel=1e-4)
-    eleven = over_seeds([float(i) for i in range(11)])  # variance 11, and a quantile of 2.228 for 10 degrees of freedom
+    eleven = students_interval([float(i) for i in range(11)])  # variance 11, t quantile 2.228
     assert eleven.mean - eleven.low == pytest.approx(2.228, rel=1e-4)
-    assert over_seeds([5.0]).low != over_seeds([5.0]).low  # one seed has no interval
+    assert students_interval([5.0]).low != students_interval([5.0]).low  # one seed has no interval
 
 
 def test_a_cell_keeps_what_the_last_iteration_measured():

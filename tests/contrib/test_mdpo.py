@@ -51,7 +51,7 @@ def test_predictions_are_rewarded_by_the_same_functions_and_their_cost_is_logged
     args = config(tmp_path, objective={"name": "mdpo", "rewarded_steps": 2}, max_steps=1)
     trainer = LFPOTrainer(str(llada), length, args=args, train_dataset=ROWS)
     calls.clear()  # those on stand-in completions
-    batch = trainer.sample_and_score(0, Observer())
+    batch = trainer.algorithm.sample_and_score(0, Observer())
     t, (whole, predicted) = batch.trajectory, calls
     assert isinstance(t, KeptTrajectory)
     assert t.predicted_at[0].tolist() == [1, 3]

@@ -562,7 +562,7 @@ def test_scored_predictions_by_hand(llada: Path, tmp_path: Path, monkeypatch: py
     clock = Clock(monkeypatch)
     args = config(tmp_path, objective={"name": "mdpo", "rewarded_steps": 3})
     trainer = LFPOTrainer(str(llada), clock.takes(5, even), args=args, train_dataset=ROWS)
-    batch = trainer.sample_and_score(0, Observer())
+    batch = trainer.algorithm.sample_and_score(0, Observer())
     t = batch.trajectory
     assert isinstance(t, KeptTrajectory)
     of_steps = t.predicted_tokens.tolist()  # 8 rollouts, 3 steps

@@ -33,7 +33,7 @@ from lfpo.rewards.terms import (
     tokens_per_forward,
     weighted,
 )
-from lfpo.train.setup import make_source
+from lfpo.train.setup import training_source
 from scores import score
 
 
@@ -389,7 +389,7 @@ def test_a_function_that_a_child_cannot_import_is_a_user_error():
 
 def test_reward_memory_runs_functions_in_children(module: str):
     args = LFPOConfig(output_dir="x", task="choice", reward_funcs=[f"{module}.endless"], reward_memory=2.0)
-    (function,) = make_source(args, None, None, None).reward_functions
+    (function,) = training_source(args, None, None, None).reward_functions
     assert function.child.memory == 2 << 30 and function.child.seconds == args.reward_timeout  # type: ignore[attr-defined]
-    (function,) = make_source(args, reward_samples.even_tokens, None, None).reward_functions
+    (function,) = training_source(args, reward_samples.even_tokens, None, None).reward_functions
     assert function.__name__ == "even_tokens" and function.child.memory == 2 << 30  # type: ignore[attr-defined]

@@ -18,6 +18,7 @@ import tiny
 from lfpo.cli.command_line import main
 from lfpo.config.errors import UserError
 from lfpo.config.eval import EvalConfig, configure, configure_each
+from lfpo.config.files import read_json
 from lfpo.core.scoring import Row
 from lfpo.eval import command
 from lfpo.eval.estimates import scores
@@ -225,10 +226,13 @@ def test_another_number_of_problems_is_told_as_n(llada: Path, tmp_path: Path, ca
 class Judge:
     """A task that judges many at once, and cannot judge every completion here."""
 
-    name, gen_length = "judged", 4
+    name, gen_length, reward_functions = "judged", 4, ()
+
+    def row(self, split: str, index: int, seed: int = 0) -> Row:
+        return {"prompt": f"{index}\n", "number": index}
 
     def test_rows(self, n: int | None) -> list[Row]:
-        return [{"prompt": f"{i}\n", "number": i} for i in range(n or 4)]
+        return [self.row("test", i) for i in range(n or 4)]
 
     def correct_all(self, rows: list[Row], completions: list[str]) -> list[bool | None]:
         return [(None, False, True, True)[row["number"] % 4] for row in rows]
@@ -240,7 +244,8 @@ class Judge:
 @pytest.fixture
 def judged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lfpo.cli.inputs.check_inputs", lambda *given: None)
-    monkeypatch.setattr(command, "get_task", lambda name: Judge() if name == "judged" else get_task(name))
+    monkeypatch.setattr("lfpo.prompts.sources.get_task", lambda name: Judge())
+    monkeypatch.setattr("lfpo.prompts.sources.source_file", lambda name: None)
 
 
 def test_what_cannot_be_judged_is_counted_apart(
@@ -374,14 +379,77 @@ def test_scores_by_hand():
     verdicts = [True, False, None, None, True, True]
     found = scores([0, 0, 1, 1, 2, 2], verdicts)
     assert (found["n"], found["n_samples"], found["not_judged"]) == (3, 2, 2)
-    assert found["accuracy"] == 0.75  # problem 1 was not judged
+    assert found["mean"] == 0.75  # problem 1 was not judged
     assert found["pass_at_k"] == {2: 1.0}
     half = scores([0, 0, 1, 1], [True, None, False, False])
-    assert half["accuracy"] == 0.5
+    assert half["mean"] == 0.5
     assert half["pass_at_k"] == {2: 0.0}  # problem 0 has one verdict, too few
     assert scores([0], [None]) == {
-        "n": 1, "n_samples": 1, "accuracy": None, "interval": None, "pass_at_k": {}, "not_judged": 1
+        "n": 1, "n_samples": 1, "mean": None, "interval": None, "pass_at_k": {}, "not_judged": 1
     }  # fmt: skip
+
+
+def test_rewards_have_student_s_interval():
+    found = scores([0, 0, 1, 2], [0.0, 1.0, 1.5, None])  # means of problems: 0.5 and 1.5
+    assert found["mean"] == 1.0 and found["not_judged"] == 1 and found["pass_at_k"] == {}
+    half = 12.706 * (0.5**0.5) / 2**0.5  # one degree of freedom
+    assert found["interval"] == pytest.approx((1 - half, 1 + half), rel=1e-4)
+    assert scores([0], [0.5])["interval"] is None
+
+
+OWN = """
+def closeness(prompts, completions, answer, **columns):
+    return [0.25 * int(a) for a in answer]
+
+
+def exact(prompts, completions, answer, **columns):
+    return [None if a == 0 else float(a) for a in answer]
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The arguments of an evaluation on a CSV of four questions, whose answers are 0, 1, 2, 0."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "own_rewards", raising=False)  # of another test, in a folder that is gone
+    (tmp_path / "own_rewards.py").write_text(OWN)
+    (tmp_path / "test.csv").write_text("question,answer\n" + "".join(f"q{i},{i % 3}\n" for i in range(4)))
+    return ["--eval_file", str(tmp_path / "test.csv"), "--columns", "{question: prompt}", "--sampler.gen_length", "4"]
+
+
+def test_own_rows_with_a_verifier_have_an_accuracy(own: list[str], llada: Path, tmp_path: Path, capsys):
+    out = str(tmp_path / "out")
+    assert main(["eval", "--model", str(llada), *own, "--correct", "own_rewards.exact", "--output", out]) == 0
+    result = read_json(tmp_path / "out/test.json")
+    assert (result["accuracy"], result["not_judged"], result["n"]) == (1.0, 2, 4)  # a reward of 2 is right, too
+    kept = [json.loads(line) for line in (tmp_path / "out/test.completions.jsonl").read_text().splitlines()]
+    assert [r["correct"] for r in kept] == [None, True, True, None]
+    assert kept[1]["columns"] == {"answer": 1} and kept[1]["prompt"] == "q1"
+    assert "accuracy (95 %)" in capsys.readouterr().out
+    # Another verifier, or another text of it, is another evaluation.
+    other = ["--correct", "own_rewards.closeness", "--output", out]
+    assert main(["eval", "--model", str(llada), *own, *other]) == 2
+    assert "correct own_rewards.exact there, own_rewards.closeness here" in capsys.readouterr().err
+
+
+def test_own_rows_without_a_verifier_have_a_mean_reward(own: list[str], llada: Path, tmp_path: Path, capsys):
+    functions = ["--reward_funcs", "[own_rewards.closeness]"]
+    assert main(["eval", "--model", str(llada), *own, *functions, "--output", str(tmp_path / "o.json")]) == 0
+    result = read_json(tmp_path / "o.json")
+    assert result["reward"] == pytest.approx(0.1875) and "accuracy" not in result  # 0, 0.25, 0.5, 0
+    assert result["interval"][0] < 0.1875 < result["interval"][1]
+    assert "0.188 (" in capsys.readouterr().out
+    assert main(["eval", "--model", str(llada), *own]) == 2
+    assert "needs 'reward_funcs' or 'correct'" in capsys.readouterr().err
+
+
+def test_a_sample_of_own_rows_shows_the_verdict_and_the_columns(own: list[str], llada: Path, capsys):
+    arguments = ["sample", "--model", str(llada), *own, "--correct", "own_rewards.exact", "--index"]
+    assert main([*arguments, "1"]) == 0
+    printed = capsys.readouterr().out
+    assert "verdict: right" in printed and "answer: 1" in printed
+    assert main([*arguments, "4"]) == 2
+    assert "'test' has 4 held-out rows" in capsys.readouterr().err
 
 
 REWARD = """

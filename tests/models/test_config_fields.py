@@ -16,13 +16,11 @@ from lfpo.cli import main
 from lfpo.config.errors import UserError
 from lfpo.contrib.canvases.model import CanvasModel
 from lfpo.models import load_model
-from lfpo.models.config_checks import check_config
 from lfpo.models.loading import load_tokenizer
 from tiny_gemma import write_gemma
 from tiny_modernbert import write_modernbert
 
 MASKED = sorted(SPECIAL.keys() - {"llada"})  # with config.json's usual field names
-EXPERTS = ["lladamoe", "llada2_0", "sdar_moe"]
 
 
 def change(source: Path, file: str = "config.json", **changes: Any) -> Path:
@@ -44,11 +42,6 @@ OTHER_NETWORKS: list[tuple[dict[str, Any], str]] = [
     ({"use_sliding_window": True}, "use_sliding_window"),
     ({"rope_parameters": {"type": "linear", "factor": 2.0}}, "'linear'"),
     ({"rope_parameters": {"rope_theta": 123.0}}, "in rope_parameters 123.0"),
-    ({"rope_parameters": ["yarn"]}, "rope_parameters ['yarn'] must be an object"),
-    ({"rope_scaling": "yarn"}, "rope_scaling 'yarn' must be an object"),
-    ({"rope_theta": -1.0}, "rope_theta -1.0 must be a number above 0"),
-    ({"rope_theta": True}, "rope_theta True must be a number above 0"),
-    ({"rms_norm_eps": math.nan}, "rms_norm_eps nan must be a finite number"),
     ({"quantization_config": {"bits": 4}}, "quantization_config {'bits': 4} is not supported"),
 ]
 
@@ -70,27 +63,13 @@ def test_windows_are_honoured_by_the_families_that_have_them(tmp_path: Path):
     text = json.loads((gemma / "config.json").read_text())["text_config"]
     found = load_model(gemma)
     assert isinstance(found, CanvasModel) and found.windows
-    for field, value in (("quantization_config", {"bits": 4}), ("rms_norm_eps", math.nan), ("top_k_experts", 5)):
-        assert field in refused(change(gemma, text_config={**text, field: value}))
-    assert "final_logit_softcapping '30' must be" in refused(
-        change(gemma, text_config={**text, "final_logit_softcapping": "30"})
-    )
-    assert "text_config None must be an object" in refused(change(gemma, text_config=None))
-
-
-@pytest.mark.parametrize("name", EXPERTS)
-@pytest.mark.parametrize("value", [0, 5, 2.0, None, True])
-def test_a_router_chooses_some_of_the_experts(value: object, name: str, tmp_path: Path):
-    assert "num_experts_per_tok" in refused(change(golden(name, tmp_path / "m"), num_experts_per_tok=value))
+    quantised = {**text, "quantization_config": {"bits": 4}}
+    assert "quantization_config" in refused(change(gemma, text_config=quantised))
 
 
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
-        ("llada2_0", {"n_group": 3}, "n_group 3 must divide the number of experts, 4"),
-        ("llada2_0", {"n_group": 0}, "n_group 0 must be a whole number from 1"),
-        ("llada2_0", {"topk_group": 3}, "topk_group 3 must be a whole number from 1 to 2"),
-        ("llada2_0", {"topk_group": 1, "n_group": 4}, "num_experts_per_tok 2 must be a whole number from 1 to 1"),
         ("llada2_0", {"partial_rotary_factor": None}, "partial_rotary_factor must not be null"),
         ("llada2_0", {"routed_scaling_factor": None}, "routed_scaling_factor must not be null"),
         ("llada2_0", {"norm_softmax": True}, "norm_softmax True is not supported"),
@@ -105,13 +84,6 @@ def test_fields_of_a_family(name: str, changes: dict[str, Any], words: str, tmp_
     assert words in refused(change(golden(name, tmp_path / "m"), **changes))
 
 
-@pytest.mark.parametrize("field", ["llama_4_scaling_beta", "original_max_position_embeddings", "partial_rotary_factor"])
-def test_rotary_embeddings_of_nemotron_are_numbers(field: str, tmp_path: Path):
-    source = golden("nemotron_labs_diffusion", tmp_path / "m")
-    rope = json.loads((source / "config.json").read_text())["rope_parameters"]
-    assert field in refused(change(source, rope_parameters={**rope, field: "2"}))
-
-
 def test_what_says_the_same_twice_is_taken(tmp_path: Path):
     plain = load_model(golden("sdar", tmp_path / "plain"))
     theta = plain.config["rope_theta"]
@@ -121,14 +93,13 @@ def test_what_says_the_same_twice_is_taken(tmp_path: Path):
     ids = torch.arange(20)[None]
     with torch.no_grad():
         assert torch.equal(plain(ids), twice(ids))
-    check_config({"global_rope_theta": 1e4, "local_rope_theta": None}, windows=True)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_models_to_be_converted_follow_the_same_rules(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    source = change(write_source(tmp_path / "source", name), rope_parameters={"rope_theta": 0})
+    source = change(write_source(tmp_path / "source", name), rope_theta=1.0, rope_parameters={"rope_theta": 123.0})
     assert main(["convert", str(source), str(tmp_path / "made")]) == 2
-    assert "rope_theta 0 must be a number above 0" in capsys.readouterr().err
+    assert "in rope_parameters 123.0" in capsys.readouterr().err
 
 
 MASK, EOS, END = (TEXT + SPECIAL["sdar"].index(token) for token in ("<|MASK|>", "<|endoftext|>", "<|im_end|>"))

@@ -18,6 +18,7 @@ from lfpo.eval.estimates import mean_interval, pass_at_k, wilson_interval
 from lfpo.eval.evaluate import evaluate
 from lfpo.models import load_model, load_tokenizer
 from lfpo.models.loading import EMBEDDED, SHIPPED
+from lfpo.prompts.sources import task_judge
 from lfpo.prompts.tasks import get_task
 from lfpo.rollout.sampling import as_it_is
 from lfpo.train.rl import LFPOTrainer
@@ -101,10 +102,10 @@ def test_it_is_flawed_but_not_hopeless(shipped: str, name: str, most: float):
     sampler = SamplerConfig(temperature=1.0, remasking=remasking)
     sampler = SamplerConfig(rule="canvas", max_denoising_steps=12) if model.asks_about_all else sampler
     sampler = sampler.for_length(task.gen_length, model.block_length)
-    result = evaluate(as_it_is(model), model, tokenizer, rows, task.correct_all, sampler)
-    assert result.accuracy is not None and result.interval is not None
-    assert 0.05 < result.accuracy < most
-    assert result.interval[0] < result.accuracy < result.interval[1]
+    result = evaluate(as_it_is(model), model, tokenizer, rows, task_judge(task), sampler)
+    assert result.mean is not None and result.interval is not None
+    assert 0.05 < result.mean < most
+    assert result.interval[0] < result.mean < result.interval[1]
 
 
 def test_evaluation_depends_on_its_seed_only():
@@ -112,7 +113,7 @@ def test_evaluation_depends_on_its_seed_only():
     rows = [task.row("test", i) for i in range(6)]
     sampler = SamplerConfig(temperature=1.0).for_length(task.gen_length)
     results = [
-        evaluate(as_it_is(model, t), model, tokenizer, rows, task.correct_all, sampler, seed=s).completions
+        evaluate(as_it_is(model, t), model, tokenizer, rows, task_judge(task), sampler, seed=s).completions
         for s, t in ((1, 10**6), (1, 40), (2, 10**6))
     ]
     assert results[0] == results[1] != results[2]

@@ -35,7 +35,8 @@ from lfpo.models.lora import attach
 from lfpo.models.tensor_files import save_tensors
 from lfpo.models.weights import saved_weights
 from lfpo.rollout.sampling import rollout
-from lfpo.runs.card import SAMPLER
+from lfpo.runs.card import SAMPLER, completion_length
+from lfpo.runs.directory import Run
 from lfpo.train.checkpoint import save_checkpoint
 from lfpo.train.export import run_export, run_push
 from lfpo.train.preflight import check_disk
@@ -191,8 +192,12 @@ def test_exports_have_cards_that_name_layout_and_shift(home: Path):
     assert "predict token i (`logit_shift: 0`)" in cards["merged"].text
     libraries = {name: card.data.library_name for name, card in cards.items()}
     assert libraries == {"dream": "transformers", "merged": "transformers", "merged-own": "lfpo", "adapter": "peft"}
-    assert SAMPLER in cards["merged"].text
-    assert SAMPLER not in cards["merged-own"].text
+    run = Run(home / "own/run")
+    length = completion_length(load_yaml(run.dir / "config.yaml"), run)
+    assert length == 2  # of its rollouts
+    own_use = SAMPLER.replace("length = tokenizer.mask_token_id, 64", f"length = tokenizer.mask_token_id, {length}")
+    assert own_use in cards["merged"].text
+    assert f"--sampler.gen_length {length}" in cards["merged-own"].text
     assert not any(str(home) in (home / name / "README.md").read_text() for name in cards)
     assert all(p.is_relative_to(home / "own") for p in home.glob("**/*.py"))  # no remote code
 

@@ -1,99 +1,27 @@
 """Parity with the peers' own public codes: their losses and gradients, given the inputs they noised."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from dtree_rpo import DTreeRPO
-from torch.nn import functional as F
 
 import peers
-from lfpo.contrib.bgpo import BGPO
-from lfpo.contrib.cj_grpo import CJGRPO
-from lfpo.contrib.egspo import EGSPO
-from lfpo.contrib.gdpo import GDPO
-from lfpo.contrib.gdsd import GDSD
-from lfpo.contrib.kept import kept
-from lfpo.contrib.mdpo import MDPO
-from lfpo.contrib.rldf import RLDF
-from lfpo.contrib.stable_drl import StableDRL
-from lfpo.contrib.wd1 import WD1
 from lfpo.core.learner import accumulate_gradients
-from lfpo.core.objective import Objective
 from lfpo.core.passes import fully_masked
 from lfpo.core.predictions import Predictions
-from lfpo.core.trajectory import Trajectory
-from lfpo.core.views import Views
 from lfpo.objectives.agrpo import AGRPO, logp_as_drawn
 from lfpo.objectives.coupled_grpo import CoupledGRPO
 from lfpo.objectives.diffu_grpo import DiffuGRPO
 from lfpo.objectives.espo import ESPO
 from lfpo.objectives.justgrpo import JustGRPO
-from lfpo.objectives.sequences import Sequences, elbo_views, gauss_legendre, masked_views
+from lfpo.objectives.sequences import masked_views
 from lfpo.objectives.spg import SPG
 from lfpo.objectives.step_views import step_means, step_views
 from lfpo.objectives.unigrpo import UniGRPO
 from lfpo.objectives.vrpo import VRPO, elbos
-
-CASES: dict[str, dict[str, Any]] = peers.NEWER["cases"]
-
-
-def cases(prefix: str) -> Any:
-    found = [pytest.param(case, id=name) for name, case in CASES.items() if name.startswith(prefix)]
-    return pytest.mark.parametrize("golden", found)
-
-
-def first(prefix: str) -> dict[str, Any]:
-    """The case of the older golden file whose name begins so."""
-    (found,) = [value for name, value in peers.GOLDEN["cases"].items() if name.startswith(prefix)]
-    return found
-
-
-def check_shown(views: Views, golden: dict[str, Any]) -> None:
-    """The views are the peer's noised inputs, but for those that mask nothing."""
-    masked = [row for forward in golden["noised_inputs_cur"] for row in forward if peers.MASK in row]
-    ours = [row[kept.bool()].tolist() for row, kept in zip(views.input_ids, views.attention_mask, strict=True)]
-    assert sorted(ours) == sorted(masked)
-
-
-def check(
-    objective: Objective,
-    views: Views,
-    golden: dict[str, Any],
-    *,
-    model: Any = None,
-    shift: bool = False,
-    shown: bool = True,
-    signal: torch.Tensor | None = None,
-) -> None:
-    """Loss and gradients to 1e-5, through the function that training calls, whole and split into small passes.
-
-    Where the peer recorded no old log-probabilities it compared the policy with itself. shown: see check_shown.
-    signal: the recorded advantages unless given.
-    """
-    if shown:
-        check_shown(views, golden)
-    if signal is None:
-        signal = torch.tensor(golden.get("advantages", peers.NEWER["batch"]["advantages"]), dtype=torch.float64)
-    for tokens in (10**6, 1):
-        policies = peers.policies(model or peers.ClosedFormModel, shift=shift)
-        if not any(golden.get(name) for name in golden if name.startswith("old_")):
-            policies["old"] = (model or peers.ClosedFormModel)(*peers.NEWER["params"]["cur"], shift=shift)
-        peers.check(objective, policies, views, signal, golden, tokens)
-
-
-def check_sums(views: Views, policy: str, expected: Any, scale: float = 1.0) -> None:
-    """The weighted sums over units that the peer recorded, in the order of units."""
-    sequences = Sequences(views)
-    found = scale * sequences.weighted(Predictions(views, peers.policies()).logp(policy))
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64).flatten(), rtol=1e-5, atol=1e-5)
-
-
-def clip_of(golden: dict[str, Any]) -> dict[str, Any]:
-    hyper = golden["hyper"]
-    return {"epsilon": hyper["eps_low"], "epsilon_high": hyper["eps_high"]}
+from peer_checks import Attending, cases, check, check_shown, check_sums, clip_of, ending_early, first
 
 
 def test_diffu_grpo():
@@ -139,14 +67,6 @@ def test_unigrpo():
     views = objective.masked_views(t, peers.masks(golden)[0][:, 5:])
     assert views.target[:, 5:].int().tolist() == golden["loss_mask"]
     check(objective, views, golden)
-
-
-def test_wd1():
-    golden, t = first("wd1"), peers.trajectory()
-    objective = WD1()
-    signal = objective.weights(peers.advantages(), torch.zeros(4, dtype=torch.long))
-    views = fully_masked(t, peers.masks(golden)[0][:, :5])
-    check(objective, views, golden, signal=signal)
 
 
 def test_agrpo(monkeypatch):
@@ -198,152 +118,11 @@ def test_espo(golden: dict[str, Any]):
     check(objective, views, golden)
 
 
-@cases("gdsd")
-def test_gdsd(golden: dict[str, Any]):
-    hyper = golden["hyper"]
-    objective = GDSD(
-        mc_samples=hyper["num_mc"], psi=hyper["psi"], beta=hyper["beta"], tlc=hyper["weighted"], **clip_of(golden)
-    )
-    masks = peers.masks(golden).view(2, hyper["num_mc"], 4, 13)[:, :, :, 5:]
-    assert torch.equal(masks[1], ~masks[0])
-    views = objective.mask_views(peers.trajectory(), masks[0])
-    check_sums(views, "base", golden["ref_score"])
-    check(objective, views, golden)
-
-
-@cases("rldf")
-def test_rldf(golden: dict[str, Any]):
-    hyper = golden["hyper"]
-    objective = RLDF(
-        states=hyper["mask_num"],
-        temperature=hyper["sample_temperature"],
-        threshold=hyper["low_prob_threshold"],
-        aggregation=hyper["loss_norm"],
-        beta=hyper["beta"],
-        kl=hyper["kl_type"],
-    )
-    t = peers.trajectory(reveal_step=golden["reveal_step"])
-    t.confidence = torch.tensor(golden["token_probs"])
-    for score, law in zip(objective.step_scores(t), golden["step_probabilities"], strict=True):
-        torch.testing.assert_close(score.softmax(0), torch.tensor(law, dtype=torch.float64), rtol=1e-5, atol=1e-6)
-    views = objective.state_views(t, torch.tensor(golden["steps"]))
-    policies = peers.policies()
-    kept = objective.before_passes(views, lambda v, policy: Predictions(v, policies).logp(policy)).target
-    assert int(kept.sum()) == golden["positions_in_loss"]
-    check(objective, views, golden)
-
-
 @cases("justgrpo")
 def test_justgrpo(golden: dict[str, Any]):
     objective = JustGRPO(epsilon=golden["hyper"]["eps"])
     signal = torch.tensor(golden["advantages"])
     check(objective, objective.views(peers.trajectory(block_length=1), signal, [0, 1, 2, 3], 0), golden)
-
-
-class Attending(peers.ClosedFormModel):
-    """The closed-form model of rows that end early: positions that are not attended to do not exist."""
-
-    def hidden(self, ids: torch.Tensor, attention: torch.Tensor | None = None) -> torch.Tensor:
-        assert attention is not None
-        width = ids.shape[1]
-        rows = [
-            F.pad(super(Attending, self).hidden(row[None, : int(own.sum())]), (0, 0, 0, width - int(own.sum())))
-            for row, own in zip(ids, attention, strict=True)
-        ]
-        return torch.cat(rows)
-
-
-def ending_early(golden: dict[str, Any], views_of: Callable[[Trajectory, torch.Tensor], Views]) -> Views:
-    """Views of rollouts that end where the golden case says: what comes after is neither revealed nor attended to."""
-    valid, t = torch.tensor(golden["valid"]).bool(), peers.trajectory()
-    t.reveal_step = t.reveal_step.masked_fill(~valid, -1)
-    views = views_of(t, torch.tensor(golden["masked"]).bool().transpose(0, 1))
-    return dataclasses.replace(views, attention_mask=F.pad(valid.long(), (5, 0), value=1)[views.row])
-
-
-@cases("bgpo")
-def test_bgpo(golden: dict[str, Any]):
-    hyper = golden["hyper"]
-    objective = BGPO(mc_samples=hyper["mc_num"], dual_clip=hyper["dual_clip"], **clip_of(golden))
-    views = ending_early(golden, lambda t, masked: elbo_views(t, masked, after_eos=True))
-    check(objective, views, golden, model=Attending)
-
-
-@cases("cj_grpo")
-def test_cj_grpo(golden: dict[str, Any]):
-    hyper = golden["hyper"]
-    if "authors" in next(name for name, value in CASES.items() if value is golden):
-        objective = CJGRPO(epsilon=hyper["eps"], beta=hyper["beta"])
-    else:
-        objective = CJGRPO(beta=hyper["kl_coef"], dual_clip=hyper["dual_clip"], **clip_of(golden))
-    t = peers.trajectory(reveal_step=golden["reveal_step"])
-    views = objective.views(t, peers.advantages(), [0, 1, 2, 3], 0)
-    # The peer also runs rows that have no step any more.
-    assert all(
-        row in golden["noised_inputs_cur"][step]
-        for row, step in zip(views.input_ids.tolist(), views.state.tolist(), strict=True)
-    )
-    check(objective, views, golden, shown=False)
-
-
-@cases("gdpo")
-def test_gdpo(golden: dict[str, Any]):
-    hyper = golden["hyper"]
-    objective = GDPO(nodes=len(golden["points"]), epsilon=hyper["eps"], beta=hyper["beta"])
-    for found, expected in zip(gauss_legendre(objective.nodes), (golden["points"], golden["weights"]), strict=True):
-        torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-12)
-    views = objective.mask_views(peers.trajectory(), peers.masks(golden)[:, :, 5:])
-    check_sums(views, "old", golden["old_elbo"])
-    check(objective, views, golden)
-    drawn = objective.views(peers.trajectory(), peers.advantages(), [0, 1, 2, 3], 0)
-    assert sorted(drawn.target.sum(-1).tolist()) == sorted(views.target.sum(-1).tolist())
-
-
-@cases("egspo")
-def test_egspo(golden: dict[str, Any]):
-    hyper = golden["hyper"]
-    objective = EGSPO(
-        beta=hyper["beta"], exact_kl=hyper["exact_kl"], aggregation=hyper["aggregation"], **clip_of(golden)
-    )
-    t = peers.trajectory(reveal_step=golden["reveal_step"])
-    views = step_views(t, torch.arange(4), torch.tensor(golden["steps"]), after_eos=True)
-    check_sums(views, "old", golden["old_logp"])
-    check(objective, views, golden)
-
-
-@cases("stabledrl")
-def test_stable_drl(golden: dict[str, Any]):
-    hyper = golden["hyper"]
-    objective = StableDRL(
-        clip=hyper["clip_iw"], beta=hyper["eubo_beta"], mix=hyper["mix"], num_masks=hyper["num_t"], p_mask=0.0
-    )
-    inputs = [golden[f"noised_inputs_{name}"][0] for name in ("cur", "old")]
-    masks = (torch.tensor(inputs) == peers.MASK).view(2, 4, hyper["num_t"], 13).transpose(1, 2).flatten(0, 1)
-    views = masked_views(peers.trajectory(), masks)
-    old = views.select((views.state >= hyper["num_t"]).nonzero().flatten())
-    bound = Sequences(old).lower_bound(Predictions(old, peers.policies()).logp("old"))
-    torch.testing.assert_close(bound, torch.tensor(golden["old_elbo"], dtype=torch.float64), rtol=1e-5, atol=1e-6)
-    check(objective, views, golden, shown=False)
-
-
-@cases("mdpo")
-def test_mdpo(golden: dict[str, Any]):
-    hyper = golden["hyper"]
-    objective = MDPO(steps=9, epsilon=hyper["eps"], beta=hyper["beta"])
-    rewards = torch.tensor(golden["step_rewards"], dtype=torch.float64)
-    signal = objective.step_advantages(rewards, torch.zeros(4, dtype=torch.long))
-    torch.testing.assert_close(signal, torch.tensor(golden["step_advantages"], dtype=torch.float64), rtol=1e-5, atol=0)
-    [step] = [
-        i for i, column in enumerate(signal.T.tolist()) if column == pytest.approx(golden["advantages"], abs=1e-5)
-    ]
-    hidden = peers.masks(golden)[0][:, 5:]  # the state before the step; all that it hides is revealed later
-    t = peers.trajectory(reveal_step=hidden.long().tolist(), temperature=hyper["temperature"])
-    confidence = torch.tensor(golden["confidence"], dtype=torch.float64)[:, None].expand(-1, 5, -1)
-    known = kept(t, torch.ones(4, 5, dtype=torch.long), t.tokens[:, None].expand(-1, 5, -1), confidence)
-    only = torch.zeros_like(signal)
-    only[:, step] = signal[:, step]
-    known = dataclasses.replace(known, advantage=only)
-    check(objective, objective.views(known, peers.advantages(), [0, 1, 2, 3], 0), golden)
 
 
 @cases("dtreerpo")

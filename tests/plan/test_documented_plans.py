@@ -13,9 +13,10 @@ from lfpo.config.build import load_yaml, recipe_names
 from lfpo.config.gpus import GPUS, REACHED
 from lfpo.config.plan import configure
 from lfpo.models.tensor_files import GIB
-from lfpo.plan.command import duration, ways, whole_run
 from lfpo.plan.estimate import Estimate
 from lfpo.plan.model import model_config
+from lfpo.plan.times import duration, whole_run
+from lfpo.plan.ways import ways
 from tiny_gemma import need_gemma
 
 ROOT = Path(__file__).parents[2]

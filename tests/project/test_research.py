@@ -177,7 +177,7 @@ def words_batch() -> tuple[Any, Any]:
 
     chosen = {"prompts_per_iteration": 4, "num_generations": 4, "threads": 1, "seed": 5, "output_dir": "-"}
     trainer = LFPOTrainer(args=build(LFPOConfig, merge(load_yaml("words"), chosen)))
-    return trainer, trainer.sample_and_score(0, Observer())
+    return trainer, trainer.algorithm.sample_and_score(0, Observer())
 
 
 def gradient_of(words_batch: tuple[Any, Any], signal_R: Any = None, **knobs: Any) -> Any:

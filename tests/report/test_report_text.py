@@ -16,10 +16,12 @@ from lfpo.compare.grid import run_compare
 from lfpo.config.compare import CompareConfig
 from lfpo.config.errors import UserError
 from lfpo.report.charts import POLICY
+from lfpo.report.data import run_data
 from lfpo.report.figures import _run_figures, write_figures
 from lfpo.report.text import print_report
+from lfpo.runs.card import model_card
 from lfpo.runs.directory import Run
-from written_runs import write_comparison, write_run
+from written_runs import write_comparison, write_rows, write_run
 
 
 def printed(folder: Path, width: int) -> str:
@@ -146,3 +148,30 @@ def test_shown_steps_fit_a_narrow_terminal_and_a_log(
 
 def test_printable_text_cannot_steer_a_terminal():
     assert printable("a\x1b[2Jb\nc\x7f\r") == "a␛[2Jb↵c␡␍"
+
+
+def test_mean_rewards_have_intervals_and_a_paired_change(tmp_path: Path):
+    folder = write_run(tmp_path / "run", ["text"], eval_texts=["one", "two", "three"])
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line, mean in ((metrics[0], 0.25), (metrics[-1], 0.5)):
+        for key in ("accuracy", "low", "high"):
+            line.pop(f"eval/greedy/{key}")
+        line |= {"eval/greedy/reward": mean, "eval/greedy/low": mean - 0.2, "eval/greedy/high": mean + 0.2}
+    write_rows(folder / "metrics.jsonl", metrics)
+    for step, rewards in ((0, (0.0, 0.25, 0.5)), (2, (0.25, 0.25, 1.0))):
+        rows = [json.loads(line) for line in (folder / f"eval/step-{step}.jsonl").read_text().splitlines()]
+        for row, reward in zip(rows, rewards, strict=True):
+            del row["correct"]
+            row |= {"reward": reward, "columns": {"answer": "4"}}
+        write_rows(folder / f"eval/step-{step}.jsonl", rows)
+    data = run_data(Run(folder))
+    (pair,) = data["evaluations"]
+    half = 4.3027 * 0.25 / 3**0.5  # differences 0.25, 0, 0.5: deviation 0.25, two degrees of freedom
+    assert pair["change"]["mean"] == 0.25 and pair["change"]["high"] == pytest.approx(0.25 + half, rel=1e-4)
+    shown = data["samples"]["problems"]["greedy"][2][1]
+    assert (shown["reward"], shown["columns"]) == (1.0, {"answer": "4"})
+    text = printed(folder, 100)
+    assert "0.250" in text and "0.300 to 0.700" in text and "greedy: +0.250, 95 % interval" in text
+    card = model_card(Run(folder), {"model": "embedded", "data_file": "rows.jsonl"}, "train")
+    assert "| `greedy` | 0.250 (0.050 to 0.450) | 0.500 (0.300 to 0.700) | 8.0 |" in card
+    assert "Mean reward with its 95 % interval at step 0 and step 2" in card

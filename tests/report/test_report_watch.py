@@ -76,3 +76,15 @@ def test_wrong_folders_and_taken_ports_are_errors(tmp_path: Path):
         Server(WatchConfig(run=str(folder), port=server.server_address[1]))
     with pytest.raises(UserError, match="could not listen"):
         Server(WatchConfig(run=str(folder), host="host.invalid"))
+
+
+def test_a_folder_of_runs_is_served(tmp_path: Path):
+    for name in ("first", "second"):
+        write_run(tmp_path / "runs" / name, ["text"])
+    with served(tmp_path / "runs") as server:
+        data = json.loads(get(server, "/data.json")[2])
+        assert (data["kind"], data["live"], len(data["runs"])) == ("overview", True, 2)
+        status, headers, _ = get(server, "/data.json", If_None_Match=get(server, "/data.json")[1]["ETag"])
+        assert status == 304
+        add_iteration(tmp_path / "runs/first", 3)
+        assert get(server, "/data.json", If_None_Match=headers["ETag"])[0] == 200

@@ -1,44 +1,14 @@
 """Code rewards: what runs outside the sandbox takes linear time; names from solutions; rows that are not judged."""
 
-import re
 import time
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from lfpo.prompts.tasks.bigcodebench import missing_libraries
 from lfpo.rewards.code import Grader, code_format, code_job, syntax_compliance
-from lfpo.rewards.program import extract_code, fence_lines, fenced_blocks
+from lfpo.rewards.program import extract_code
 from lfpo.sandbox import Job, Limits, Sandbox, available_rungs
-
-# The definition of a fenced block, where each fence begins its line. As a regular expression it takes quadratic time.
-FENCE = re.compile(
-    r"^[ \t]*`{3,}[ \t]*(\w*)[^\n]*\n(.*?)(?:(?=^[ \t]*`{3,}[ \t]*py(?!\w))|^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE
-)
-PIECES = st.sampled_from(["\n```", "`", "\n", "\n", " ", "\t", "py", "x", "\r", "\x0b", "\u2028", "é"])
-
-
-@given(st.lists(PIECES, max_size=16).map("".join).filter(lambda text: not re.search(r"[^\n \t`][^\n]*```", text)))
-@settings(max_examples=300)
-def test_fenced_blocks_are_those_of_the_definition(text: str) -> None:
-    lines = fence_lines(text)
-    assert "".join(lines) == text
-    found = [(tag, "".join(lines[begin:end])) for tag, begin, end in fenced_blocks(lines)]
-    assert found == FENCE.findall(text)
-
-
-FENCED = st.sampled_from(
-    ["```", "```python", "~~~", "</a>", "> ", "1. ", "\n", "\n", " ", "\t", "\r", "x", "\u2028", "é"]
-)
-
-
-@given(st.lists(FENCED, max_size=16).map("".join))
-@settings(max_examples=300)
-def test_fences_are_cut_from_other_text_and_nothing_is_lost(text: str) -> None:
-    assert "".join(fence_lines(text)) == text
-
 
 TEXTS = "a|`|```|```\n|```python\n|```\n```\n|``` \t|\n| |\t|\n ```|def |def f|def f(|def f(:\n|class f:\n|(|[|{|{**|-|"
 TEXTS += "not |lambda:|f'{|f(|a,|a;|a.|@a\n|if a:\n |\"|'|\\\n|\0|\ud800|é|x = |1|0x|1e|async |yield "
@@ -170,13 +140,6 @@ def test_tests_that_a_program_could_decide_are_not_judged(test: str) -> None:
     columns = {name: [value] * 2 for name, value in row.items()}
     lie = "def f(x): return \"type('X', (), {'__eq__': lambda s, o: True})()\""
     assert Grader(Sandbox(unsafe="root")).pass_rate(["", ""], [lie, row["solution"]], **columns) == [None, None]
-
-
-def test_imports_from_the_future_come_before_the_header() -> None:
-    row = {"tests": ["assert f(1) == 2"], "entry_point": "f", "header": "import math\ndef f(x):\n    pass\n"}
-    program = code_job("from __future__ import annotations\ndef f(x: List) -> Unknown: return 2", row).program
-    assert program.startswith("from __future__ import annotations\nimport math\n")
-    compile(program, "program", "exec")
 
 
 def test_a_check_function_is_called_once() -> None:

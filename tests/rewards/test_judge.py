@@ -35,6 +35,9 @@ KEY = "sk-secret-of-the-test"
 def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    client = pytest.importorskip("openai._base_client")
+    monkeypatch.setattr(client, "INITIAL_RETRY_DELAY", 0.01)
+    monkeypatch.setattr("lfpo.rewards.judge.LONGEST_WAIT", 0.4)
 
 
 @pytest.fixture
@@ -44,7 +47,7 @@ def server() -> Iterator[Endpoint]:
 
 
 def judge(server: Endpoint, **settings: Any) -> Judge:
-    settings = {"template": "{completion}", "timeout": 5.0, "retries": 2, "backoff": 0.01, **settings}
+    settings = {"template": "{completion}", "timeout": 5.0, "retries": 2, **settings}
     return Judge("m", base_url=server.url, **settings)
 
 
@@ -52,29 +55,28 @@ def ask(function: Any, *completions: str, **columns: Any) -> list[float | None]:
     return function(prompts=["p"] * len(completions), completions=list(completions), **columns)
 
 
-# Fault -> the attempts and the least seconds where it happens once; a part of the reason where it does not end.
+# Fault -> the attempts where it happens once; a part of the reason where it does not end.
 FAULTS = {
-    "hangs": (2, 0.5, "no answer within 0.2 s"),
-    "drips": (2, 0.5, "no answer within 0.2 s"),
-    "busy": (2, 0.3, "HTTP 429: .*too many requests.*"),
-    "broken": (2, 0.01, "HTTP 500: .*internal.*"),
-    "reset": (2, 0.01, "connection lost.*"),
-    "garbage": (2, 0.01, "answer is not JSON"),
-    "empty": (2, 0.01, "answer has no text"),
-    "cut": (2, 0.01, "connection lost.*"),
-    "html": (2, 0.01, "answer is not JSON"),
-    "denied": (1, 0.0, "HTTP 401: .*wrong key Bearer [*]{3}.*"),
+    "hangs": (2, "no answer within 0.2 s"),
+    "drips": (1, "no answer within 0.2 s"),
+    "busy": (2, "HTTP 429: .*too many requests.*"),
+    "broken": (2, "HTTP 500: .*internal.*"),
+    "reset": (2, "connection lost.*"),
+    "garbage": (1, "answer is not JSON"),
+    "empty": (1, "answer has no text"),
+    "cut": (2, "connection lost.*"),
+    "html": (1, "answer is not JSON"),
+    "denied": (1, "HTTP 401: .*wrong key Bearer [*]{3}.*"),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_that_happens_once_and_one_that_does_not_end(fault: str, server: Endpoint):
-    attempts, least, reason = FAULTS[fault]
-    function, started = judge(server, timeout=0.5 if least == 0.5 else 5.0), time.monotonic()
+    attempts, reason = FAULTS[fault]
+    function, started = judge(server, timeout=1.0), time.monotonic()
     assert ask(function, f"{fault} 1 7", "fine") == [0.7 if attempts > 1 else None, 0.8]
-    assert least <= time.monotonic() - started < least + 3
+    assert time.monotonic() - started < 10
     assert server.times[f"{fault} 1 7"] == attempts
-    assert function.counts["attempts"] == attempts + 1 and function.counts["retries"] == attempts - 1
     assert function.counts["no_score"] == (attempts == 1)
     assert_no_score(server, f"{fault} 9 7", reason)
 
@@ -92,7 +94,7 @@ def assert_no_score(server: Endpoint, completion: str, reason: str) -> None:
 def test_an_answer_without_a_score_is_not_asked_for_again(answer: str, reason: str, server: Endpoint):
     function = judge(server)
     assert ask(function, f"slow 0 {answer}", "fine") == [None, 0.8]
-    assert (function.counts["attempts"], function.counts["no_score"]) == (2, 1)
+    assert (len(server.seen), function.counts["no_score"]) == (2, 1)
     assert_no_score(server, f"slow 0 {answer}", reason)
 
 
@@ -101,7 +103,6 @@ def test_no_endpoint():
         function = judge(server)
     with pytest.raises(RewardFailed, match=r"none of 2 completions got a score from http://[^ ]*: connection lost"):
         ask(function, "a", "b")
-    assert function.counts["attempts"] == 6
 
 
 def test_the_time_limit_of_rewards_ends_a_batch(server: Endpoint):
@@ -172,7 +173,7 @@ def test_an_odd_answer_costs_its_completion_alone(read: Any, odd: str, server: E
     function, fine = judge(server, read=read), '{"score": 5}'
     assert ask(function, odd, fine) == [None, 0.5]
     assert list(function.cache.values()) == [0.5]
-    assert (function.counts["no_score"], function.counts["attempts"]) == (1, 2)
+    assert (function.counts["no_score"], len(server.seen)) == (1, 2)
 
 
 def test_what_read_says_of_an_answer_is_in_the_reason(server: Endpoint):
@@ -249,8 +250,6 @@ def test_equal_requests_are_sent_once_and_only_scores_are_kept(server: Endpoint)
             "completions": 6,
             "no_score": 1,
             "cache_hits": 2,
-            "attempts": 4,
-            "retries": 0,
             "prompt_tokens": 30,
             "completion_tokens": 6,
             "failure_rate": 1 / 6,

@@ -263,7 +263,7 @@ def test_what_cannot_work_with_edits_is_refused_in_a_sentence():
 
 
 def test_records_hold_what_edited_positions_held(by_hand: Trajectory):
-    record = completion_record(by_hand, 0, "12", "x", _Letters())
+    record = completion_record(by_hand, 0, {"prompt": "12"}, "x", _Letters())
     assert record["edits"] == {
         "0": [[0, 30, "30", 0.1], [2, 31, "31", 0.7], [3, 30, "30", 0.8]],
         "1": [[1, 11, "11", 0.2], [3, 12, "12", 0.9]],

@@ -66,14 +66,14 @@ def test_a_block_that_is_shown_as_a_whole_is_passed():
 def test_right_hinted_rollouts_replace_some_of_an_unsolved_group(tmp_path: Path):
     hints = {"column": "solution", "share": [0.2, 1.0], "piece": [1, 2], "replaced": 0.5, "scored": 0.3}
     plain, hinted = trainer(tmp_path / "plain"), trainer(tmp_path / "hinted", hints=hints)
-    without = plain.rollouts.roll(0, Observer())
+    without = plain.algorithm.rollouts.roll(0, Observer())
     assert without.rewards.reward_B.sum() == 0
-    found = hinted.rollouts.roll(0, Observer())
+    found = hinted.algorithm.rollouts.roll(0, Observer())
     new = [b for b in range(12) if found.rewards.reward_B[b] == 1]
     assert len(new) > 0 and all(sum(b // 4 == g for b in new) <= 2 for g in range(3))
     assert found.sums["hints/unsolved"] == (3.0, 3) and found.sums["hints/replaced"] == (float(len(new)), 12)
     assert found.discarded is not None and len(found.discarded) == 12  # of 24 rollouts
-    source = hinted.rollouts
+    source = hinted.algorithm.rollouts
     assert isinstance(source, Hinted)
     assert found.unscored is not None
     for b in range(12):
@@ -102,7 +102,7 @@ def test_discarded_rollouts_count_as_computed(tmp_path: Path):
     hints = {"column": "solution", "share": [0.0, 0.0]}  # so none is shown anything, and none is right
     plain, hinted = trainer(tmp_path / "plain"), trainer(tmp_path / "hinted", hints=hints)
     hinted.learner.optimizer = plain.learner.optimizer
-    batches = [t.sample_and_score(0, Observer()) for t in (plain, hinted)]
+    batches = [t.algorithm.sample_and_score(0, Observer()) for t in (plain, hinted)]
     assert batches[1].metrics["hints/unsolved"] == 1 and batches[1].metrics["hints/replaced"] == 0
     assert torch.equal(batches[0].trajectory.tokens, batches[1].trajectory.tokens)
     assert batches[0].discarded is None and batches[1].discarded is not None
@@ -111,7 +111,7 @@ def test_discarded_rollouts_count_as_computed(tmp_path: Path):
 
 
 def test_unscored_positions_are_no_targets(tmp_path: Path):
-    t = trainer(tmp_path / "run").rollouts.roll(0, Observer()).trajectory
+    t = trainer(tmp_path / "run").algorithm.rollouts.roll(0, Observer()).trajectory
     rows, everything = torch.tensor([0, 1]), torch.ones((2, 8), dtype=torch.bool)
     unscored = torch.zeros_like(t.tokens, dtype=torch.bool)
     unscored[1, 2:5] = True

@@ -74,9 +74,8 @@ def test_staleness_0_has_no_queue_and_1_begins_like_it(llada: Path, tmp_path: Pa
     assert ahead[1]["reward"] != now[1]["reward"]
 
 
-@pytest.mark.parametrize("old_policy", ["reference", "sampler"])
-def test_theta_old_of_the_loss(old_policy: str, llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    changes = {"old_policy": old_policy, "ema_decay": 0.5, "objective": AS_PUBLISHED}
+def test_theta_old_of_the_loss_is_the_newest(llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    changes = {"ema_decay": 0.5, "objective": AS_PUBLISHED}
     trainer = trainer_of(llada, tmp_path, "run", 2, optimizer_steps_per_iteration=1, **changes)
     weights, theta, seen = list[torch.Tensor](), list[torch.Tensor](), list[torch.Tensor]()
 
@@ -94,10 +93,9 @@ def test_theta_old_of_the_loss(old_policy: str, llada: Path, tmp_path: Path, mon
     trainer.train()
     assert not torch.equal(weights[0], weights[1])
     for i, found in enumerate(seen):
-        assert torch.equal(found, weights[max(0, i - 2) if old_policy == "sampler" else i])
+        assert torch.equal(found, weights[i])
     for i in range(3):  # the reference moves from the newest weights, whatever the loss compares with
         torch.testing.assert_close(weights[i + 1], weights[i].lerp(theta[i + 1], 0.5))
-    assert trainer.versions is None or trainer.versions.weights == {}
 
 
 def flat(policy: Any) -> torch.Tensor:
@@ -108,8 +106,8 @@ def flat(policy: Any) -> torch.Tensor:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"lora": {"r": 2, "lora_alpha": 4}, "average_decay": 0.5, "old_policy": "sampler"},
-        {"old_policy": "sampler"},
+        {"lora": {"r": 2, "lora_alpha": 4}, "average_decay": 0.5},
+        {},
     ],
 )
 def test_a_run_killed_with_a_queue_resumes_to_the_same_bits(changes: dict[str, Any], llada: Path, tmp_path: Path):
@@ -153,11 +151,6 @@ def test_a_checkpoint_without_a_queue_resumes_with_one(llada: Path, tmp_path: Pa
     ("kept", "changes", "said"),
     soon(
         [
-            (
-                2,
-                {"old_policy": "sampler"},
-                r"rollouts of the policy after 1 iterations, and not its weights; resume with",
-            ),
             (1, {"prompts_per_iteration": 3}, r"rollouts for iteration 2 of other prompts.* resume with the data"),
             (1, {"num_generations": 64}, r"rollouts for iteration \d of other prompts"),
         ],
@@ -177,12 +170,11 @@ def test_a_checkpoint_whose_rollouts_cannot_be_used_is_one_sentence(
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("staleness", "split", "resumed", "more"),
-    [("1", "false", 1, ()), ("2", "true", 2, ("--old_policy", "sampler", "--save_total_limit", "4"))],
+    [("1", "false", 1, ()), ("2", "true", 2, ("--save_total_limit", "4"))],
 )
 def test_two_ranks_train_as_one_and_resume_from_a_checkpoint_with_a_queue(
     staleness: str, split: str, resumed: int, more: tuple[str, ...], llada: Path, tmp_path: Path
 ):
-    """With `old_policy: sampler` the ranks keep the versions that the loss needs."""
     last = 2 + int(staleness)
     steps = ("--max_steps", str(last), "--engine.max_staleness", staleness, "--eval_steps", "0", *more)
     for name, ranks, fsdp in (("one", 1, "false"), ("two", 2, split)):

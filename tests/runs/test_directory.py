@@ -20,7 +20,7 @@ def in_a_child(run: Run) -> str:
     if (child := os.fork()) == 0:
         code = 1
         try:
-            with run.held():
+            with run.locked():
                 code = 0
         except UserError as error:
             told.write_text(str(error))
@@ -33,12 +33,12 @@ def in_a_child(run: Run) -> str:
 def test_two_processes_do_not_train_in_one_folder(tmp_path: Path):
     run = Run(tmp_path / "run")
     run.dir.mkdir()
-    with run.held():
+    with run.locked():
         said = in_a_child(run)
         assert f"process {os.getpid()} on " in said
         assert said.startswith(f"{run.dir}: ") and "trains here; wait for its end or stop it" in said
     assert in_a_child(run) == ""
-    with pytest.raises(OSError, match="full"), run.held():  # what the block raises is raised
+    with pytest.raises(OSError, match="full"), run.locked():  # what the block raises is raised
         raise OSError("full")
     assert in_a_child(run) == ""
 

@@ -145,9 +145,7 @@ def test_without_a_terminal_the_phase_is_told_again_and_again(monkeypatch: pytes
         while out.getvalue().count("\n") < 2 and time.monotonic() < until:
             time.sleep(0.01)
     lines = out.getvalue().splitlines()
-    assert len(lines) >= 2 and all(
-        x.startswith("iteration 1/9  evaluation, greedy  200 problems, none done") for x in lines
-    )
+    assert len(lines) >= 2 and all(x.startswith("iteration 1/9  evaluation, greedy  0 of 200 problems") for x in lines)
     said = len(lines)
     time.sleep(0.06)
     assert len(out.getvalue().splitlines()) == said  # nothing after the end
@@ -178,7 +176,7 @@ def test_training_goes_through_its_phases(tmp_path: Path, monkeypatch: pytest.Mo
     evaluations = [("evaluation, greedy", 4, 4), ("evaluation, threshold", 4, 4)]
     names = [name for name, _, _ in ended]
     assert ended[:2] == evaluations and ended[2:4] == [("sampling", 4, 4), ("verdicts", 4, 4)]
-    assert names[4:8] == [f"update {i} of 4" for i in range(1, 5)]
+    assert names[4:8] == [f"optimiser step {i} of 4" for i in range(1, 5)]
     assert ended[8:10] == evaluations and names[10] == "checkpoint"
     assert all(done == total for _, done, total in ended) and ended[4][2] > 0
 

@@ -93,6 +93,17 @@ def test_groups_that_agree_are_solved_too_hard_or_broken(rewards: list[float], a
     assert advice in Health(history[:-1]).update(history[-1])["groups_agree"]
 
 
+def test_rewards_of_0_say_to_fine_tune_first() -> None:
+    history = rows(frac_reward_zero_std=[1.0] * 5, reward=[0.0] * 5)
+    assert "fine-tune first, as with `lfpo sft" in Health(history[:-1]).update(history[-1])["groups_agree"]
+
+
+@pytest.mark.parametrize(("length", "clipped", "expected"), [(1.0, 0.0, 1), (1.0, 1.0, 0), (1.5, 0.0, 0)])
+def test_completions_that_are_all_empty_are_told_at_once(length: float, clipped: float, expected: int) -> None:
+    history = rows(completions_of_mean_length=[length] * 2, completions_of_clipped_ratio=[clipped] * 2)
+    assert said(history) == [(0, "empty_completions")] * expected
+
+
 def evaluation(greedy: float, threshold: float) -> dict[str, Any]:
     values = {"greedy/accuracy": greedy, "threshold/accuracy": threshold}
     values |= {f"{name}/low": values[f"{name}/accuracy"] - 0.06 for name in ("greedy", "threshold")}

@@ -13,10 +13,12 @@ import pytest
 import tiny
 from letter_runs import metrics
 from lfpo import LFPOConfig, LFPOTrainer
+from lfpo.base import environment
 from lfpo.config.sft import SFTConfig
+from lfpo.core.algorithm import Algorithm
 from lfpo.core.learner import Learner
 from lfpo.core.observer import Observer
-from lfpo.runs.context import Stopped, StopRequests
+from lfpo.runs.context import ONE_REQUEST, Stopped, StopRequests
 from lfpo.train.run import TrainingRun
 from lfpo.train.sft import train_sft
 from processes import start, start_lfpo
@@ -45,7 +47,7 @@ def unbroken(model: Path) -> Path:
 
 def during(name: str, call: int) -> Callable[[pytest.MonkeyPatch], None]:
     """Send SIGTERM at the start of the `call`-th call of a method of the trainer or its run."""
-    owner: Any = {"save": TrainingRun, "update": Learner}.get(name, LFPOTrainer)
+    owner: Any = {"save": TrainingRun, "update": Learner, "sample_and_score": Algorithm}.get(name, LFPOTrainer)
     real, count = getattr(owner, name), [0]
 
     def interrupted(self: Any, *args: Any) -> Any:
@@ -126,17 +128,32 @@ def test_the_command_line_says_what_was_kept_and_exits_with_the_signal(tmp_path:
     assert list(run.glob("checkpoints/step-*/manifest.json"))
 
 
-def signalled_twice() -> None:
-    with StopRequests():
+def signalled_twice(apart: float, is_command: bool) -> None:
+    environment.is_command = is_command
+    with StopRequests() as stop:
         os.kill(os.getpid(), signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGTERM)
+        stop.asked -= apart  # as if the first one were so many seconds older
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
         print("still here", file=sys.stderr)
 
 
-def test_a_second_signal_kills():
-    ended = start(signalled_twice).wait()
-    assert ended.returncode == -signal.SIGTERM
-    assert "still here" not in ended.stderr
+@pytest.mark.parametrize(
+    ("apart", "is_command", "code", "said"),
+    [
+        (0.0, True, 0, "still here"),  # as torchrun forwards a scheduler's own signal
+        (ONE_REQUEST, True, -signal.SIGTERM, ""),
+        (ONE_REQUEST, False, 0, "interrupted\nstill here"),  # a notebook keeps its variables
+    ],
+)
+def test_a_second_signal_is_the_same_request_at_first_and_later_ends_the_command_alone(
+    apart: float, is_command: bool, code: int, said: str
+):
+    ended = start(signalled_twice, apart, is_command).wait()
+    assert ended.returncode == code
+    assert ended.stderr.strip().endswith(said) and ("still here" in ended.stderr) == bool(said)
 
 
 def test_work_that_may_end_at_once_ends_for_a_request_that_came_before_and_only_while_it_runs():

@@ -2,8 +2,10 @@
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
@@ -75,6 +77,47 @@ def test_wandb_offline(tmp_path, monkeypatch):
     rollouts = [json.loads(line) for line in (tmp_path / "run/rollouts/step-1.jsonl").read_text().splitlines()]
     assert shown["columns"] == ["step", "prompt", "completion", "accuracy", "reward", "r"]
     assert [row[2] for row in shown["data"]] == [rollout["completion"] for rollout in rollouts]
+
+
+def test_a_run_of_the_user_s_own_program_is_used_and_stays_open(tmp_path, monkeypatch):
+    """Under a step metric of its own: W&B drops what is logged under a step that its own count has passed."""
+    logged, defined, ended = list[dict[str, Any]](), dict[str, str](), list[bool]()
+
+    class Own:
+        config: ClassVar = SimpleNamespace(update=lambda values, **_: settings.update(values))
+
+        def define_metric(self, name, step_metric):
+            defined[name] = step_metric
+
+        def log(self, values):
+            logged.append(values)
+
+        def finish(self):
+            ended.append(True)
+
+    settings: dict[str, Any] = {"learning_rate": "the user's"}
+    opened: list[dict[str, Any]] = []
+
+    def init(**given: Any) -> Own:
+        opened.append(given)
+        return Own()
+
+    library = SimpleNamespace(__name__="wandb", run=Own(), init=init)
+    monkeypatch.setitem(sys.modules, "wandb", library)
+    monkeypatch.setitem(TRACKERS, "wandb", ["json"])  # installed
+    (tmp_path / "run.json").write_text('{"id": "abc"}')
+    run = Run(tmp_path)
+    with reporting(["wandb"], run, {"learning_rate": 1}, done=0):
+        run.log({"step": 1, "reward": 0.5})
+    assert logged == [{"reward": 0.5, "lfpo/iteration": 1}] and defined == {"reward": "lfpo/iteration"}
+    assert not ended and not opened
+    assert settings == {"learning_rate": "the user's", "lfpo": {"learning_rate": 1}}
+    library.run = None
+    monkeypatch.setenv("WANDB_NAME", "mine")
+    with reporting(["wandb"], run, {}, done=0):
+        pass
+    assert ended == [True]
+    assert opened == [{"project": "lfpo", "resume": "allow", "id": "abc", "dir": str(tmp_path)}]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("trackio") is None, reason="trackio is not installed")

@@ -387,13 +387,8 @@ def test_pass_rate_takes_columns_of_rows(sandbox):
         ("```python\nf(1)\n```\n```python\ndef f(x): pass\n```", "def f(x): pass\n"),
         ("```py3\nx = 1\n```", "x = 1\n"),
         ("1. So:\n   ```python\n   def f(x):\n       pass\n   ```", "def f(x):\n    pass\n"),
-        ("```\ndef g(): pass\n```\n```\ndef f(x): return g()\n```", "def g(): pass\n\ndef f(x): return g()\n"),
         ("```\ndef f(x): draft\n```\nBetter:\n```\ndef f(x): pass\n```\n```\nf(2)\n```", "def f(x): pass\n"),
         ("```\ndef f(x): pass\n```\n```\ndef f(x): (", "def f(x): pass\n"),
-        (
-            'So:\n```python\ndef f(x):\n    """\n    ```python\n    f(1)\n    ```\n    """\n```\nDone',
-            'def f(x):\n    """\n    ```python\n    f(1)\n    ```\n    """\n',
-        ),
     ],
 )
 def test_extract_code(completion, code):

@@ -3,6 +3,9 @@
 import json
 import re
 import shutil
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +27,8 @@ from lfpo.train.dpo import DPOTrainer
 from lfpo.train.rl import LFPOTrainer
 from lfpo.train.run import TrainingRun
 from lfpo.train.sft import SFTTrainer
-from processes import run_ranks
-from rank_runs import assert_same_run, metrics, run
+from processes import SECONDS, environment, run_ranks
+from rank_runs import ARGUMENTS, assert_same_run, metrics, run
 from reward_samples import even_tokens
 
 
@@ -67,6 +70,21 @@ def test_ranks_that_gather_layer_by_layer_in_rollouts_train_as_one(model: Path, 
 def test_three_ranks_train_as_one(model: Path, alone: Path, tmp_path: Path):
     process = run(tmp_path / "run", model, 3)
     assert process.stdout.count(" parameters, float32") == 1
+    assert_same_run(alone, tmp_path / "run")
+
+
+@pytest.mark.long
+def test_accelerate_launch_starts_ranks_as_torchrun_does(model: Path, alone: Path, tmp_path: Path):
+    """--multi_gpu: without it accelerate starts one process where there are no GPUs."""
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        launch += ["--main_process_port", str(free.getsockname()[1])]
+    launch += ["-m", "lfpo", *ARGUMENTS]
+    launch += ["--model", str(model), "--output_dir", str(tmp_path / "run")]
+    ended = subprocess.run(launch, env=environment(), capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count(" parameters, float32") == 1 and ", 2 ranks" in ended.stdout
     assert_same_run(alone, tmp_path / "run")
 
 

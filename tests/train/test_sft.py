@@ -19,6 +19,7 @@ from lfpo.core.structure import Structure
 from lfpo.core.views import BlockViews
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.objectives.vrpo import VRPO
+from lfpo.prompts.sources import in_epochs
 from lfpo.runs.context import Context
 from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.dpo import as_trajectory
@@ -322,6 +323,30 @@ def test_conversations_and_renamed_columns_are_the_same_examples_and_held_out_ro
     train_sft(chats, report=quiet)
     held_out = {row["step"]: row["eval/loss"] for row in metrics(tmp_path / "run") if "eval/loss" in row}
     assert list(held_out) == [0, 12] and held_out[12] < held_out[0]
+
+
+def test_a_resume_with_another_batch_size_takes_each_example_once(tmp_path: Path, monkeypatch) -> None:
+    """One epoch of 6 rows: two steps of 2, then one of 4 that takes the last two and begins the next epoch."""
+    write_rows(tmp_path / "rows.jsonl", [{"prompt": f"{i}+1=", "completion": str(i + 1)} for i in range(6)])
+    first = SFTConfig(str(tmp_path / "run"), model="embedded", data_file=str(tmp_path / "rows.jsonl"), gen_length=4)
+    first = replace(first, num_train_epochs=1, batch_size=2, warmup_steps=0)
+    drawn: list[int] = []
+    draw = in_epochs(range(6), first.seed)
+
+    def stopping(trainer: SFTTrainer, step: int, context: Context) -> Any:
+        taken = step * trainer.args.batch_size + trainer.state["rows_skipped"]
+        drawn.extend(draw(taken + i) for i in range(trainer.args.batch_size))
+        if len(drawn) == 6 and trainer.args.batch_size == 2:
+            drawn[4:] = []
+            raise KeyboardInterrupt
+        return run_iteration(trainer, step, context)
+
+    run_iteration = SFTTrainer.run_iteration
+    monkeypatch.setattr(SFTTrainer, "run_iteration", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        train_sft(first, report=quiet)
+    train_sft(replace(first, batch_size=4), resume=True, report=quiet)
+    assert sorted(drawn[:6]) == list(range(6)) and len(drawn) == 8
 
 
 def as_messages(row: dict[str, Any]) -> dict[str, Any]:

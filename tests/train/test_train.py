@@ -19,8 +19,8 @@ from lfpo.config.train import LFPOConfig
 from lfpo.core.lfpo import LFPO
 from lfpo.core.optim import Average
 from lfpo.models import load_model, load_tokenizer
+from lfpo.train.average import AverageFiles, in_place
 from lfpo.train.checkpoint import latest_checkpoint
-from lfpo.train.copies import AverageFiles, in_place
 from lfpo.train.rl import LFPOTrainer
 from small_runs import AS_PUBLISHED, choice_config
 
@@ -57,7 +57,7 @@ def test_resume_is_bit_identical_to_an_unbroken_run(llada: Path, tmp_path: Path)
     [
         {"average_decay": 0.9},
         {"lora": {"r": 2}, "average_decay": 0.9},
-        {"engine": EngineSettings(max_staleness=1), "old_policy": "sampler"},
+        {"engine": EngineSettings(max_staleness=1)},
     ],
 )
 def test_a_trainer_that_trained_goes_on_as_a_new_one(llada: Path, tmp_path: Path, changes: dict[str, Any]):
@@ -324,7 +324,7 @@ def test_events_come_in_transformers_order_and_a_resumed_run_knows_its_history(t
     for step in (2, 4):
         of_two += [("step", step - 1), ("log", step - 1), ("step", step), ("log", step), ("log", step)]
         of_two += [("evaluate", step), ("save", step)]
-    assert recorder.seen == [*start, *of_two, ("log", 4), ("end", 4)]
+    assert recorder.seen == [*start, *of_two, ("end", 4)]
 
     class History(TrainerCallback):
         def on_train_begin(self, args, state, control, **kwargs):
@@ -351,14 +351,14 @@ def test_control_asks_for_an_evaluation_a_checkpoint_and_the_end(tmp_path):
 
 
 def test_a_callback_that_raises_ends_the_run_in_one_sentence_and_nothing_is_lost(tmp_path):
-    class Broken:
+    class Broken(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
             if state.global_step == 3:
                 raise KeyError("accuracy")
 
     with pytest.raises(UserError) as raised:
         with_callbacks(tmp_path / "run", Broken()).train()
-    assert "callback Broken.on_step_end failed after iteration 3: KeyError: 'accuracy' (test_train.py:" in str(
+    assert "a callback's on_step_end failed after iteration 3: KeyError: 'accuracy' (test_train.py:" in str(
         raised.value
     )
     assert "checkpoints/step-3 holds everything learned; --resume continues" in str(raised.value)

@@ -1,15 +1,19 @@
 """Package versions and hardware, saved with every result because numbers depend on them."""
 
+import atexit
+import contextlib
 import ctypes
 import importlib.metadata
 import os
 import platform
 import sys
+from typing import NoReturn
 
 from lfpo.config.errors import UserError
 from lfpo.config.version import VERSION
 
 MOST_THREADS = 256  # whatever the machine has
+is_command = False  # whether this process is the `lfpo` command, which lfpo.cli.command_line.run says
 
 
 def versions() -> dict[str, str]:
@@ -62,6 +66,16 @@ def keep_freed_memory(parameters: int) -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_MAX, 0)
         libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def end_process(code: int) -> NoReturn:
+    """End the command once its last line is written. Python would first wait for threads of the user's functions, of
+    which one that hangs would keep the process for ever."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # nobody reads any more, or it is closed
+            stream.flush()
+    os._exit(code)
 
 
 def open_output() -> None:

@@ -10,11 +10,8 @@ def seconds(phase: Observer) -> float:
 
 
 def count(phase: Observer) -> str:
-    """Such as `64 of 128 rollouts, 30 forwards of 32 rows, 1,234 tokens/s`; `128 rollouts, none done yet` until
-    something can be counted."""
-    counts = phase.done or phase.forwards
-    parts = [f"{phase.done} of {phase.total} {phase.unit}"] if phase.total and counts else []
-    parts += [f"{phase.total} {phase.unit}, none done yet"] if phase.total and not parts else []
+    """Such as `64 of 128 rollouts, 30 forwards of 32 rows, 1,234 tokens/s`."""
+    parts = [f"{phase.done} of {phase.total} {phase.unit}"] if phase.total else []
     several = "s" if phase.forwards > 1 else ""
     parts += [f"{phase.forwards:,} forward{several} of {phase.rows} rows"] if phase.forwards else []
     parts += [f"{phase.tokens / max(seconds(phase), 1e-9):,.0f} tokens/s"] if phase.tokens else []

@@ -5,7 +5,10 @@ import os
 import shutil
 import signal
 import sys
+import traceback
+from typing import NoReturn
 
+from lfpo.base import environment
 from lfpo.base.environment import before_torch, drop_output, open_output
 from lfpo.cli.commands import COLLECTIVE, COMMANDS, launched_rank
 from lfpo.cli.list_recipes import wrapped
@@ -34,7 +37,8 @@ Use a model
 
 Look at a run
   report RUN      rewrite report.html; --text prints it, --figures draws it
-  watch RUN       serve the report while the run trains
+  watch RUN       serve the report while the run trains; --text true prints it
+                  RUN may be a folder of runs, which are listed and overlaid
 
 Share a model
   export RUN      write the model for transformers or the family's own code
@@ -47,6 +51,19 @@ CONFIG is a YAML file or a shipped recipe.
 {recipes}
 --key value sets any key, --objective.beta 0.3 a nested one. --resume continues
 a stopped run of train, sft or dpo. `lfpo COMMAND --help` lists its keys."""
+
+
+def run() -> NoReturn:
+    """The `lfpo` command: run it, and end this process."""
+    environment.is_command = True
+    try:
+        code = main()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    environment.end_process(code)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -94,10 +94,14 @@ def dpo(rest: list[str]) -> None:
 
 def sample(rest: list[str]) -> None:
     from lfpo.cli.inputs import check_inputs
+    from lfpo.config.models import check_model_name
     from lfpo.config.sample import SampleConfig
 
     config, _ = configure(SampleConfig, rest, takes_file=False, command="sample")
-    check_inputs("sample", config.model, [config.task] if config.task is not None else [], config.sampler)
+    if config.prompt is None:
+        check_inputs("sample", config.model, config, config.sampler)
+    else:
+        check_model_name(config.model)
     from lfpo.cli.sample import run_sample
 
     run_sample(config)
@@ -111,7 +115,8 @@ def eval_(rest: list[str]) -> None:
     _, overrides = read_arguments(rest, "eval", about, EvalConfig, takes_file=False)
     configs = configure_each(overrides)
     for config in configs:
-        check_inputs("eval", config.model, config.task_names, config.sampler)
+        for one in config.each():
+            check_inputs("eval", config.model, one, config.sampler)
     from lfpo.base import distributed
     from lfpo.eval.command import run_each
 

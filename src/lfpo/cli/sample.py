@@ -9,12 +9,12 @@ from rich.text import Text
 
 from lfpo.base.spacing import evenly_spaced
 from lfpo.base.terminal import Terminal
+from lfpo.config.errors import UserError
 from lfpo.config.json import Json
 from lfpo.config.sample import SampleConfig
 from lfpo.core.encoding import encode_rows
 from lfpo.core.engine import Request
 from lfpo.core.forward import block_sizes
-from lfpo.core.messages import prefill
 from lfpo.core.rng import key
 from lfpo.core.trajectory import Trajectory
 from lfpo.eval.evaluate import finite
@@ -22,7 +22,7 @@ from lfpo.eval.terminal import progress
 from lfpo.models import load_model, load_tokenizer
 from lfpo.models.loading import resolve
 from lfpo.models.tensor_files import check_memory
-from lfpo.prompts.tasks import get_task
+from lfpo.prompts.sources import PromptSource, kept_columns, make_source
 from lfpo.prompts.tokenizer import token_texts
 from lfpo.rewards.answers import marked_answer
 from lfpo.rewards.sudoku import grid_digits
@@ -33,19 +33,27 @@ COLOURS = ("#2b6cb0", "#2c9faf", "#38a169", "#b7a41c", "#dd6b20", "#c53030")  # 
 
 
 def run_sample(config: SampleConfig) -> None:
-    """Sample and print the completion with its steps and forwards (NFE); for a task also whether it is right."""
+    """Sample and print the completion with its steps and forwards (NFE); of a held-out prompt also its verdict or
+    reward."""
     console = Terminal()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = getattr(torch, config.dtype)
     check_memory(resolve(config.model), dtype, device)
     model, tokenizer = load_model(config.model, dtype=dtype, device=device), load_tokenizer(config.model)
-    task = None if config.task is None else get_task(config.task)
+    source = None
+    if config.prompt is None:
+        source = make_source(config, seed=config.seed, n_eval=config.index + 1, splits=["eval"])
+        if config.index >= len(source.eval_rows):
+            count = len(source.eval_rows)
+            raise UserError(f"lfpo sample: index {config.index}: {source.name!r} has {count} held-out rows")
     # A shell cannot easily type a line break; \n in the argument stands for one.
-    row = {"prompt": (config.prompt or "").replace("\\n", "\n")} if task is None else task.row("test", config.index)
+    row = source.eval_rows[config.index] if source else {"prompt": (config.prompt or "").replace("\\n", "\n")}
     prompt: Any = row["prompt"]
-    if config.chat and task is None:
+    if config.chat and isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
-    length = 128 if task is None else task.gen_length
+    elif source is None and tokenizer.chat_template:
+        Terminal(stderr=True).print("the model has a chat template; --chat true applies it", style="dim")
+    length = source.gen_length if source else PromptSource.gen_length
     sampler = config.sampler.fitted("lfpo sample: sampler", length, model.block_length)
     ids = encode_rows([{"prompt": prompt}], tokenizer, model, sampler.gen_length)
     engine = as_it_is(model)
@@ -59,8 +67,16 @@ def run_sample(config: SampleConfig) -> None:
     length = int(trajectory.lengths[0])
     text = tokenizer.decode(trajectory.tokens[0, :length], skip_special_tokens=True)
     console.print("\n".join(map(printable, text.split("\n"))), highlight=False)
-    if task is not None:
-        print_verdict(row, text, task.correct_all([row], [prefill(prompt) + text])[0], console)
+    if source is not None:
+        judged = source.judge([row], [text], trajectory.for_rewards())
+        for name, why in judged.failed.items():
+            raise UserError(f"{name!r} failed: {why}")
+        if source.verify is None:
+            console.print(f"reward: {judged.values[0]}", style="bold", highlight=False)
+        else:
+            print_verdict(row, text, judged.values[0], console)
+        for name, value in kept_columns(row).items():
+            console.print(Text(f"{name}: {value}", style="dim"))
     sure = float(trajectory.final_confidence[0, :length].mean())
     console.print(
         f"{int(trajectory.scheduled_steps[0])} steps, {int(trajectory.nfe[0])} forwards, "
@@ -70,7 +86,7 @@ def run_sample(config: SampleConfig) -> None:
     )
 
 
-def print_verdict(row: Json, completion: str, correct: bool | None, console: Console) -> None:
+def print_verdict(row: Json, completion: str, correct: bool | float | None, console: Console) -> None:
     """Print the verdict on a task's row; under a 4x4 Sudoku also the grids, with wrong digits in red."""
     if "puzzle" in row and (filled := grid_digits(marked_answer(completion) or completion)):
         table = Table(box=None, padding=(0, 4, 0, 0), header_style="dim")

@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from lfpo.base.environment import use_threads
@@ -19,14 +20,15 @@ from lfpo.eval.evaluate import evaluate
 from lfpo.eval.terminal import open_console, progress
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.policies import load_policies
-from lfpo.prompts.tasks import Row, get_task
+from lfpo.prompts.sources import PromptSource, make_source
+from lfpo.prompts.tasks import get_task
 from lfpo.rollout.sampling import as_it_is
 from lfpo.runs.directory import Run
 
 
 def main(folder: Path) -> None:
     """Run the cell described by `folder/config.yaml` and `folder/cell.json`: whether it trains, the name of the eval
-    sampler of its curve, thresholds, and the test problems, as indices, that the trained model is measured on."""
+    sampler of its curve, thresholds, and the held-out problems, as indices, that the trained model is measured on."""
     started = time.process_time()
     cell = read_json(folder / "cell.json")
     config = build(LFPOConfig, load_yaml(folder / "config.yaml"), str(folder / "config.yaml"))
@@ -42,12 +44,14 @@ def main(folder: Path) -> None:
         # In the precision of the trained models beside it.
         policies, tokenizer = load_policies(config, None, None, needs_base=False, needs_old=False)
         model, metrics = policies[CURRENT], []
+    source = held_out(config, cell["problems"])
     result = {
         **cell,
-        "problems": len(held_out(config, cell)),
+        "problems": len(source.eval_rows),
+        "measure": source.measure,
         "version": VERSION,
         "forwards": completion_length(config, cell["sampler"]),
-        "curve": curve(metrics, cell["sampler"]),
+        "curve": curve(metrics, cell["sampler"], source.measure),
         "frontier": frontier(model, tokenizer, config, cell),
         "flops": max((m.get("flops", 0.0) for m in metrics), default=0.0),
         **last_of(metrics, {"same_ending": "completions/frac_same_ending", "entropy": "entropy/rollout"}),
@@ -56,15 +60,16 @@ def main(folder: Path) -> None:
     replace_file(folder / "result.json", json.dumps(result) + "\n")
 
 
-def held_out(config: LFPOConfig, cell: Json) -> list[Row]:
-    """The test problems of a cell; a data set may have fewer than it names."""
-    first = get_task(config.task or "").test_rows(1 + max(cell["problems"]))
-    return [first[i] for i in cell["problems"] if i < len(first)]
+def held_out(config: LFPOConfig, problems: Sequence[int]) -> PromptSource:
+    """What a cell is measured on: these held-out rows, of which a data set may have fewer."""
+    source = make_source(config, seed=config.seed, n_eval=1 + max(problems), splits=["eval"])
+    return replace(source, eval_rows=[source.eval_rows[i] for i in problems if i < len(source.eval_rows)])
 
 
 def completion_length(config: LFPOConfig, curve: str) -> int:
     """The completion length of the eval sampler `curve` in tokens, as training takes it."""
-    return config.eval_samplers[curve].gen_length or config.sampler.gen_length or get_task(config.task or "").gen_length
+    default = PromptSource.gen_length if config.task is None else get_task(config.task).gen_length
+    return config.eval_samplers[curve].gen_length or config.sampler.gen_length or default
 
 
 def frontier_samplers(
@@ -81,26 +86,30 @@ def frontier_samplers(
 
 
 def frontier(model: MaskedDiffusionLM, tokenizer: object, config: LFPOConfig, cell: Json) -> list[dict[str, float]]:
-    """Accuracy and forwards a completion on held-out problems, decoded by each of `frontier_samplers`. Raises UserError
-    when a verdict is missing."""
-    task, engine = get_task(config.task or ""), as_it_is(model, config.rollout_tokens)
-    rows, points, console = held_out(config, cell), [], open_console(quiet=False)
+    """Accuracy or mean reward, and forwards a completion, on held-out problems, decoded by each of
+    `frontier_samplers`. Raises UserError when a verdict is missing."""
+    source, engine = held_out(config, cell["problems"]), as_it_is(model, config.rollout_tokens)
+    points, console = [], open_console(quiet=False)
     samplers = frontier_samplers(config, cell["sampler"], cell["thresholds"], model.block_length)
     for at, sampler in zip([{"threshold": t} for t in cell["thresholds"]] or [{}], samplers, strict=True):
         label = f"threshold {at['threshold']:g}" if at else cell["sampler"]
-        with progress(label, len(rows), "completions", console) as state:
+        with progress(label, len(source.eval_rows), "completions", console) as state:
             engine.forwarded = state.forward
             result = evaluate(
-                *(engine, model, tokenizer, rows, task.correct_all, sampler),
+                *(engine, model, tokenizer, source.eval_rows, source.judge, sampler),
                 seed=config.seed,
                 finished=lambda answers: state.advance(len(answers)),
             )
-        if result.not_judged or result.accuracy is None:
+        for name, why in result.failed.items():
+            raise UserError(f"{source.name!r}: {name!r} failed: {why}")
+        # A reward of None says that a function does not apply; a verdict that is missing is a lack of this machine.
+        if result.mean is None or (result.not_judged and source.verify is not None):
             raise UserError(
-                f"task {config.task!r}: {result.not_judged} of {len(result.correct)} completions cannot be judged on "
-                "this machine, and a comparison needs all of them; `lfpo doctor` says what is missing"
+                f"{source.name!r}: {result.not_judged} of {len(result.values)} completions cannot be judged on this "
+                "machine, and a comparison needs all of them; `lfpo doctor` says what is missing"
             )
-        points.append({**at, "accuracy": result.accuracy, "nfe": round(result.mean_nfe, 4)})
+        points.append({**at, source.measure: result.mean, "nfe": round(result.mean_nfe, 4)})
+        console.print(f"{label}: {source.measure} {result.mean:.3f}, {result.mean_nfe:.1f} forwards", highlight=False)
     return points
 
 
@@ -109,14 +118,14 @@ def last_of(metrics: list[Json], names: dict[str, str]) -> dict[str, float]:
     return {key: metrics[-1][name] for key, name in names.items() if metrics and name in metrics[-1]}
 
 
-def curve(metrics: list[Json], sampler: str) -> list[dict[str, float]]:
-    """Each evaluation during training, with the FLOPs up to that step."""
+def curve(metrics: list[Json], sampler: str, measure: str) -> list[dict[str, float]]:
+    """Each evaluation during training, with the FLOPs up to that step. measure: "accuracy" or "reward"."""
     points, flops = [], 0.0
     for m in metrics:
         flops = m.get("flops", flops)
-        if (accuracy := m.get(f"eval/{sampler}/accuracy")) is not None:
+        if (value := m.get(f"eval/{sampler}/{measure}")) is not None:
             at = {"step": m["step"], "flops": flops}
-            points.append({**at, "accuracy": accuracy, "nfe": m[f"eval/{sampler}/nfe"]})
+            points.append({**at, measure: value, "nfe": m[f"eval/{sampler}/nfe"]})
     return points
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from statistics import fmean
 
 from lfpo.base.environment import describe_environment, versions
-from lfpo.compare.cell import frontier_samplers
+from lfpo.compare.cell import completion_length, frontier_samplers, held_out
 from lfpo.compare.processes import run_cells
-from lfpo.compare.statistics import curves, frontier_area, table
+from lfpo.compare.statistics import curves, frontier_area, measure_of, shown, table
 from lfpo.config.build import to_dict, yaml_text
 from lfpo.config.compare import BASE, Cell, CompareConfig, cell_config, cell_folder, cells
 from lfpo.config.errors import UserError
@@ -25,12 +25,12 @@ from lfpo.models.loading import resolve, without_weights
 from lfpo.models.mask_token import check_masks
 from lfpo.objectives import make_objective
 from lfpo.objectives.needs import check_rollouts
-from lfpo.prompts.tasks import get_task, source_file
 from lfpo.report import write_report
 from lfpo.report.figures import pyplot, write_figures
+from lfpo.report.text import print_report
 from lfpo.runs.card import table_cell
 from lfpo.runs.context import StopRequests
-from lfpo.runs.directory import Run
+from lfpo.runs.directory import Run, data_of
 from lfpo.runs.display import Output
 
 
@@ -63,6 +63,7 @@ def run_compare(config: CompareConfig, report: Callable[[str], None] | None = No
         folders = {cell.label: write_cell(config, cell, inputs[cell]) for cell in missing}
         failed = run_cells(folders, "lfpo.compare.cell", finish, config.workers, config.threads, report)
     page = write_results(config, failed)
+    print_report(Run(page.parent))
     report(f"wrote {page}\nwrote {write_report(Run(page.parent))}")
     if failed:
         label, why = next(iter(failed.items()))
@@ -80,7 +81,7 @@ def check(config: CompareConfig) -> None:
     for label in config.objectives:
         settings = cell_config(config, Cell(label, config.seeds[0]))
         objective, model = make_objective(settings.objective), models(settings.model)
-        length, blocks = get_task(settings.task or "").gen_length, model.block_length
+        length, blocks = completion_length(settings, config.curve_sampler), model.block_length
         sampler = settings.sampler.fitted(f"lfpo compare: {label}: sampler", length, blocks)
         check_rollouts(objective, sampler, trained_block=blocks)
         check_masks(model, "lfpo compare")
@@ -92,16 +93,15 @@ def inputs_of(config: CompareConfig) -> dict[Cell, Json]:
     those cells that were begun. Raises UserError for a cell that was begun with others: its result must not stand
     beside the new ones, nor its checkpoint go on."""
     found, of_model = {}, functools.cache(lambda model: file_sha256(resolve(model)))  # most cells have the same
-    of_data = functools.cache(lambda task: data_sha256(get_task(task).test_rows(config.problems)))
     for cell in cells(config):
         settings, folder = cell_config(config, cell), cell_folder(config, cell)
         begun = read_json(folder / "cell.json").get("inputs", {}) if (folder / "cell.json").exists() else {}
         if config.dry_run and not begun:  # nothing to compare with, and large models take a while to read
             continue
-        name = settings.task or ""
-        inputs = {f"model {settings.model}": of_model(settings.model), f"data of task {name}": of_data(name)}
-        if (source := source_file(name)) is not None:
-            inputs[f"file {source}"] = content_sha256(source)
+        source = held_out(settings, range(config.problems))
+        inputs = {f"model {settings.model}": of_model(settings.model)}
+        inputs[f"data of task {settings.task or source.name}"] = data_sha256(source.eval_rows)
+        inputs |= {f"file {file}": content_sha256(file) for file in source.files}
         if changed := [what for what, value in inputs.items() if begun.get(what, value) != value]:
             raise UserError(
                 f"{folder}: this run was begun before {' and '.join(changed)} changed; give another output_dir, or "
@@ -142,8 +142,8 @@ def finish(label: str, folder: Path) -> str:
     for name in ("checkpoints", "model"):
         shutil.rmtree(folder / "run" / name, ignore_errors=True)
     result = read_json(folder / "result.json")
-    area = frontier_area(result["frontier"], result["forwards"])
-    return f"area {100 * area:.1f} %, {result['flops'] / 1e12:.1f} TFLOPs"
+    area = shown(frontier_area(result["frontier"], result["forwards"]), measure_of(result))
+    return f"area {area}, {result['flops'] / 1e12:.1f} TFLOPs"
 
 
 def write_results(config: CompareConfig, failed: dict[str, str]) -> Path:
@@ -156,8 +156,9 @@ def write_results(config: CompareConfig, failed: dict[str, str]) -> Path:
     finished = [*([] if base is None else [base]), *every]
     problems = max((cell.get("problems", config.problems) for cell in finished), default=config.problems)
     data = {
-        "title": f"Objectives on {cell_config(config, Cell(BASE)).task}",
+        "title": f"Objectives on {data_of(to_dict(cell_config(config, Cell(BASE))))}",
         "summary": f"{len(results)} objectives, {len(config.seeds)} seeds, {problems} held-out problems",
+        "measure": next((measure_of(cell) for cell in finished), "accuracy"),
         "table": made,
         "curves": curves(base, results),
         "cells": finished,

@@ -1,8 +1,8 @@
 """The area under a frontier, by which trained models are compared, statistics over tasks and seeds, and the table.
 
-A frontier is a list of greedy decodings of a model at one confidence threshold each, with accuracy (a share of the
-problems) and forwards a completion (nfe). Scores are lists over tasks of lists over seeds; their statistics are those
-of Agarwal et al. (arXiv 2108.13264, "rliable").
+A frontier is a list of greedy decodings of a model at one confidence threshold each, with its score (accuracy, a share
+of the problems, or mean reward) and forwards a completion (nfe). Scores are lists over tasks of lists over seeds; their
+statistics are those of Agarwal et al. (arXiv 2108.13264, "rliable").
 """
 
 import itertools
@@ -15,11 +15,21 @@ import numpy as np
 from lfpo.config.compare import BASE, CompareConfig
 from lfpo.config.json import Json
 from lfpo.core.rng import python_rng
-from lfpo.eval.estimates import RESAMPLES, Estimate, over_seeds
+from lfpo.eval.estimates import RESAMPLES, Estimate, students_interval
 
 Point = Json
 Result = Json  # of a cell
 Scores = Sequence[Sequence[float]]
+
+
+def measure_of(cell: Result) -> str:
+    """What a cell's points hold: "accuracy", or "reward" of rows without a verifier."""
+    return str(cell.get("measure", "accuracy"))
+
+
+def score_of(point: Point) -> float:
+    """The accuracy or mean reward of a point."""
+    return point["accuracy"] if "accuracy" in point else point["reward"]
 
 
 def frontier_area(points: Sequence[Point], forwards: float, start: float = 1.0) -> float:
@@ -39,7 +49,7 @@ def frontier_area(points: Sequence[Point], forwards: float, start: float = 1.0) 
 def best_points(points: Sequence[Point]) -> list[tuple[float, float]]:
     """(nfe, accuracy) of a frontier's points by rising cost, without those that cost more and are no better."""
     best: list[tuple[float, float]] = []
-    for nfe, accuracy in sorted((p["nfe"], p["accuracy"]) for p in points):
+    for nfe, accuracy in sorted((p["nfe"], score_of(p)) for p in points):
         if not best or accuracy > best[-1][1]:
             best = [*(b for b in best if b[0] < nfe), (nfe, accuracy)]
     return best
@@ -82,40 +92,44 @@ def bootstrap(statistic: Callable[..., float], *groups: Scores) -> Estimate:
 
 def paired(a: Scores, b: Scores) -> Estimate:
     """Mean difference A - B over runs of equal task and seed, with Student's t interval."""
-    return over_seeds([x - y for xs, ys in zip(a, b, strict=True) for x, y in zip(xs, ys, strict=True)])
+    return students_interval([x - y for xs, ys in zip(a, b, strict=True) for x, y in zip(xs, ys, strict=True)])
 
 
 def table(config: CompareConfig, base: Result | None, results: dict[str, list[Result]]) -> Json:
     """Columns, rows and caption. results: label -> finished cells, at most one a seed; an objective without any has an
     empty row."""
     first, rows = config.first, []
+    every = [*([] if base is None else [base]), *(cell for finished in results.values() for cell in finished)]
+    measure = next(map(measure_of, every), "accuracy")
     at_start = [cell["curve"][0] for finished in results.values() for cell in finished]
     if base is not None:
-        start = [_percent(at_start[0]["accuracy"]), f"{at_start[0]['nfe']:.2f}"] if at_start else ["", ""]
-        rows.append([BASE, _percent(_area(base)), *start, "", "", "", ""])
+        start = [shown(score_of(at_start[0]), measure), f"{at_start[0]['nfe']:.2f}"] if at_start else ["", ""]
+        rows.append([BASE, shown(_area(base), measure), *start, "", "", "0.00", "1 of 1"])
     for label, finished in results.items():
         if not finished:
             rows.append([label, "missing", "", "", "", "", "", f"0 of {len(config.seeds)}"])
             continue
         at_end = [cell["curve"][-1] for cell in finished]
-        scores = [[_area(cell) for cell in finished], [point["accuracy"] for point in at_end]]
-        row = [label, *(_percent_of(over_seeds(score)) for score in scores)]
+        scores = [[_area(cell) for cell in finished], [score_of(point) for point in at_end]]
+        row = [label, *(_shown(students_interval(score), measure) for score in scores)]
         row += [f"{fmean([point['nfe'] for point in at_end]):.2f}"]
-        row += ["", ""] if label == first else _against(finished, results[first])
+        row += ["", ""] if label == first else _against(finished, results[first], measure)
         row += [f"{fmean([cell['flops'] for cell in finished]) / 1e12:.2f}", f"{len(finished)} of {len(config.seeds)}"]
         rows.append(row)
-    columns = ["objective", "area", "accuracy", "forwards", f"minus {first}", f"P(above {first})", "TFLOPs", "runs"]
+    columns = ["objective", "area", measure, "forwards", f"minus {first}", f"P(above {first})", "TFLOPs", "runs"]
+    units = (", in %", " (%)", ", in points") if measure == "accuracy" else ("", "", "")
     return {
         "columns": columns,
         "rows": rows,
-        "caption": "Means over seeds. Area: under accuracy over forwards, all thresholds, in %. Accuracy (%) and "
-        f"forwards a completion: after training, sampler {config.curve_sampler}. Minus {first}: difference of areas on "
-        f"equal seeds, in points. P: probability that a run has a larger area than one of {first}. In parentheses: "
-        "95 % intervals, Student's t over seeds, for P a bootstrap; one seed has none.",
+        "caption": f"Means over seeds. Area: under {measure} over forwards, all thresholds{units[0]}. "
+        f"{measure.capitalize()}{units[1]} and forwards a completion: after training, sampler {config.curve_sampler}. "
+        f"Minus {first}: difference of areas on equal seeds{units[2]}. P: probability that a run has a larger area "
+        f"than one of {first}. In parentheses: 95 % intervals, Student's t over seeds, for P a bootstrap; one seed has "
+        "none.",
     }
 
 
-def _against(finished: list[Result], first: list[Result]) -> list[str]:
+def _against(finished: list[Result], first: list[Result], measure: str) -> list[str]:
     """The paired difference of areas and the probability of improvement, over the first objective."""
     other = {cell["seed"]: _area(cell) for cell in first}
     both = [(_area(cell), other[cell["seed"]]) for cell in finished if cell["seed"] in other]
@@ -123,7 +137,7 @@ def _against(finished: list[Result], first: list[Result]) -> list[str]:
         return ["", ""]
     a, b = [[x for x, _ in both]], [[y for _, y in both]]
     difference, better = paired(a, b), bootstrap(probability_of_improvement, a, b)
-    return [_percent_of(difference, "+.1f"), _with_interval(better, ".2f")]
+    return [_shown(difference, measure, "+"), _with_interval(better, ".2f")]
 
 
 def curves(base: Result | None, results: dict[str, list[Result]]) -> list[Json]:
@@ -142,7 +156,7 @@ def _band(lines: Sequence[Sequence[dict[str, float]]], axis: str, scale: float) 
     points = list(zip(*lines, strict=True))
     band = {"x": [round(scale * fmean([p[axis] for p in at]), 5) for at in points]}
     for name, reduce in (("mean", fmean), ("low", min), ("high", max)):
-        band[name] = [round(reduce([p["accuracy"] for p in at]), 5) for at in points]
+        band[name] = [round(reduce([score_of(p) for p in at]), 5) for at in points]
     return band
 
 
@@ -150,12 +164,15 @@ def _area(cell: Result) -> float:
     return frontier_area(cell["frontier"], cell["forwards"])
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}"
+def shown(value: float, measure: str) -> str:
+    """An accuracy in percent, a reward as it is."""
+    return _shown(Estimate(value, math.nan, math.nan), measure)
 
 
-def _percent_of(estimate: Estimate, form: str = ".1f") -> str:
-    return _with_interval(Estimate(100 * estimate.mean, 100 * estimate.low, 100 * estimate.high), form)
+def _shown(estimate: Estimate, measure: str, sign: str = "") -> str:
+    scale, form = (100, ".1f") if measure == "accuracy" else (1, ".3f")
+    values = (scale * value for value in (estimate.mean, estimate.low, estimate.high))
+    return _with_interval(Estimate(*values), sign + form)
 
 
 def _with_interval(estimate: Estimate, form: str) -> str:

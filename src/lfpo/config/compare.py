@@ -26,6 +26,8 @@ NO_EFFECT = {"output_dir", "threads", "update_tokens", "rollout_tokens", "gradie
 NO_EFFECT |= {"save_steps", "save_total_limit", "log_completions", "report_to", "rank_timeout", "progress_timeout"}
 # They decide an untrained model's result.
 OF_BASE = ("model", "task", "eval_samplers", "eval_size", "head_precision", "dtype", "bf16", "load_in_4bit")
+OF_ROWS: tuple[str, ...] = ("eval_file", "dataset_name", "dataset_config", "dataset_test_split", "columns", "map_row")
+OF_ROWS += ("reward_funcs", "reward_weights", "correct")
 
 
 @dataclass
@@ -33,7 +35,8 @@ class CompareConfig:
     """Configuration of `lfpo compare`: every objective trains on one recipe with every seed."""
 
     recipe: str
-    """Training recipe or file, with a task and the eval sampler `curve_sampler`."""
+    """Training recipe or file, with a task, or rows of one's own and held-out ones, and the eval sampler
+    `curve_sampler`."""
 
     output_dir: str
     """Folder for runs, table and figure. Finished runs in it never run again."""
@@ -146,8 +149,10 @@ def cell_config(config: CompareConfig, cell: Cell) -> LFPOConfig:
         values["objective"] = own
     values |= {"seed": cell.seed, "threads": config.threads, "eval_size": config.problems, "output_dir": "-"}
     built = build(LFPOConfig, values, f"lfpo compare: {cell.label}")
-    if built.task is None:
-        raise UserError(f"recipe {config.recipe}: has no 'task', whose verifier a comparison needs")
+    if built.task is None and not (built.eval_file or built.dataset_test_split):
+        raise UserError(
+            f"recipe {config.recipe}: has no held-out problems; give 'task', or 'eval_file' or 'dataset_test_split'"
+        )
     if config.curve_sampler not in built.eval_samplers:
         near = nearest(config.curve_sampler, built.eval_samplers)
         raise UserError(f"recipe {config.recipe}: has no eval sampler {config.curve_sampler!r}{near}")
@@ -164,8 +169,11 @@ def cell_folder(config: CompareConfig, cell: Cell) -> Path:
     if cell.objective == BASE:
         lengths = {name: values["sampler"][name] for name in ("block_length", "gen_length")}
         deciding = {name: values[name] for name in OF_BASE} | lengths
+        deciding |= {name: values[name] for name in OF_ROWS if values["task"] is None}
     else:
         deciding = {name: value for name, value in values.items() if name not in NO_EFFECT}
+    if values["correct"] is None:  # the key is younger than grids that go on
+        deciding.pop("correct", None)
     key = hashlib.sha256(json.dumps([deciding, config.thresholds], sort_keys=True).encode()).hexdigest()[:8]
     name = cell.label.replace(", ", "-").replace(" ", "-")
     return Path(config.output_dir) / "cells" / f"{name}-{key}"

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from lfpo.config.checks import Count, CountOrZero, NotNegative, Seconds
 from lfpo.config.tasks import TaskName
@@ -77,21 +77,22 @@ class ExampleConfig(DataConfig):
 @dataclass
 class ProblemConfig(DataConfig):
     """What is trained and measured on: a task, which brings rows, rewards and a verifier, or rows of one's own with
-    reward functions."""
+    reward functions, of which one may be the verifier. lfpo.prompts.sources.make_source resolves it."""
 
     task: TaskName | None = None
     """A task's name or dotted path. Give one of task, data_file and dataset_name."""
 
     reward_funcs: list[str] = field(default_factory=list)
-    """Dotted paths of reward functions (`module.function`); without them the task's own reward is used."""
+    """Dotted paths of reward functions (`module.function`); without them the task's own reward is used, or
+    `correct` of a data set."""
 
     reward_weights: list[float] | None = None
     """One weight a function (None: all 1)."""
 
-    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
-    """How several rewards become one signal: the advantage of their weighted sum, or the weighted sum of each
-    function's own advantages within the group, so that none is lost beside one that varies more (GDPO, arXiv
-    2601.05242)."""
+    correct: str | None = None
+    """Dotted path of the reward function that says whether a completion is right: a reward of 1 or more is, None is not
+    judged. Held-out results of a data set are then accuracies; without it they are mean rewards. A task brings its own
+    verifier."""
 
     reward_timeout: Seconds = 1800.0
     """Seconds that one function may take for a batch; past it, its rewards of that batch are None (0: no limit). With
@@ -106,6 +107,8 @@ class ProblemConfig(DataConfig):
             raise ValueError("give one of 'task', 'data_file' and 'dataset_name'")
         if self.task is not None and (self.columns or self.map_row):
             raise ValueError("'columns' or 'map_row' goes with the rows of a data set; a task makes its own")
+        if self.task is not None and self.correct:
+            raise ValueError("'correct' is for the rows of a data set; a task brings its own verifier")
         if self.task and (self.dataset_config or self.dataset_test_split):
             raise ValueError("'dataset_test_split' goes with 'dataset_name'")
         super().check_data()

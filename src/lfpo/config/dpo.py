@@ -43,7 +43,6 @@ class DPOConfig(ExampleConfig, PolicyConfig):
     """Optimiser steps. As in transformers they count where they are given (not -1), and else num_train_epochs; with
     neither the run has 1000 steps."""
 
-    learning_rate: Positive = 5e-7
     update_tokens: Count = 8192
     """Tokens in one pass; memory only, never the result, except that the masks of a pair stay together."""
 

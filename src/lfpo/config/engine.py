@@ -1,6 +1,6 @@
 """Where rollouts are sampled: the keys of `engine`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from lfpo.config.build import check_fields
@@ -8,7 +8,17 @@ from lfpo.config.checks import Count, CountOrZero, NotNegative, OneOf, Seconds
 from lfpo.config.plugins import DOTTED, dotted
 
 # Name -> what makes an engine (lfpo.core.engine.Engine) from an LFPOConfig.
-ENGINES = {"local": "lfpo.rollout.sampling:local_engine", "ray": "lfpo.ray.engine:RayEngine"}
+ENGINES = {
+    "local": "lfpo.rollout.sampling:local_engine",
+    "ray": "lfpo.ray.engine:RayEngine",
+    "sglang": "lfpo.contrib.sglang:SGLangEngine",
+}
+# Keys that only some of them read. An engine of the user's own may read all of them.
+KEYS = {
+    "local": (),
+    "ray": ("workers", "gpus_per_worker", "cpus_per_worker", "address", "unit_timeout"),
+    "sglang": ("urls", "unit_timeout"),
+}
 
 
 @dataclass(frozen=True)
@@ -16,8 +26,8 @@ class EngineSettings:
     """Where rollouts are sampled."""
 
     name: Annotated[str, OneOf(tuple(ENGINES), DOTTED)] = "local"
-    """`local`, in the trainer's own processes; `ray`, by workers beside it; or a dotted path of what makes an engine
-    from an LFPOConfig (see docs/engines.md)."""
+    """`local`, in the trainer's own processes; `ray`, by workers beside it; `sglang`, by servers at `urls`; or a dotted
+    path of what makes an engine from an LFPOConfig (see docs/engines.md)."""
 
     prompts_per_unit: CountOrZero = 0
     """Prompts whose rollouts are sampled together, as one unit of work. A unit always runs with the same shapes, so its
@@ -40,8 +50,12 @@ class EngineSettings:
     address: str | None = None
     """Of a running Ray cluster; without it $RAY_ADDRESS, or else a Ray of this machine that ends with the run."""
 
+    urls: list[str] = field(default_factory=list)
+    """Of SGLang's servers, as http://HOST:30000."""
+
     unit_timeout: Seconds = 3600.0
-    """Seconds that a Ray worker may take for a unit before it is stopped and started again (0: no limit)."""
+    """Seconds that a Ray worker may take for a unit before it is stopped and started again, and an SGLang server for an
+    answer (0: no limit)."""
 
     reward_workers: CountOrZero = 0
     """Ray workers that call the reward functions, with any engine (0: the trainer's processes call them)."""
@@ -49,11 +63,13 @@ class EngineSettings:
     def __post_init__(self) -> None:
         dotted(self.name, ENGINES, kind="engine")
         check_fields(self)
-        if self.name == "local":
-            others = ["workers", "gpus_per_worker", "cpus_per_worker", "unit_timeout"]
-            others += [] if self.reward_workers else ["address"]
-            set_keys = [name for name in others if getattr(self, name) != getattr(type(self), name)]
-            if set_keys:
-                raise ValueError(
-                    f"{set_keys[0]!r} is for the engine 'ray', found 'local'; set 'name' to ray, or leave it out"
-                )
+        own = {*KEYS.get(self.name, ()), *(["address"] if self.reward_workers else [])}
+        for engine, keys in KEYS.items() if self.name in KEYS else ():
+            for key in keys:
+                if key not in own and getattr(self, key) != getattr(EngineSettings, key, []):
+                    raise ValueError(
+                        f"{key!r} is for the engine {engine!r}, found {self.name!r}; set 'name' to {engine}, or leave "
+                        "it out"
+                    )
+        if self.name == "sglang" and not self.urls:
+            raise ValueError("the engine 'sglang' needs 'urls', those of its servers")

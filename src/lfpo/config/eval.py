@@ -1,11 +1,14 @@
 """The configuration of `lfpo eval`, and named protocols."""
 
-from dataclasses import dataclass, field
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from lfpo.config.build import RECIPES, build, load_yaml, merge
 from lfpo.config.checks import Count, CountOrZero, check_ranges
+from lfpo.config.data import ProblemConfig
 from lfpo.config.errors import UserError, nearest
 from lfpo.config.files import user_path
 from lfpo.config.json import Json
@@ -46,10 +49,11 @@ class LmEvalConfig:
 
 
 @dataclass
-class EvalConfig:
-    """Configuration of `lfpo eval`."""
+class EvalConfig(ProblemConfig):
+    """Configuration of `lfpo eval`: measures a model on tasks, or on rows of one's own (eval_file, or data_file, or
+    dataset_name with dataset_test_split), whose completions `correct` or `reward_funcs` judge."""
 
-    task: str
+    task: str | None = None
     """A task's name or dotted path, several with commas between, "evalplus" (HumanEval+ and MBPP+ and their mean) or
     "all" for the embedded model's tasks."""
 
@@ -97,8 +101,13 @@ class EvalConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if not self.task_names:
+        if self.task is not None and not self.task_names:
             raise ValueError("'task' names no task")
+        self.check_data()
+        if self.dataset_name is not None and self.dataset_test_split is None:
+            raise ValueError("'dataset_name' needs 'dataset_test_split', the split to measure on")
+        if self.eval_file is None:  # what is measured here is the data
+            self.data_file, self.eval_file = None, self.data_file
         if self.n_samples > 1 and not self.sampler.is_random:
             raise ValueError(
                 f"n_samples {self.n_samples} at temperature 0 gives the same completion {self.n_samples} times; set "
@@ -114,8 +123,10 @@ class EvalConfig:
 
     @property
     def task_names(self) -> list[str]:
-        """The tasks in the order given, each once, with groups expanded."""
+        """The tasks in the order given, each once, with groups expanded; empty for rows of one's own."""
         names: list[str] = []
+        if self.task is None:
+            return names
         # A comma also separates the files of one task: gsm8k@train=A,test=B.
         for part in self.task.split(","):
             if names and "@" in names[-1] and "=" in part:
@@ -123,6 +134,10 @@ class EvalConfig:
             else:
                 names += TASKS if part == "all" else GROUPS.get(part, [part] if part else [])
         return list(dict.fromkeys(names))
+
+    def each(self) -> list[EvalConfig]:
+        """One configuration for each task; this one for rows of one's own."""
+        return [replace(self, task=name) for name in self.task_names] or [self]
 
 
 def configure_each(overrides: Json) -> list[EvalConfig]:

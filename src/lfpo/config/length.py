@@ -12,20 +12,29 @@ UNSET = -1  # of max_steps, as in transformers: it was not given
 @dataclass(frozen=True)
 class Length:
     """iterations: of the whole run. epochs: passes over the rows that it begins. rows: distinct training rows, 0 where
-    prompts are made without end, and the whole run counts as one epoch. batch: rows that an iteration takes."""
+    prompts are made without end, and the whole run counts as one epoch. batch: rows that an iteration takes. last: the
+    rows that all epochs take, where these decide the length."""
 
     iterations: int
     epochs: int
     rows: int
     batch: int
+    last: float | None = None
 
     @property
     def per_epoch(self) -> float:
         """Iterations of an epoch, not rounded."""
         return self.rows / self.batch if self.rows else float(self.iterations)
 
+    def total(self, done: int, taken: int) -> int:
+        """Iterations of the whole run, of which those done took so many rows, in batches of another size."""
+        if self.last is None:
+            return self.iterations
+        return done + max(0, math.ceil(round((self.last - taken) / self.batch, 6)))
+
     def passed(self, iterations: int, skipped: int = 0) -> float:
-        """Epochs that so many iterations go through. skipped: rows that were left out at the ends of epochs."""
+        """Epochs that so many iterations go through. skipped: rows that were left out at the ends of epochs; below 0
+        where a resume has raised the batch."""
         if not self.rows:
             return iterations / self.iterations
         return (iterations * self.batch + skipped) / self.rows
@@ -45,13 +54,15 @@ def run_length(
         raise UserError(
             f"num_train_epochs: {endless} makes new prompts without end, which has no epochs; give max_steps"
         )
+    last = None
     if by_epochs:
         # Rounded first: 0.3 epochs of 10 rows are 3 iterations of one, although the float product is a little more.
         iterations, epochs = max(1, math.ceil(round(num_train_epochs * rows / batch, 6))), num_train_epochs
+        last = num_train_epochs * rows
     else:
         iterations = default if max_steps == UNSET else max_steps
         epochs = iterations * batch / rows if rows else 1
-    return Length(iterations, math.ceil(epochs), rows, batch)
+    return Length(iterations, math.ceil(epochs), rows, batch, last)
 
 
 class Settings(Protocol):
@@ -61,7 +72,7 @@ class Settings(Protocol):
     num_train_epochs: float
 
 
-def described(length: Length, settings: Settings) -> str:
+def in_words(length: Length, settings: Settings) -> str:
     """The length in words: what decides it, and which key does not count. settings: as they were given."""
     text, epochs = f"{length.iterations:,} iterations", settings.num_train_epochs
     if not epochs:

@@ -111,17 +111,12 @@ def _file(path: Path) -> str:
 
 
 def _object(model: object) -> str:
-    """What to do with an object that was given in place of a model's name."""
+    """What to do with an object that was given in place of a model's name, such as TRL's users give."""
     kinds = {kind.__name__ for kind in type(model).__mro__}
-    what = f"model: expected a folder, a hub id or what load_model returns, found an object of {type(model).__name__}"
-    save = "model.save_pretrained('FOLDER'), tokenizer.save_pretrained('FOLDER')"
-    if "PeftModel" in kinds:
-        return f"{what}; merge its adapter and save it, model = model.merge_and_unload(), {save}, and give 'FOLDER'"
-    if "PreTrainedModel" in kinds:
-        return f"{what}; save it, {save}, and give 'FOLDER' (a plain autoregressive model: `lfpo convert FOLDER NEW`)"
-    if "Module" in kinds:
-        return f"{what}; save its weights and config.json in the layout of a supported family, and give that folder"
-    return what
+    merge = "model = model.merge_and_unload(), " if "PeftModel" in kinds else ""
+    save = f"{merge}model.save_pretrained('FOLDER'), tokenizer.save_pretrained('FOLDER')"
+    found = f"model: expected a folder, a hub id or what load_model returns, found an object of {type(model).__name__}"
+    return f"{found}; save it, {save}, and give 'FOLDER' (a plain autoregressive model: `lfpo convert FOLDER NEW`)"
 
 
 def has_full_attention(name: str | Path) -> bool:

@@ -9,8 +9,8 @@ from lfpo.config.lfpo import Advantage, Knobs, RolloutKnobs
 
 
 @dataclass(frozen=True)
-class Bounds(RolloutKnobs):
-    """The block masks and the bounds of SPG."""
+class BlockMasks(RolloutKnobs):
+    """SPG's masks of one block at a time, and its upper and lower bound of the log-likelihood."""
 
     num_iterations: Count = 4
     beta: AtLeastOne = 1.5
@@ -34,7 +34,7 @@ class Bounds(RolloutKnobs):
 
 
 @dataclass(frozen=True)
-class SPG(Bounds):
+class SPG(BlockMasks):
     """SPG (arXiv 2510.09541)."""
 
     bound: Literal["mix", "eubo", "elbo", "none"] = "mix"

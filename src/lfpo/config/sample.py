@@ -8,24 +8,22 @@ from typing import Literal
 from lfpo.config.arguments import read_arguments
 from lfpo.config.build import build, load_yaml, merge
 from lfpo.config.checks import CountOrZero, check_ranges
+from lfpo.config.data import ProblemConfig
 from lfpo.config.models import ModelName
 from lfpo.config.sampler import SamplerConfig
-from lfpo.config.tasks import TaskName
 from lfpo.config.train import LFPOConfig
 
 
 @dataclass
-class SampleConfig:
-    """Configuration of `lfpo sample`."""
+class SampleConfig(ProblemConfig):
+    """Configuration of `lfpo sample`: denoises a prompt that is given, or a held-out one of a task or of rows of one's
+    own (eval_file or data_file), whose completion `correct` or `reward_funcs` judge."""
 
     prompt: str | None = None
-    """The prompt's text, \\n standing for a line break. Give either prompt or task."""
-
-    task: TaskName | None = None
-    """Take a prompt from this task's test split."""
+    """The prompt's text, \\n standing for a line break. Give either prompt or task or rows."""
 
     index: CountOrZero = 0
-    """Which prompt of the test split, from 0."""
+    """Which of the held-out prompts, from 0."""
 
     model: ModelName = "embedded"
     """Checkpoint folder, hub id, "embedded", "embedded-block", "embedded-causal" or "embedded-uniform"."""
@@ -47,8 +45,12 @@ class SampleConfig:
     revealed early to those revealed late."""
 
     def __post_init__(self) -> None:
-        if (self.prompt is None) == (self.task is None):
-            raise ValueError("give either 'prompt' or 'task'")
+        self.check_data()
+        rows = self.task or self.data_file or self.eval_file or self.dataset_name
+        if (self.prompt is None) == (rows is None):
+            raise ValueError("give either 'prompt' or 'task', 'eval_file' or 'dataset_name'")
+        if self.eval_file is None:
+            self.data_file, self.eval_file = None, self.data_file
         check_ranges(self)
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from lfpo.config.checks import Count, CountOrUnset, CountOrZero, NotNegative, Positive, Share, ShareBelowOne
+from lfpo.config.checks import Count, CountOrUnset, CountOrZero, NotNegative, Share, ShareBelowOne
 from lfpo.config.data import ExampleConfig
 from lfpo.config.json import Json
 from lfpo.config.length import UNSET
@@ -52,7 +52,6 @@ class SFTConfig(ExampleConfig, TrainingConfig):
     num_train_epochs; with neither the run has 1000 steps."""
 
     bf16: bool = False
-    learning_rate: Positive = 1e-3
     lr_scheduler_type: Literal["constant", "cosine", "linear"] = "cosine"
     warmup_steps: CountOrZero = 100
     adam_beta2: ShareBelowOne = 0.98

@@ -17,6 +17,7 @@ from lfpo.config.training import PolicyConfig
 # The rules of lfpo.runs.health.
 StopRule = Literal[
     "no_reward",
+    "empty_completions",
     "groups_agree",
     "no_signal",
     "answers_alike",
@@ -36,6 +37,11 @@ class LFPOConfig(ProblemConfig, PolicyConfig):
     filter_overlong_prompts: bool = False
     """Leave out training prompts that with gen_length exceed the model's context. Without it one such prompt is an
     error at start."""
+
+    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
+    """How several rewards become one signal: the advantage of their weighted sum, or the weighted sum of each
+    function's own advantages within the group, so that none is lost beside one that varies more (GDPO, arXiv
+    2601.05242)."""
 
     environment: str | None = None
     """Dotted path of a class (`module:Class`) whose objects take turns with the model, with reset(row, seed) and
@@ -95,17 +101,12 @@ class LFPOConfig(ProblemConfig, PolicyConfig):
     optimizer_steps_per_iteration: Count = 4
     """Blocks that an iteration's rollouts are cut into, with an optimiser step after each."""
 
-    old_policy: Literal["reference", "sampler"] = "reference"
-    """theta_old in the loss, where engine.max_staleness is above 0: `reference`, the newest one, or `sampler`, the one
-    that sampled the batch. A copy of each such version is kept in CPU memory until its last batch has been learned
-    from. Without staleness they are the same."""
-
     ema_decay: ShareBelowOne = 0.0
     """alpha in theta_old <- alpha theta_old + (1 - alpha) theta, after each iteration."""
 
     average_decay: ShareBelowOne = 0.0
     """Evaluate and export an average of theta over the optimiser steps, with at most this decay, instead of theta (0:
-    theta itself; see lfpo.train.copies). Rollouts and updates do not depend on it."""
+    theta itself; see lfpo.train.average). Rollouts and updates do not depend on it."""
 
     weight_decay: NotNegative = 0.0
 

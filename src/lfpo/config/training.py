@@ -51,8 +51,8 @@ class TrainingConfig:
     """adamw_torch, or bitsandbytes' adamw_8bit (8-bit moments, a quarter of the memory), paged_adamw_8bit or
     paged_adamw_32bit (moments move to CPU memory when the GPU is full)."""
 
-    learning_rate: Positive = 3e-4
-    """The optimiser's, after warm-up."""
+    learning_rate: Positive | None = None
+    """The optimiser's, after warm-up (None: the usual one for the number of parameters, see lfpo.train.rates)."""
 
     lr_scheduler_type: Literal["constant", "cosine", "linear"] = "constant"
     """How the learning rate goes on after warm-up: it stays, or falls to 0 at the last step."""

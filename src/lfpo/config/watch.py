@@ -10,7 +10,10 @@ class WatchConfig:
     """Configuration of `lfpo watch`."""
 
     run: str
-    """The run's folder, as given to lfpo train by output_dir."""
+    """The run's folder, as given to lfpo train by output_dir, or a folder of runs."""
+
+    text: bool = False
+    """Print the run in the terminal, again whenever it has changed, instead of serving a page."""
 
     host: str = "127.0.0.1"
     """Address to listen at. Whoever reaches it can read the run; from another machine, forward the port by ssh."""

@@ -6,7 +6,7 @@ from typing import Literal
 from lfpo.config.checks import AtLeastOne, Count, NotNegative, Positive, Share, ShareBelowOne
 from lfpo.config.clipped import KL, Clip, Clipped, ClippedWithKL
 from lfpo.config.lfpo import Advantage, RolloutKnobs
-from lfpo.config.peers import Bounds
+from lfpo.config.peers import BlockMasks
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class BGPO(Clipped):
 
 
 @dataclass(frozen=True)
-class StableDRL(Bounds):
+class StableDRL(BlockMasks):
     """StableDRL (arXiv 2603.06743)."""
 
     num_iterations: Count = 2

@@ -1,8 +1,7 @@
 """Algorithm 1 of the LFPO paper (arXiv 2603.01563): an iteration samples and scores, learns, and moves theta_old."""
 
-import contextlib
 import time
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
@@ -14,18 +13,19 @@ from lfpo.core.learner import Learner
 from lfpo.core.observer import Observer
 
 
+@dataclass(frozen=True)
 class Algorithm:
-    """What an iteration is made of; lfpo.train.rl.LFPOTrainer makes these parts, and runs the iterations.
+    """What an iteration is made of. lfpo.train.rl.LFPOTrainer makes the parts, and runs the iterations.
 
-    rollouts: gives scored rollouts. sizes: prompts of an iteration, and rollouts of each. learner: of theta.
-    versions: with `old_policy: sampler` earlier weights of theta_old (lfpo.train.copies.Versions); else None.
+    rollouts: gives scored rollouts: `generations` for each of `prompts` prompts an iteration, on all ranks together.
+    learner: of theta.
     state: counters that checkpoints hold, changed in place: seconds, skipped, failing (see count_failures).
     """
 
     rollouts: RolloutSource
-    sizes: tuple[int, int]
+    prompts: int
+    generations: int
     learner: Learner
-    versions: Any
     state: Json
 
     def iterate(self, iteration: int, observer: Observer) -> tuple[Batch, torch.Tensor, Json]:
@@ -39,9 +39,7 @@ class Algorithm:
         signal_R = learner.signal(batch, iteration)
         # Phase 2: theta learns from them, against theta_old.
         update_started = time.perf_counter()
-        old_policy = None if self.versions is None else self.versions.in_place(batch.version, newest=iteration)
-        with old_policy or contextlib.nullcontext():  # with `old_policy: sampler` the one that sampled the batch
-            learned = learner.update(batch, signal_R, iteration, observer)
+        learned = learner.update(batch, signal_R, iteration, observer)
         # Phase 3: theta_old follows theta.
         learner.move_old()
         if torch.cuda.is_available():
@@ -54,7 +52,7 @@ class Algorithm:
     def sample_and_score(self, iteration: int, observer: Observer) -> Batch:
         """Phase 1: scored rollouts of theta_old, with max_staleness of an earlier one, for the iteration's prompts."""
         with observer.at_once():  # nothing is lost if a request to stop ends it
-            batch = gathered(self.rollouts.roll(iteration, observer), *self.sizes)
+            batch = gathered(self.rollouts.roll(iteration, observer), self.prompts, self.generations)
             if batch.failed or self.state["failing"]:
                 count_failures(self.state, batch, iteration, observer)
         return batch

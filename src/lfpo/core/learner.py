@@ -142,7 +142,7 @@ def optimizer_step(
     # The loss at the targets (Eq. 8 to 10 for LFPO) and its gradient, in passes of update_tokens tokens.
     theta = policies[CURRENT]
     theta.train()
-    observer.begin(f"update {step.number + 1} of {step.of}")
+    observer.begin(f"optimiser step {step.number + 1} of {step.of}")
     loss, measured = accumulate_gradients(
         objective,
         policies,
@@ -196,7 +196,7 @@ def accumulate_gradients(
     loss_sum, measures = 0.0, dict[str, torch.Tensor]()
     if dummy is not None:
         pieces = with_dummy_passes(pieces, dummy)
-    observer.begin(observer.phase, len(pieces), "passes")
+    observer.begin(observer.phase, len(pieces), "micro-batches")
     for piece in pieces:
         weight = float(piece is not dummy)
         with one_pass(policies.values()) as balance:  # measures of routers, where there are any

@@ -175,7 +175,7 @@ def noised(
     weight = target.float() if weight_SC is None else F.pad(weight_SC.float(), widen) * target
     views = Views(
         row=row_S,
-        input_ids=shown.masked_fill(masked_SL & attention.bool(), trajectory.mask_id),
+        input_ids=shown.masked_fill(masked_SL & attention.bool(), trajectory.special.mask_id),
         attention_mask=attention,
         target=target,
         labels=clean if label_SC is None else torch.where(target, F.pad(label_SC, widen), clean),
@@ -185,7 +185,7 @@ def noised(
         prompt=prompt_mask.sum(-1),
         length=(trajectory.was_revealed if after_eos else trajectory.until_eos).sum(-1)[row_S],
         sampler=trajectory.sampler,
-        mask_id=trajectory.mask_id,
+        mask_id=trajectory.special.mask_id,
     )
     if trajectory.structure == FULL:
         return views

@@ -1,6 +1,7 @@
 """`lfpo eval`: one model and one protocol on any number of tasks; prints a table and writes one JSON file a task."""
 
 import functools
+import itertools
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -20,9 +21,9 @@ from lfpo.config.sampler import Sampler
 from lfpo.core import collectives
 from lfpo.core.encoding import encode_rows
 from lfpo.core.messages import prefill
-from lfpo.core.scoring import copied, without_prefill
+from lfpo.core.scoring import without_prefill
 from lfpo.eval.estimates import scores
-from lfpo.eval.evaluate import Answer, generate, grade
+from lfpo.eval.evaluate import Answer, answers_of, generate, grade
 from lfpo.eval.store import (
     Record,
     check_writable,
@@ -37,22 +38,21 @@ from lfpo.eval.terminal import open_console, progress, show
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.models.loading import resolve, trained_block_length, without_weights
 from lfpo.models.tensor_files import check_memory
-from lfpo.prompts.sources import row_place
-from lfpo.prompts.tasks import DataTask, Row, Task, get_task, source_file
+from lfpo.prompts.sources import PromptSource, kept_columns, make_source
+from lfpo.prompts.tasks import Row
 from lfpo.rollout.sampling import as_it_is
 from lfpo.rollout.variants import check_context
 
 
 @dataclass(frozen=True)
 class Job:
-    """One task of an evaluation.
+    """One task, or data set, of an evaluation.
 
-    rows: the problems for the grader. prompted: the same with the prompts that the model gets. settings: everything
-    that decides the result. path: file of the result.
+    source: its held-out rows, for the grader, and what judges completions. prompted: the rows with the prompts that the
+    model gets. settings: everything that decides the result. path: file of the result.
     """
 
-    task: Task | DataTask
-    rows: list[Row]
+    source: PromptSource
     prompted: list[Row]
     sampler: Sampler
     settings: Json
@@ -89,20 +89,21 @@ def plan(config: EvalConfig, console: Console, digest: Callable[[Path], str]) ->
     # Without output nothing is compared, so no file is read for it.
     hashed = config.output is not None and collectives.rank() == 0
     weights = collectives.together(lambda: digest(resolve(config.model)) if hashed else None)[0]
-    jobs = [prepare(name, config, weights, trained_block_length(config.model)) for name in config.task_names]
+    jobs = [prepare(one, weights, trained_block_length(config.model)) for one in config.each()]
     wanted = [] if config.overwrite else jobs
     stored = collectives.together(lambda: [find(job.path, job.settings) for job in wanted])[0] or [None] * len(jobs)
     for job, result in zip(jobs, stored, strict=True):
         if result is not None:
-            console.print(f"{job.task.name}: already evaluated with these settings, see {job.path}", highlight=False)
+            console.print(f"{job.source.name}: already evaluated with these settings, see {job.path}", highlight=False)
     if pending := [job for job, result in zip(jobs, stored, strict=True) if result is None]:
         for job in pending:
-            job.task.correct_all(copied(job.rows[:1]), [""] * len(job.rows[:1]))  # says what the grader lacks
+            nothing = {"completion_ids": [[]], "forwards": [1], "reveal_step": [[]]}
+            job.source.judge(job.source.eval_rows[:1], [""], nothing)  # says what the grader lacks
         model, tokenizer = without_weights(config.model), load_tokenizer(config.model)
         for job in pending:
             protocol = f"protocol {config.protocol!r}: " if config.protocol else ""
-            check_context(job.sampler, model, f"lfpo eval: {protocol}task {job.task.name!r}: sampler")
-            places = [f"{protocol}{row_place(job.task, 'eval', i)}" for i in range(len(job.rows))]
+            check_context(job.sampler, model, f"lfpo eval: {protocol}task {job.source.name!r}: sampler")
+            places = [f"{protocol}{job.source.place('eval', i)}" for i in range(len(job.prompted))]
             encode_rows(job.prompted, tokenizer, model, job.sampler.gen_length, places)
         dtype = getattr(torch, config.dtype)
         collectives.together(lambda: check_memory(resolve(config.model), dtype, collectives.device()))
@@ -126,14 +127,16 @@ def run_jobs(config: EvalConfig, jobs: Sequence[tuple[Job, Json | None]], consol
     return results
 
 
-def prepare(name: str, config: EvalConfig, weights: str | None, block_length: int | None) -> Job:
-    """The job of one task. weights: SHA-256 of the model. block_length: the model's."""
-    task = get_task(name)
-    rows = task.test_rows(config.n)
-    sampler = config.sampler.fitted(f"lfpo eval: task {task.name!r}: sampler", task.gen_length, block_length)
+def prepare(config: EvalConfig, weights: str | None, block_length: int | None) -> Job:
+    """The job of one task or data set. weights: SHA-256 of the model. block_length: the model's."""
+    source = make_source(config, seed=config.seed, n_eval=config.n, splits=["eval"])
+    if not source.eval_rows:
+        raise UserError(f"lfpo eval: {source.name!r} has no rows to measure on")
+    rows, where = list(source.eval_rows), f"lfpo eval: task {source.name!r}: sampler"
+    sampler = config.sampler.fitted(where, source.gen_length, block_length)
     prompted = rows if config.prompt_format == "chat" else [{**row, "prompt": as_text(row["prompt"])} for row in rows]
     settings = {
-        "task": task.name,
+        "task": source.name,
         "n": len(rows),
         "model_sha256": weights,
         "data_sha256": data_sha256(prompted),
@@ -145,12 +148,15 @@ def prepare(name: str, config: EvalConfig, weights: str | None, block_length: in
         "device": torch.cuda.get_device_name(collectives.device()) if torch.cuda.is_available() else "cpu",
         "versions": {k: v for k, v in versions().items() if k != "python"},
     }
-    if (source := source_file(name)) is not None:  # of a user's task, whose verifier may change under its name
-        settings["task_sha256"] = content_sha256(source)
+    if source.files:  # the user's own, whose functions may change under their names
+        settings["task_sha256"] = " ".join(content_sha256(file) for file in source.files)
+    if config.task is None:
+        settings["correct"], settings["reward_funcs"] = config.correct, config.reward_funcs
+        settings["reward_weights"] = config.reward_weights
     path = None if config.output is None else user_path(config.output)
     if path is not None and path.suffix != ".json":
-        path /= re.sub(r"[^\w.-]+", "-", task.name) + ".json"
-    return Job(task, rows, prompted, sampler, settings, path)
+        path /= re.sub(r"[^\w.-]+", "-", source.name) + ".json"
+    return Job(source, prompted, sampler, settings, path)
 
 
 def as_text(prompt: str | list[dict[str, str]]) -> str:
@@ -167,22 +173,28 @@ def sample_and_grade(
 ) -> Record:
     """Sample the completions and grade them; writes and returns the result. Completions are written before they are
     graded, so that a grader that fails costs none."""
-    rank, world, started = collectives.rank(), collectives.world(), time.perf_counter()
-    wanted = [(i, j) for i in range(len(job.rows)) for j in range(config.n_samples)]
-    title = job.task.name if world == 1 else f"{job.task.name} (rank {rank} of {world})"
+    source, rank, world, started = job.source, collectives.rank(), collectives.world(), time.perf_counter()
+    wanted = [(i, j) for i in range(len(job.prompted)) for j in range(config.n_samples)]
+    title = source.name if world == 1 else f"{source.name} (rank {rank} of {world})"
     with progress(title, len(wanted[rank::world]), "completions", console) as state:
         engine = as_it_is(model, config.rollout_tokens)
         engine.forwarded = state.forward
-        own = list[Answer]()
+        own = list[tuple[Answer, Json]]()
 
-        def keep(answers: list[Answer]) -> None:
-            own.extend(answers)
+        def advance(answers: list[Answer]) -> None:
             state.advance(len(answers))
 
         if pairs := wanted[rank::world]:
-            generate(engine, model, tokenizer, job.prompted, pairs, job.sampler, seed=config.seed, finished=keep)
+            given = (engine, model, tokenizer, job.prompted, pairs, job.sampler)
+            sampled = generate(*given, seed=config.seed, finished=advance)
+            of_rollouts = sampled.for_rewards()
+            for i, answer in enumerate(answers_of(sampled, pairs, tokenizer)):
+                own.append((answer, {name: values[i] for name, values in of_rollouts.items()}))
     seconds = max(collectives.gather(time.perf_counter() - started))
-    answers = sorted((a for part in collectives.gather(own) for a in part), key=lambda a: (a.problem, a.sample))
+    every = sorted(itertools.chain(*collectives.gather(own)), key=lambda found: (found[0].problem, found[0].sample))
+    answers = [answer for answer, _ in every]
+    of_rollouts = {name: [values[name] for _, values in every] for name in every[0][1]}
+    rows = [source.eval_rows[a.problem] for a in answers]
     records = [{**asdict(a), "prompt": job.prompted[a.problem]["prompt"]} for a in answers]
 
     def write(**files: list[Record]) -> None:
@@ -192,12 +204,18 @@ def sample_and_grade(
     write(completions=records)
     tokens = sum(a.length for a in answers)
     if len(answers) > 1:
-        console.print(f"{job.task.name}: grading {len(answers)} completions", highlight=False)
-    verdicts = grade(job.task.correct_all, [job.rows[a.problem] for a in answers], [a.completion for a in answers])
+        console.print(f"{source.name}: grading {len(answers)} completions", highlight=False)
+    judged = grade(source.judge, rows, [a.completion for a in answers], of_rollouts)
+    for function, why in judged.failed.items():
+        raise UserError(
+            f"{source.name}: {function!r} failed: {why}; the completions are kept, so mend it and run again"
+        )
+    found = scores([a.problem for a in answers], judged.values)
     result = {
-        "task": job.task.name,
+        "task": source.name,
         "model": config.model,
-        **scores([a.problem for a in answers], verdicts),
+        source.measure: found.pop("mean"),
+        **found,
         "mean_steps": sum(a.steps for a in answers) / len(answers),
         "mean_nfe": sum(a.nfe for a in answers) / len(answers),
         "mean_length": tokens / len(answers),
@@ -210,10 +228,13 @@ def sample_and_grade(
         "environment": describe_environment(),
         "python": versions()["python"],
     }
-    write(completions=[{**record, "correct": verdict} for record, verdict in zip(records, verdicts, strict=True)])
-    if hasattr(job.task, "sample_record"):
-        texts = ((job.rows[a.problem], a.completion) for a in answers)
-        write(samples=[job.task.sample_record(row, prefill(row["prompt"]) + text) for row, text in texts])
+    key = "reward" if source.verify is None else "correct"
+    for record, row, value in zip(records, rows, judged.values, strict=True):
+        record |= {"columns": kept_columns(row), key: value}
+    write(completions=records)
+    if (line := source.sample_record) is not None:
+        texts = zip(rows, answers, strict=True)
+        write(samples=[line(row, prefill(row["prompt"]) + answer.completion) for row, answer in texts])
     if (path := job.path) is not None:
         collectives.together(lambda: write_result(path, result) if rank == 0 else None)
     return result

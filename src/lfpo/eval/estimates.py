@@ -32,8 +32,8 @@ def over_problems(values: Sequence[float]) -> Estimate:
     return Estimate(float(x.mean()), low, high)
 
 
-def over_seeds(values: Sequence[float]) -> Estimate:
-    """Mean of one number a seed, with Student's t interval; the interval of one seed is NaN."""
+def students_interval(values: Sequence[float]) -> Estimate:
+    """Mean of independent numbers (one a seed, or one a problem), with Student's t interval, NaN for a single one."""
     import numpy as np
 
     x, n = np.asarray(values, dtype=float), len(values)
@@ -87,26 +87,35 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return 1.0 if n - c < k else 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
-def scores(problems: Sequence[int], verdicts: Sequence[bool | None]) -> Json:
-    """n, n_samples, accuracy, interval, pass_at_k and not_judged from the verdict of each completion.
+def scores(problems: Sequence[int], values: Sequence[bool | float | None]) -> Json:
+    """n, n_samples, mean, interval, pass_at_k and not_judged from what each completion got.
 
-    problems: the problem of each completion. A verdict of None (the completion cannot be judged on this machine) counts
-    neither as right nor as wrong; if all are None, accuracy and interval are None. Accuracy is the mean over problems
-    of the share of right completions; pass_at_k is over the problems with at least k judged completions.
+    problems: the problem of each completion. values: verdicts, or rewards, or None (the completion cannot be judged on
+    this machine), which counts in not_judged only; if all are None, mean and interval are None. The mean is over
+    problems, of the mean of a problem's completions. interval: of verdicts `mean_interval`, of rewards Student's t over
+    problems, None for a single problem. pass_at_k: of verdicts, over the problems with at least k judged completions.
     """
-    judged: dict[int, list[bool]] = {p: [] for p in problems}
-    for problem, verdict in zip(problems, verdicts, strict=True):
-        if verdict is not None:
-            judged[problem].append(verdict)
-    tried = [(sum(v), len(v)) for v in judged.values() if v]
+    judged: dict[int, list[bool | float]] = {p: [] for p in problems}
+    for problem, value in zip(problems, values, strict=True):
+        if value is not None:
+            judged[problem].append(value)
+    tried = [found for found in judged.values() if found]
+    are_verdicts = all(isinstance(value, bool) for found in tried for value in found)
     n_samples = len(problems) // max(1, len(judged))
-    powers = [2**i for i in range(1, n_samples.bit_length())]  # up to n_samples
-    estimates = {k: [pass_at_k(t, h, k) for h, t in tried if t >= k] for k in powers}
+    powers = [2**i for i in range(1, n_samples.bit_length()) if are_verdicts]  # up to n_samples
+    counts = [(int(sum(found)), len(found)) for found in tried]
+    estimates = {k: [pass_at_k(t, h, k) for h, t in counts if t >= k] for k in powers}
+    interval = None
+    if tried and are_verdicts:
+        interval = mean_interval(*zip(*counts, strict=True))
+    elif len(tried) > 1:
+        estimate = students_interval([statistics.fmean(found) for found in tried])
+        interval = estimate.low, estimate.high
     return {
         "n": len(judged),
         "n_samples": n_samples,
-        "accuracy": sum(h / t for h, t in tried) / len(tried) if tried else None,
-        "interval": mean_interval(*zip(*tried, strict=True)) if tried else None,
-        "pass_at_k": {k: sum(values) / len(values) for k, values in estimates.items() if values},
-        "not_judged": sum(v is None for v in verdicts),
+        "mean": sum(sum(found) / len(found) for found in tried) / len(tried) if tried else None,
+        "interval": interval,
+        "pass_at_k": {k: sum(found) / len(found) for k, found in estimates.items() if found},
+        "not_judged": sum(value is None for value in values),
     }

@@ -7,21 +7,18 @@ import torch
 
 from lfpo.base import distributed
 from lfpo.config.errors import UserError
+from lfpo.config.json import Json
 from lfpo.config.sampler import Sampler
 from lfpo.core import collectives
 from lfpo.core.completions import decode_completions
 from lfpo.core.encoding import encode_rows
 from lfpo.core.engine import Engine, Request
-from lfpo.core.messages import prefill
 from lfpo.core.rng import key
-from lfpo.core.scoring import copied
 from lfpo.core.trajectory import Trajectory, join
 from lfpo.eval.estimates import scores
 from lfpo.models import MaskedDiffusionLM
+from lfpo.prompts.sources import Judge, Judged
 from lfpo.prompts.tasks import Row
-
-Verdict = bool | None
-CorrectAll = Callable[[Sequence[Row], Sequence[str]], Sequence[Verdict]]
 
 
 @dataclass(frozen=True)
@@ -39,16 +36,18 @@ class Answer:
 
 @dataclass(frozen=True)
 class EvalResult:
-    """accuracy: mean over problems, with its 95 % interval (see lfpo.eval.estimates.scores). mean_steps, mean_nfe: of a
-    completion. completions, correct: text and verdict for each problem; row b of trajectory is completion b."""
+    """mean: over problems, of verdicts (accuracy) or rewards, with its 95 % interval (see lfpo.eval.estimates); None
+    where nothing was judged or a function failed. values: of each completion its verdict or reward. failed: function ->
+    why it failed. mean_steps, mean_nfe: of a completion. Row b of trajectory is completion b."""
 
-    accuracy: float | None
+    mean: float | None
     interval: tuple[float, float] | None
     not_judged: int
     mean_steps: float
     mean_nfe: float
     completions: list[str]
-    correct: list[Verdict]
+    values: list[bool | float | None]
+    failed: dict[str, str]
     trajectory: Trajectory
 
 
@@ -57,17 +56,17 @@ def evaluate(
     model: MaskedDiffusionLM,
     tokenizer: object,
     rows: Sequence[Row],
-    correct_all: CorrectAll,
+    judge: Judge,
     sampler: Sampler,
     *,
     seed: int = 0,
     finished: Callable[[list[Answer]], None] | None = None,
 ) -> EvalResult:
-    """Sample a completion of each row and verify it. sampler.gen_length must be set.
+    """Sample a completion of each row and judge it. sampler.gen_length must be set.
 
-    engine: samples from `model`. finished: called with this rank's answers as they are complete, a few at a time.
-    correct_all: returns the verdict of each completion on its row; None (not judged) counts in `not_judged` only.
-    Each rank samples and verifies its share of the rows; all ranks return the whole result. The noise of row i is keyed
+    engine: samples from `model`. judge: says what completions get (PromptSource.judge). finished: called with this
+    rank's answers as they are complete, a few at a time.
+    Each rank samples and judges its share of the rows; all ranks return the whole result. The noise of row i is keyed
     by (seed, i).
     """
     distributed.start()
@@ -84,15 +83,18 @@ def evaluate(
     texts = [text for t in own for text in decode_completions(tokenizer, t.tokens, t.eos_id)]
     parts = collectives.gather((own, texts))
     completions = [text for _, texts in parts for text in texts]
-    verdicts = grade(correct_all, rows, completions)
     trajectory = join([t for sampled, _ in parts for t in sampled], model.pad_id)
-    estimates = scores(range(len(rows)), verdicts)
+    judged = grade(judge, rows, completions, trajectory.for_rewards())
+    estimates = scores(range(len(rows)), judged.values)
     return EvalResult(
-        **{name: estimates[name] for name in ("accuracy", "interval", "not_judged")},
+        mean=None if judged.failed else estimates["mean"],
+        interval=None if judged.failed else estimates["interval"],
+        not_judged=estimates["not_judged"],
         mean_steps=float(trajectory.scheduled_steps.double().mean()),
         mean_nfe=float(trajectory.nfe.double().mean()),
         completions=completions,
-        correct=verdicts,
+        values=judged.values,
+        failed=judged.failed,
         trajectory=trajectory.to(model.device),
     )
 
@@ -151,10 +153,14 @@ def answers_of(trajectory: Trajectory, pairs: Sequence[tuple[int, int]], tokeniz
     return [Answer(p, s, texts[i], steps[i], nfe[i], lengths[i]) for i, (p, s) in enumerate(pairs)]
 
 
-def grade(correct_all: CorrectAll, rows: Sequence[Row], completions: Sequence[str]) -> list[Verdict]:
-    """The verdict of each completion on its row, None where it cannot be judged on this machine; each rank judges its
-    share."""
-    own_rows = collectives.share(len(rows))
-    texts = [prefill(rows[i]["prompt"]) + completions[i] for i in own_rows]
-    verdicts = list(correct_all(copied([rows[i] for i in own_rows]), texts)) if own_rows else []
-    return [verdict for part in collectives.gather(verdicts) for verdict in part]
+def grade(judge: Judge, rows: Sequence[Row], completions: Sequence[str], of_rollouts: Json) -> Judged:
+    """What each completion of its row gets; each rank judges its share. of_rollouts: as a Judge takes it."""
+    own = collectives.share(len(rows))
+
+    def judged() -> Judged:
+        share = {name: [values[i] for i in own] for name, values in of_rollouts.items()}
+        return judge([rows[i] for i in own], [completions[i] for i in own], share) if own else Judged([], {})
+
+    parts = collectives.gather(collectives.raise_on_all(judged))
+    failed = {name: why for part in parts for name, why in part.failed.items()}
+    return Judged([value for part in parts for value in part.values], failed)

@@ -80,11 +80,16 @@ def show(results: Sequence[Result], console: Console) -> None:
 
 def cells(r: Result) -> dict[str, str]:
     """Column -> text for one result."""
-    share = "not judged"
-    if r["accuracy"] is not None:
-        low, high = r["interval"]
-        share = f"{100 * r['accuracy']:.1f}% ({100 * low:.1f} to {100 * high:.1f})"
-    shown = {"task": r["task"], "n": str(r["n"]), "accuracy (95 %)": share}
+    measure = "accuracy" if "accuracy" in r else "reward"
+    shown = {"task": r["task"], "n": str(r["n"]), f"{measure} (95 %)": "not judged"}
+    if (mean := r[measure]) is not None:
+        values = [mean, *(r["interval"] or [])]
+        if measure == "accuracy":
+            texts = [f"{100 * mean:.1f}%", *(f"{100 * value:.1f}" for value in values[1:])]
+        else:
+            texts = [f"{value:.3f}" for value in values]
+        interval = f" ({' to '.join(texts[1:])})" if len(texts) > 1 else ""
+        shown[f"{measure} (95 %)"] = texts[0] + interval
     if r["pass_at_k"]:
         k = max(r["pass_at_k"], key=int)
         shown[f"pass@{k}"] = f"{100 * r['pass_at_k'][k]:.1f}%"
@@ -101,6 +106,6 @@ def cells(r: Result) -> dict[str, str]:
 
 def group_means(results: Sequence[Result]) -> dict[str, float]:
     """The mean accuracy of each group whose tasks all have results."""
-    accuracy = {r["task"]: r["accuracy"] for r in results if r["accuracy"] is not None}
+    accuracy = {r["task"]: r["accuracy"] for r in results if r.get("accuracy") is not None}
     complete = {name: tasks for name, tasks in GROUPS.items() if accuracy.keys() >= set(tasks)}
     return {name: sum(accuracy[task] for task in tasks) / len(tasks) for name, tasks in complete.items()}

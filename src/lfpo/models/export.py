@@ -6,7 +6,6 @@ context is causal; `logit_shift`, 1 where the logits at position i predict token
 noised tokens); and `block_length` where the model attends block by block, for which the caller gives the mask.
 """
 
-import math
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +16,8 @@ from safetensors.torch import load_file
 from lfpo.config.errors import UserError
 from lfpo.config.files import read_json, write_json
 from lfpo.config.models import LoraSettings
-from lfpo.core.model import CURRENT, MaskedDiffusionLM
-from lfpo.models.experts import base_layer
+from lfpo.core.model import MaskedDiffusionLM
 from lfpo.models.family import Family, build_backbone
-from lfpo.models.four_bit import dequantized
 from lfpo.models.loading import (
     GENERATION,
     copy_files,
@@ -31,10 +28,9 @@ from lfpo.models.loading import (
     save_tokenizer,
     token_ids,
 )
-from lfpo.models.lora import added, inject, load_adapter
-from lfpo.models.placement import merged
+from lfpo.models.lora import inject, load_adapter
 from lfpo.models.tensor_files import save_tensors
-from lfpo.models.weights import EMBEDDINGS, pieces_of_each, saved_weights, state_shapes, tensor_files
+from lfpo.models.weights import EMBEDDINGS, pieces_of_each, state_shapes, tensor_files
 
 ADAPTER = "adapter_model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -116,13 +112,9 @@ class Base:
     four_bit: bool = False
 
 
-def merge_adapter(base: Base, adapter: Path, folder: Path, dtype: torch.dtype) -> float:
-    """Write the base model with a saved LoRA adapter added, in the family's own layout. Returns `rounding_loss`.
-
-    dtype: of the sum."""
-    model = with_saved_adapter(base, adapter, dtype)
-    save_model(model, folder)
-    return rounding_loss(model)
+def merge_adapter(base: Base, adapter: Path, folder: Path, dtype: torch.dtype) -> None:
+    """Write the base model with a saved LoRA adapter added, in the family's own layout. dtype: of the sum."""
+    save_model(with_saved_adapter(base, adapter, dtype), folder)
 
 
 def with_saved_adapter(base: Base, adapter: Path, dtype: torch.dtype) -> MaskedDiffusionLM:
@@ -136,25 +128,6 @@ def with_saved_adapter(base: Base, adapter: Path, dtype: torch.dtype) -> MaskedD
     inject(model, LoraSettings(saved["r"], saved["lora_alpha"], saved["target_modules"], experts))
     load_adapter(model, adapter)
     return model
-
-
-@torch.no_grad()
-def rounding_loss(model: MaskedDiffusionLM) -> float:
-    """The share of what the adapter adds that its sum with the base loses, rounded to the weights' dtype: the Frobenius
-    norm of the difference, over that of the adapter's products, over all adapted matrices. 0 without any change."""
-    lost = change = 0.0
-    for name in saved_weights(model):
-        path, _, kind = name.rpartition(".")
-        adapted = (model.backbone.get_submodule(path), kind, model.adapter or CURRENT)
-        delta = added(*adapted)
-        if delta is None:
-            continue
-        change += float(torch.linalg.vector_norm(delta)) ** 2
-        del delta  # made twice, so that one float32 copy of a matrix less is held while the sum is made
-        base = dequantized(getattr(base_layer(adapted[0]), kind)).detach()
-        rounded = merged(model, name).float().sub_(base)
-        lost += float(torch.linalg.vector_norm(rounded.sub_(added(*adapted)))) ** 2
-    return math.sqrt(lost / change) if change else 0.0
 
 
 def export_adapter(adapter: Path, family: Family, base: str, folder: Path, *, own_names: bool) -> None:

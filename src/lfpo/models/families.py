@@ -13,7 +13,7 @@ from lfpo.config.errors import UserError
 from lfpo.config.json import Json
 from lfpo.config.plugins import resolve
 from lfpo.models.ar_families import A2D, CONVERTIBLE, EXPORTED, STACKED_EXPERTS
-from lfpo.models.config_checks import expect, is_number
+from lfpo.models.config_checks import expect
 from lfpo.models.family import Family
 from lfpo.models.modernbert import MODERNBERT
 
@@ -310,9 +310,6 @@ def nemotron_diffusion_config(config: Json) -> Ministral3Config:
     )
     rope = config["rope_parameters"]
     expect(rope, partial_rotary_factor=(1, None))
-    for name in ("llama_4_scaling_beta", "original_max_position_embeddings"):  # the class scales queries by them
-        if not is_number(rope[name]):
-            raise UserError(f"config.json: rope_parameters.{name} {rope[name]!r} must be a number")
     rope["rope_type"]  # the class has a default: KeyError
     unscaled = {"rope_theta": rope["rope_theta"], **config, "rope_parameters": None}
     fields = shared_fields(unscaled, "head_dim", "intermediate_size")

@@ -16,7 +16,7 @@ from lfpo.config.json import Json
 from lfpo.core.attention import NAME as ATTENTION
 from lfpo.core.attention import FullPrecisionRope
 from lfpo.core.model import MaskedDiffusionLM
-from lfpo.models.config_checks import check_config, check_experts
+from lfpo.models.config_checks import check_config
 from lfpo.models.experts import NAME as EXPERTS
 from lfpo.models.experts import without_autocast
 
@@ -139,7 +139,6 @@ def build_backbone(family: Family, config: Json, where: object = "config.json") 
         for fields in (config,) if family.text_section is None else (config, config[family.text_section]):
             check_config(fields, windows=family.build is not None)
         hf_config = family.hf_config(config)
-        check_experts(hf_config)
     except KeyError as error:
         raise UserError(f"{where}: field {error} is missing") from error
     except REFUSED as error:

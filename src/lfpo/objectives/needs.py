@@ -62,15 +62,6 @@ def check_rollouts(
     objective.check_sampler(sampler)
 
 
-def check_old_policy(objective: Objective, old_policy: str) -> None:
-    """Raise UserError where `old_policy: sampler` is set for an objective whose loss does not read theta_old."""
-    if old_policy == "sampler" and not objective.reads_old:
-        raise UserError(
-            f"'old_policy' sampler is for losses that read theta_old, and that of {type(objective).__name__} does not "
-            "with these settings; leave it out"
-        )
-
-
 def samplers(
     args: LFPOConfig, gen_length: int, objective: Objective, block_length: int | None
 ) -> tuple[Sampler, dict[str, Sampler]]:
@@ -83,7 +74,6 @@ def samplers(
     length = sampler.gen_length
     evaluated = {name: s.fitted("sampler", length, block_length) for name, s in args.eval_samplers.items()}
     check_rollouts(objective, sampler, trained_block=block_length)
-    check_old_policy(objective, args.old_policy)
     separate = args.multi_objective_aggregation == "normalize_then_sum"
     if separate and not (objective.compares and "variant" not in objective.needs):
         raise UserError(

@@ -6,7 +6,7 @@ import numpy
 import torch
 from torch.nn import functional as F
 
-from lfpo.config.peers import Bounds
+from lfpo.config.peers import BlockMasks
 from lfpo.core.objective import Objective
 from lfpo.core.rng import generator
 from lfpo.core.trajectory import Trajectory
@@ -82,7 +82,7 @@ def blocks_of(trajectory: Trajectory) -> torch.Tensor:
 
 
 def block_masks(
-    knobs: Bounds, trajectory: Trajectory, seeds: Sequence[int], inner: int, purpose: str = "block masks"
+    knobs: BlockMasks, trajectory: Trajectory, seeds: Sequence[int], inner: int, purpose: str = "block masks"
 ) -> torch.Tensor:
     """num_masks block masks of each rollout's prompt and completion, bool [num_masks, B, P + C].
 

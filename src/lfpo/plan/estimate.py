@@ -108,7 +108,8 @@ class Estimate:
         self.rollouts = turns * args.prompts_per_iteration * args.num_generations
         # Before the first iteration, every eval_steps, and after the last.
         evaluations = 1 + math.ceil(args.max_steps / args.eval_steps) if args.evaluates_after(0) else 0
-        self.problems = turns * args.eval_size if evaluations and (args.task or args.eval_file) else 0
+        has_held_out = bool(args.task or args.eval_file or args.dataset_test_split)
+        self.problems = turns * args.eval_size if evaluations and has_held_out else 0
         self.work = work = count(self.objective, self.sampler, structure=self.structure, group=args.num_generations)
         # As many views as update_tokens allows, but no more than a rank has in a step, and whole units.
         fullest = [turns * n for n in fullest_rank(args, self.objective, gpus)]
@@ -197,14 +198,12 @@ class Estimate:
 
     def _host(self) -> dict[str, float]:
         """Bytes of CPU memory."""
-        args, per_weight, staleness = self.args, self.per_weight, self.args.engine.max_staleness
+        args, per_weight = self.args, self.per_weight
         offloaded = per_weight * self.sizes.layers if args.offload_reference else 0
-        versions = staleness + 1 if staleness and args.old_policy == "sampler" else 0
         return {
             "reference": offloaded,
             "base policy": offloaded if self.objective.needs_base else 0,
             "optimiser": moment_bytes(args.optim) * self.trained_here * args.optim.startswith("paged"),
-            "earlier versions of the reference": versions * (4 if args.lora else per_weight) * self.trained_here,
         }
 
     def _disk(self) -> dict[str, float]:

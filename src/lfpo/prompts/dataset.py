@@ -4,13 +4,13 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping
 
 from lfpo.config.data import DataConfig
-from lfpo.config.errors import UserError, last_line
+from lfpo.config.errors import UserError
 from lfpo.config.plugins import resolve
-from lfpo.config.torch_state import torch_state_kept
 from lfpo.prompts.files import TEXTS, load_rows
 from lfpo.prompts.rows import check_row
 from lfpo.prompts.tasks import Row
 from lfpo.prompts.tasks.records import HubSplit, Record, load_hub
+from lfpo.prompts.tasks.verdicts import users_code
 
 
 def read_rows(
@@ -40,8 +40,7 @@ def read_rows(
     else:
         records = []
     prepare = resolve(args.map_row, {}, kind="map_row") if args.map_row else None
-    with torch_state_kept():
-        rows = [Record(_prepared(record, args.columns, prepare), record.where) for record in records]
+    rows = [Record(_prepared(record, args.columns, prepare), record.where) for record in records]
     for row in rows:
         check_row(row.values, row.where, required)
     return rows
@@ -77,12 +76,8 @@ def _prepared(record: Record, columns: Mapping[str, str], prepare: Callable[[Row
             raise UserError(f"{record.where}: 'columns' renames {old!r} to {new!r}, and the row {problem}")
         row[new] = row.pop(old)
     if prepare is not None:
-        try:
+        with users_code(f"{record.where}: map_row"):
             row = prepare(row)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # user code may raise anything, and may exit
-            raise UserError(f"{record.where}: map_row failed: {last_line(error)}") from error
         if not isinstance(row, Mapping):
             raise UserError(f"{record.where}: map_row returned {type(row).__name__}, expected a dict")
         row = dict(row)  # the function may return one dict for all rows

@@ -2,17 +2,27 @@
 
 from lfpo.config.errors import UserError, nearest
 from lfpo.config.files import user_path
-from lfpo.report.html import write_report
+from lfpo.report.html import data_of_folder, write_report
+from lfpo.report.overview import print_overview
 from lfpo.report.text import print_report
 from lfpo.runs.directory import Run
 
 USAGE = """usage: lfpo report FOLDER [FOLDER ...] [--text] [--figures]
 
-(Re)write report.html in each FOLDER, written by lfpo train or lfpo compare.
+(Re)write report.html in each FOLDER, written by lfpo train or lfpo compare, or a
+folder of such runs, whose page lists them and draws them in one chart.
 
   --text      print it instead, for a terminal or a log file
   --figures   write FOLDER/figures/*.svg and *.pdf instead, for a paper"""
 FLAGS = ("--text", "--figures", "--help", "-h")
+
+
+def print_text(run: Run) -> None:
+    """Print a run, a comparison or a folder of runs."""
+    if (data := data_of_folder(run))["kind"] == "overview":
+        print_overview(run.dir)
+    else:
+        print_report(run, data=data)
 
 
 def run_report(rest: list[str]) -> None:
@@ -30,7 +40,7 @@ def run_report(rest: list[str]) -> None:
             raise UserError(f"{folder}: is a file; give its folder, {folder.parent}")
         run = Run(folder)
         if "--text" in flags:
-            print_report(run)
+            print_text(run)
         if "--figures" in flags:
             from lfpo.report.figures import write_figures
 

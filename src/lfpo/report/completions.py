@@ -52,13 +52,15 @@ def evaluation_samples(kept: Kept, config: Json, last: int) -> tuple[Json, str]:
     return {"problems": shown, "maps": maps}, note
 
 
-def verdicts(kept: Kept, step: int) -> dict[str, dict[int, bool | None]]:
-    """The verdicts of the evaluation after `step` iterations, for each sampler by problem. None: not judged there."""
-    by_sampler: dict[str, dict[int, bool | None]] = {}
+def verdicts(kept: Kept, step: int) -> dict[str, dict[int, bool | float | None]]:
+    """The verdicts, or rewards, of the evaluation after `step` iterations, for each sampler by problem. None: not
+    judged there."""
+    by_sampler: dict[str, dict[int, bool | float | None]] = {}
     path = kept.folder / f"eval/step-{step}.jsonl"
     for record in kept.read(path) if path.exists() else []:
-        if "correct" in record:
-            by_sampler.setdefault(record["sampler"], {})[record["problem"]] = record["correct"]
+        if "correct" in record or "reward" in record:
+            value = record["correct"] if "correct" in record else record["reward"]
+            by_sampler.setdefault(record["sampler"], {})[record["problem"]] = value
     return by_sampler
 
 
@@ -147,8 +149,11 @@ def playable(record: Record, config: Json) -> Json:
         "reveal": record["reveal_step"][:length],
         "confidence": [round(c, 3) for c in record["confidence"][:length]],
     }
-    if record.get("correct") is not None:
-        shown["correct"] = record["correct"]
+    for name in ("correct", "reward"):
+        if record.get(name) is not None:
+            shown[name] = record[name]
+    if columns := record.get("columns"):
+        shown["columns"] = columns
     held = {int(i): tokens for i, tokens in record.get("edits", {}).items() if int(i) < length}
     text = "".join(record["tokens"])
     if "sudoku" in str(config.get("task")) and (grid := sudoku_grid(shown["prompt"], text)):
@@ -162,7 +167,7 @@ def playable(record: Record, config: Json) -> Json:
 
 
 def table_row(record: Record, config: Json) -> Json:
-    fields = {name: record[name] for name in ("completion", "rewards", "reward")}
+    fields = {name: record.get(name) for name in ("completion", "rewards", "reward")}
     return {**playable(record, config), **fields, "r": None if record["r"] is None else round(record["r"], 4)}
 
 

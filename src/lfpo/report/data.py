@@ -11,16 +11,16 @@ from lfpo.config.files import read_json
 from lfpo.config.json import Json
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
-from lfpo.eval.estimates import over_problems
+from lfpo.eval.estimates import over_problems, students_interval
 from lfpo.report.charts import POLICY, SIGNAL, reward_parts
 from lfpo.report.completions import evaluation_samples, rollout_sample, rollouts_to_play, verdicts
 from lfpo.report.records import Kept
 from lfpo.runs.directory import Run, data_of
-from lfpo.runs.display import evaluations
+from lfpo.runs.display import evaluations, measure_of
 
 Metrics = Json  # a line of metrics.jsonl, or one evaluation in it
 
-COMPARED = ("title", "summary", "table", "curves", "environment", "config")
+COMPARED = ("title", "summary", "measure", "table", "curves", "environment", "config")
 TIMES = ("rollout", "reward", "update", "eval")  # the first three are training
 
 
@@ -30,7 +30,8 @@ def page_data(run: Run) -> Json:
     if not path.exists():
         return run_data(run)
     results = read_json(path)
-    return {"kind": "comparison", "name": run.dir.resolve().name, **{key: results[key] for key in COMPARED}}
+    found = {"measure": "accuracy"} | {key: results[key] for key in COMPARED if key in results}
+    return {"kind": "comparison", "name": run.dir.resolve().name, **found}
 
 
 def run_data(run: Run) -> Json:
@@ -62,6 +63,9 @@ def run_data(run: Run) -> Json:
         "max_steps": total,
         "finished": last >= total,
         "seconds": _latest(metrics, "time/total"),
+        "rate": rate(metrics),
+        "left": time_left(metrics, config, total),
+        "learning_rate": config["learning_rate"],
         "seed": config["seed"],
         "environment": info.get("environment", ""),
         "versions": info.get("versions", {}),
@@ -84,6 +88,22 @@ def run_data(run: Run) -> Json:
     }
 
 
+def rate(metrics: list[Metrics]) -> float | None:
+    """Seconds of an iteration, without evaluations: the mean over the last ten."""
+    spent = [sum(m.get(f"time/{part}") or 0.0 for part in TIMES[:3]) for m in metrics if "time/rollout" in m][-10:]
+    return round(sum(spent) / len(spent), 2) if spent else None
+
+
+def time_left(metrics: list[Metrics], config: Json, total: int) -> float | None:
+    """Seconds until the last iteration, with the evaluations on the way; None before the first and after the last."""
+    done, seconds = metrics[-1]["step"], rate(metrics)
+    if seconds is None or done >= total:
+        return None
+    every = config["eval_steps"] or total
+    evaluations = total // every - done // every + bool(total % every) if config["eval_steps"] else 0
+    return round(seconds * (total - done) + evaluations * _latest(metrics, "time/eval"), 1)
+
+
 def run_info(run: Run) -> Json:
     """What run.json says of a run. Raises UserError for one of another command, which has no page."""
     info = read_json(run.dir / "run.json")
@@ -102,15 +122,18 @@ def evaluation_pairs(metrics: list[Metrics]) -> list[Json]:
 
 
 def paired_change(kept: Kept, name: str, first: Metrics, last: Metrics) -> Metrics | None:
-    """Accuracy of the last evaluation minus that of the first, over the problems that both judged, with its 95 %
-    bootstrap interval over problems, and how many problems it gained and lost. None unless both kept verdicts, and of
-    the same problems."""
+    """Score of the last evaluation minus that of the first, over the problems that both judged, with its 95 % interval
+    over problems (of verdicts by a bootstrap, of rewards Student's t), and how many problems it gained and lost. None
+    unless both kept verdicts or rewards, and of the same problems."""
     before, after = (verdicts(kept, int(e["step"])).get(name, {}) for e in (first, last))
     judged = [i for i in before if before[i] is not None and after.get(i) is not None]
     if first["step"] == last["step"] or not judged or before.keys() != after.keys():
         return None
     gains = [float(after[i] or 0) - float(before[i] or 0) for i in judged]
-    return {**asdict(over_problems(gains)), "gained": sum(g > 0 for g in gains), "lost": sum(g < 0 for g in gains)}
+    estimate = over_problems(gains) if measure_of(last) == "accuracy" else students_interval(gains)
+    if estimate.low != estimate.low:  # of a single problem
+        return None
+    return {**asdict(estimate), "gained": sum(g > 0 for g in gains), "lost": sum(g < 0 for g in gains)}
 
 
 def times(metrics: list[Metrics]) -> dict[str, float]:

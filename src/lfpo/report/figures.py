@@ -146,6 +146,7 @@ def _comparison(data: Json) -> Any:
     """Accuracy over forwards a completion, one point a threshold, and over training FLOPs: means over seeds, with bands
     from the lowest to the highest seed. Black and dotted: the untrained model."""
     figure, axes = pyplot().subplots(1, 2, figsize=(9.5, 4.2), sharey=True)
+    scale, unit = (100, "held-out accuracy (%)") if data["measure"] == "accuracy" else (1, "held-out mean reward")
     lines = [curve for curve in data["curves"] if "learning" in curve]
     styles = itertools.product(STYLES, COLOURS)
     looks: list[Any] = [{"ls": style, "color": colour} for (style, colour), _ in zip(styles, lines, strict=False)]
@@ -155,12 +156,12 @@ def _comparison(data: Json) -> Any:
         for curve, look in zip(lines, looks, strict=True):
             if (at := curve.get(key)) is None:
                 continue
-            mean, low, high = ([100 * y for y in at[name]] for name in ("mean", "low", "high"))
+            mean, low, high = ([scale * y for y in at[name]] for name in ("mean", "low", "high"))
             axis.plot(at["x"], mean, marker="o", ms=3, lw=1.5, label=curve["label"], **look)
             axis.fill_between(at["x"], low, high, color=look["color"], alpha=0.1, lw=0)
     axes[0].set_xscale("log", base=2)
     axes[0].xaxis.set_major_formatter(lambda x, _: f"{x:g}")
-    axes[0].set(xlabel="forwards a completion (NFE)", ylabel="held-out accuracy (%)", title="after training")
+    axes[0].set(xlabel="forwards a completion (NFE)", ylabel=unit, title="after training")
     axes[1].set(xlabel="TFLOPs of training", title="while training")
     axes[0].legend(loc="lower right")
     return figure

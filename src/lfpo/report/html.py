@@ -9,20 +9,29 @@ from pathlib import Path
 from lfpo.config.files import replace_file, writing
 from lfpo.config.json import Json
 from lfpo.report.data import page_data
+from lfpo.report.overview import overview_data
 from lfpo.runs.directory import Run
 
 HERE = Path(__file__).parent
 # page.js starts the page.
-SCRIPTS = ("dom", "charts", "pane", "picture", "player", "heatmap", "groups", "comparison", "page")
+SCRIPTS = ("dom", "charts", "pane", "picture", "player", "heatmap", "groups", "comparison", "overview", "page")
 
 
 def write_report(run: Run) -> Path:
-    """Write `report.html` into the folder of a run or a comparison; returns its path. Raises UserError for another."""
+    """Write `report.html` into the folder of a run, a comparison or runs; returns its path. Raises UserError for
+    another."""
     path = run.dir / "report.html"
-    text = page(page_data(run))
+    text = page(data_of_folder(run))
     with writing(path):
         replace_file(path, text)
     return path
+
+
+def data_of_folder(run: Run) -> Json:
+    """The data of the page of a run, a comparison, or a folder of runs."""
+    if any((run.dir / name).exists() for name in ("metrics.jsonl", "config.yaml", "results.json")):
+        return page_data(run)
+    return overview_data(run.dir)
 
 
 def page(data: Json) -> str:

@@ -5,18 +5,20 @@ import itertools
 from rich.console import Console
 from rich.table import Column, Table
 
+from lfpo.base.progress import duration
 from lfpo.base.terminal import Terminal, fitted
 from lfpo.config.json import Json
 from lfpo.report.charts import POLICY, reward_parts, shown
 from lfpo.report.data import page_data
 from lfpo.runs.directory import Run
-from lfpo.runs.display import reward_text, sparkline
+from lfpo.runs.display import interval_text, measure_of, score_text, sparkline
 
 
-def print_report(run: Run, console: Console | None = None) -> None:
-    """Print the tables and the course of the metrics of a run or a comparison. Raises UserError as the page does."""
+def print_report(run: Run, console: Console | None = None, data: Json | None = None) -> None:
+    """Print the tables and the course of the metrics of a run or a comparison. data: of its page, if it is read
+    already. Raises UserError as the page does."""
     console = console or Terminal()
-    data = page_data(run)
+    data = data or page_data(run)
     if data["kind"] == "comparison":
         made = data["table"]
         headers = [Column(name, justify="right" if i else "left") for i, name in enumerate(made["columns"])]
@@ -29,10 +31,12 @@ def print_report(run: Run, console: Console | None = None) -> None:
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False)
 
-    say(data["title"])
+    say(f"{data['name']}: {data['title']}")
+    pace = "" if data["rate"] is None else f", {data['rate']:g} s an iteration"
+    pace += "" if data["left"] is None else f", {duration(data['left'])} left"
     say(
         f"{data['model']}, {data['step']} of {data['max_steps']} iterations, {data['seconds'] / 60:.1f} minutes of "
-        f"training, seed {data['seed']}. {data['environment']}"
+        f"training{pace}, seed {data['seed']}. {data['environment']}"
     )
     narrow = console.width < 70
     if data["evaluations"]:
@@ -40,9 +44,8 @@ def print_report(run: Run, console: Console | None = None) -> None:
         console.print(fitted(evaluation_table(data["evaluations"], narrow), console))
     say("\n".join(["", *metric_lines(data["metrics"], console.width, narrow)]))
     for e in data["evaluations"]:
-        if change := e["change"]:
-            mean, low, high = (100 * change[key] for key in ("mean", "low", "high"))
-            say(f"{e['name']}: {mean:+.1f} points, 95 % interval {low:+.1f} to {high:+.1f}, paired by problem")
+        if e["change"]:
+            say(f"{e['name']}: {change_text(e['change'], measure_of(e['last']))}, paired by problem")
     for note in data["notes"]:
         say(f"iteration {note['step']}, {note['rule']}: {note['text']}")
     for remark in data["remarks"]:
@@ -50,6 +53,13 @@ def print_report(run: Run, console: Console | None = None) -> None:
     shares = data["percents"]
     say("\ntime: " + ", ".join(f"{n} {s:.0f} s ({shares[n]} %)" for n, s in data["times"].items() if shares.get(n)))
     say(f"rollouts on the page: {data['rollouts_note']}")
+
+
+def change_text(change: Json, measure: str) -> str:
+    """A paired change with its interval, in points of accuracy or in rewards."""
+    scale, form, unit = (100, "+.1f", " points") if measure == "accuracy" else (1, "+.3f", "")
+    mean, low, high = (f"{scale * change[key]:{form}}" for key in ("mean", "low", "high"))
+    return f"{mean}{unit}, 95 % interval {low} to {high}"
 
 
 def metric_lines(metrics: dict[str, list[float | None]], width: int, narrow: bool) -> list[str]:
@@ -79,18 +89,16 @@ def metric_lines(metrics: dict[str, list[float | None]], width: int, narrow: boo
 
 def evaluation_table(evaluations: list[Json], narrow: bool = False) -> Table:
     """Held-out results at the start and the end of a run; a narrow table leaves out interval and steps."""
-    scored = all("accuracy" in e["last"] for e in evaluations)
+    measures = "/".join(sorted({measure_of(e["last"]) for e in evaluations}))
     table = Table("sampler", title="Held out, before and after", title_justify="left", show_edge=False)
     table.add_column("iteration", justify="right", header_style="", no_wrap=True)
-    for name in ("accuracy" if scored else "reward", *([] if narrow else ["95 % interval", "steps"]), "NFE"):
+    for name in (measures, *([] if narrow else ["95 % interval", "steps"]), "NFE"):
         table.add_column(name, justify="right")
     for e in evaluations:
         for values in (e["first"], e["last"]) if e["first"]["step"] != e["last"]["step"] else (e["last"],):
-            value = f"{100 * values['accuracy']:.1f}%" if "accuracy" in values else reward_text(values)
-            interval = f"{100 * values['low']:.1f} to {100 * values['high']:.1f}" if "low" in values else ""
-            wide = [] if narrow else [interval, f"{values['steps']:.1f}"]
+            wide = [] if narrow else [interval_text(values), f"{values['steps']:.1f}"]
             name = e["name"] if values["step"] == e["first"]["step"] else ""
-            table.add_row(name, str(values["step"]), value, *wide, f"{values['nfe']:.1f}")
+            table.add_row(name, str(values["step"]), score_text(values), *wide, f"{values['nfe']:.1f}")
     return table
 
 

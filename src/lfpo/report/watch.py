@@ -1,27 +1,69 @@
-"""`lfpo watch`: serves a run's page, which polls for new data. It only reads the run's folder."""
+"""`lfpo watch`: serves the page of a run or of a folder of runs, which polls for new data, or prints it. It only reads
+the folder."""
 
 import sys
+import time
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from lfpo.base.terminal import Terminal
 from lfpo.config.errors import UserError
 from lfpo.config.files import user_path
 from lfpo.config.watch import WatchConfig
-from lfpo.report.data import run_data, run_info
-from lfpo.report.html import embedded, page
+from lfpo.report.data import run_info
+from lfpo.report.html import data_of_folder, embedded, page
+from lfpo.report.overview import print_overview, runs_in
+from lfpo.report.text import print_report
 from lfpo.runs.directory import Run
 
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+SECONDS = 2.0  # between two looks at a run that is printed
 AGAIN = {"Refresh": "2", "Retry-After": "2"}  # seconds
 
 
 def run_watch(config: WatchConfig) -> None:
+    if config.text:
+        print_until_stopped(config)
+        return
     with Server(config) as server:
         print(f"watching {config.run} at {server.address}  (stop with Ctrl-C)")
         server.serve_forever()
+
+
+def print_until_stopped(config: WatchConfig) -> None:
+    """Print a run or a folder of runs, again whenever it has changed; ends when a run has ended, or with Ctrl-C."""
+    run, shown = watched(config), ""
+    while True:
+        if (now := version(run.dir)) != shown:
+            shown = now
+            console = Terminal()
+            if console.is_terminal:
+                console.clear()
+            try:
+                data = data_of_folder(run)
+                print_overview(run.dir, console) if data["kind"] == "overview" else print_report(run, console, data)
+            except UserError as error:  # no metrics yet
+                console.print(str(error), style="dim", markup=False)
+                data = {}
+            if data.get("finished"):
+                return
+        time.sleep(SECONDS)
+
+
+def watched(config: WatchConfig) -> Run:
+    """The folder to watch. Raises UserError where it holds neither a run nor runs."""
+    run = Run(user_path(config.run))
+    if (run.dir / "config.yaml").exists():
+        run_info(run)
+    elif not runs_in(run.dir):
+        raise UserError(
+            f"{run.dir}: holds no run (no config.yaml); give the output_dir of an lfpo train that has started, or a "
+            "folder of runs"
+        )
+    return run
 
 
 class Server(ThreadingHTTPServer):
@@ -33,12 +75,7 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, config: WatchConfig) -> None:
-        self.run = Run(user_path(config.run))
-        if not (self.run.dir / "config.yaml").exists():
-            raise UserError(
-                f"{self.run.dir}: holds no run (no config.yaml); give the output_dir of an lfpo train that has started"
-            )
-        run_info(self.run)
+        self.run = watched(config)
         try:
             super().__init__((config.host, config.port), Handler)
         except OSError as error:
@@ -71,7 +108,7 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.NOT_MODIFIED, "application/json", "", ETag=tag)
             return
         try:
-            data = {**run_data(self.server.run), "live": True, "version": tag}
+            data = {**data_of_folder(self.server.run), "live": True, "version": tag}
         except UserError as error:  # no metrics yet, or a file is being replaced: the page asks again
             self.close_connection = True
             self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain; charset=utf-8", f"{error}\n", **AGAIN)
@@ -98,5 +135,6 @@ class Handler(BaseHTTPRequestHandler):
 def version(folder: Path) -> str:
     """ETag of a run's folder: changes whenever the run has written something that the page shows."""
     files = [folder / name for name in ("metrics.jsonl", "config.yaml", "notes.jsonl", "eval", "rollouts")]
+    files += sorted(folder.glob("*/metrics.jsonl"))  # of a folder of runs
     state = [file.stat() for file in files if file.exists()]
     return f'"{"-".join(f"{stat.st_mtime_ns:x}-{stat.st_size:x}" for stat in state)}"'

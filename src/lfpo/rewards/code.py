@@ -13,16 +13,7 @@ from typing import Any
 from lfpo.config.errors import UserError
 from lfpo.rewards.answers import completion_text
 from lfpo.rewards.each import each
-from lfpo.rewards.program import (
-    MAX_CHARS,
-    block,
-    bound,
-    extract_code,
-    fence_lines,
-    fenced_blocks,
-    parses,
-    plain_indentation,
-)
+from lfpo.rewards.program import MAX_CHARS, defined, extract_code, fenced_blocks, parses
 from lfpo.sandbox import Job, Limits, Sandbox, Verdict, installed_libraries
 from lfpo.sandbox.launch import Unsafe
 from lfpo.sandbox.run_job import decided, failed
@@ -41,7 +32,6 @@ _PROCESSES = re.compile(
     r"|os\.(?:system|popen|fork|spawn\w+|kill|chmod|chown|utime))\b"
 )
 _TEST_CASE = re.compile(r"^class +\w+\([^)]*\bTestCase\b", re.MULTILINE)
-_FUTURE = re.compile(r"^from +__future__ +import[^\n]*\n?", re.MULTILINE)
 _ONE_PROCESS = "one process for program and tests (together), because there the row's solution passes, in two not: {}"
 _TOGETHER = "one process for program and tests (together=True), where a program can decide its verdict"
 SOLUTION_FIELDS = ("solution", "code", "canonical_solution")
@@ -72,11 +62,10 @@ def all_tests_pass(prompts: Sequence[object], completions: Sequence[object], **c
 @each
 def code_format(text: str) -> float:
     """coupled-GRPO: 1 for exactly one closed ```python fence around code that parses, 0.5 if it does not parse."""
-    lines = fence_lines(plain_indentation(text)) if len(text) <= MAX_CHARS else []
-    blocks = fenced_blocks(lines)
+    blocks = fenced_blocks(text) if len(text) <= MAX_CHARS else []
     if len(blocks) != 1 or blocks[0][0] != "python" or text.count("```") + text.count("~~~") != 2:
         return 0.0
-    return 1.0 if parses(block(lines, *blocks[0][1:])) else 0.5
+    return 1.0 if parses(blocks[0][1]) else 0.5
 
 
 def formatted_pass_rate(
@@ -216,7 +205,7 @@ def code_job(completion: str, row: Mapping[str, object], prompt: object = "", wh
     entry_point = str(row.get("entry_point") or "")
     setup = "\n".join(_source(row.get(name)) for name in SETUP_FIELDS)
     header = _source(row.get("header"))
-    if not header and entry_point and isinstance(prompt, str) and entry_point in bound(prompt) and parses(prompt):
+    if not header and entry_point and isinstance(prompt, str) and entry_point in defined(prompt) and parses(prompt):
         header = prompt  # a HumanEval prompt is the beginning of the program
     if entry_point and any(re.search(r"^def check\(", test, re.MULTILINE) for test in tests):
         called = f"check({entry_point})"
@@ -226,9 +215,6 @@ def code_job(completion: str, row: Mapping[str, object], prompt: object = "", wh
     functions, source, unclear = _taken_names(row, tests, setup, entry_point)
     names = [entry_point] if entry_point else functions or _names_of_suite(tests, setup)
     code = extract_code(completion, *names)
-    futures = "".join(match if match.endswith("\n") else f"{match}\n" for match in _FUTURE.findall(code))
-    if header and futures:  # they must come first
-        header, code = f"{futures}{header}", _FUTURE.sub("", code)
     return Job(
         program=f"{header}\n{code}" if header else code,  # also if the code repeats the header: it may lack the imports
         entry_point=entry_point,

@@ -32,12 +32,11 @@ Answer:
 {completion}
 
 Give your reasons in a sentence or two. Then write the number alone on the last line."""
-TRANSIENT = (408, 409, 429)  # statuses to try again, beside 5xx
-LONGEST_WAIT = 120.0  # seconds between two attempts, whatever Retry-After says
+LONGEST_WAIT = 60.0  # seconds that the client waits at most before another attempt, by what the endpoint asks for
 READERS = ("number", "yes_no", "json")
 NOT_JSON = "the endpoint's answer is not JSON"
 NO_TEXT = "the endpoint's answer has no text"
-COUNTS = ("completions", "no_score", "cache_hits", "attempts", "retries", "prompt_tokens", "completion_tokens")
+COUNTS = ("completions", "no_score", "cache_hits", "prompt_tokens", "completion_tokens")
 NUMBER = re.compile(r"(?:[\w ]+[:=])?\s*([-+]?\d+(?:\.\d+)?)(?:\s*(?:/|out of)\s*(\d+(?:\.\d+)?))?\.?")
 WORD = re.compile(r"(?:[\w ]+[:=])?\s*(yes|no)\.?", re.IGNORECASE)
 
@@ -55,9 +54,8 @@ class Judge:
         the scale, no and False its start.
     scale: lowest and highest score. options: further arguments of the request (temperature, max_tokens, extra_body).
     name: for metrics and messages. concurrency: requests at once, of this process.
-    timeout: seconds of one attempt, from connecting to the last byte. retries: further attempts after a timeout, a lost
-        connection, status 408, 409, 429 or 5xx, and an answer that is not the API's JSON or has no text. The wait
-        before them is `backoff` seconds, doubled each time, or Retry-After where that is longer.
+    timeout, retries: those of the openai client: seconds that one attempt waits for the endpoint, and further attempts
+        after a time-out, a lost connection, and the statuses 408, 409, 429 and 5xx, with waits that double.
     cache_size: scores kept, by request, in this process; equal requests of one batch are sent once in any case.
 
     A completion without a score gets None, also where `read` raises. If no completion of a batch has one, the batch
@@ -77,7 +75,6 @@ class Judge:
     concurrency: int = 16
     timeout: float = 60.0
     retries: int = 4
-    backoff: float = 1.0
     cache_size: int = 100_000
     counts: Counter[str] = field(default_factory=Counter, init=False, repr=False)
     cache: dict[str, float] = field(default_factory=dict, init=False, repr=False)
@@ -95,8 +92,8 @@ class Judge:
             raise self._wrong(f"unknown read {self.read!r}{nearest(self.read, READERS)}")
         if not self.scale[0] < self.scale[1]:
             raise self._wrong(f"scale {self.scale} must be (lowest, highest)")
-        if self.concurrency < 1 or self.retries < 0 or not self.timeout > 0 or not self.backoff >= 0:
-            raise self._wrong("concurrency must be at least 1, timeout above 0, retries and backoff not negative")
+        if self.concurrency < 1 or self.retries < 0 or not self.timeout > 0:
+            raise self._wrong("concurrency must be at least 1, timeout above 0, retries not negative")
         if importlib.util.find_spec("openai") is None:
             raise self._wrong("the package openai is not installed; pip install 'lfpo[judge]'")
 
@@ -150,9 +147,8 @@ class Judge:
                 'api_key_env="" for an endpoint that needs none'
             )
         places = asyncio.Semaphore(self.concurrency)
-        async with openai.AsyncOpenAI(
-            api_key=key, base_url=self.base_url, max_retries=0, timeout=self.timeout
-        ) as client:
+        settings = {"base_url": self.base_url, "max_retries": self.retries, "timeout": self.timeout}
+        async with openai.AsyncOpenAI(api_key=key, **settings) as client:
 
             async def score_of(request: Json) -> float | str:
                 async with places:
@@ -166,36 +162,24 @@ class Judge:
         """The score, or why there is none after all attempts."""
         import openai
 
-        reason = ""
-        for attempt in range(self.retries + 1):
-            wait = self.backoff * 2**attempt
-            self.counts.update(attempts=1, retries=int(attempt > 0))
-            try:
-                async with asyncio.timeout(self.timeout):  # the client's own timeout is for each read
-                    answer = await client.chat.completions.create(**request)
-            except (TimeoutError, openai.APITimeoutError):
-                reason = f"no answer within {self.timeout:g} s"
-            except openai.APIStatusError as error:
-                said = error.message.removeprefix(f"Error code: {error.status_code} - ")[:200]
-                reason = f"HTTP {error.status_code}: {said}"
-                if error.status_code not in TRANSIENT and error.status_code < 500:
-                    break
-                after = error.response.headers.get("retry-after", "")
-                wait = max(wait, float(after)) if re.fullmatch(r"\d+(\.\d+)?", after) else wait
-            except openai.APIConnectionError as error:
-                reason = f"connection lost ({(error.__cause__ or error)!r})"
-            except UnicodeEncodeError as error:  # half of a surrogate pair
-                reason = f"the message cannot be sent ({error})"
-                break
-            except (openai.APIError, ValueError, RecursionError):  # RecursionError: JSON that is nested too deeply
-                reason = NOT_JSON
-            else:
-                text, reason = self._text(answer)
-                if text:
-                    return self._score(text)
-            if attempt < self.retries:
-                await asyncio.sleep(min(wait, LONGEST_WAIT))
-        return reason
+        # The client's timeout is for each read: an endpoint that sends a byte now and then would never end the batch.
+        deadline = (self.retries + 1) * (self.timeout + LONGEST_WAIT)
+        try:
+            async with asyncio.timeout(deadline):
+                answer = await client.chat.completions.create(**request)
+        except (TimeoutError, openai.APITimeoutError):
+            return f"no answer within {self.timeout:g} s"
+        except openai.APIStatusError as error:
+            said = error.message.removeprefix(f"Error code: {error.status_code} - ")[:200]
+            return f"HTTP {error.status_code}: {said}"
+        except openai.APIConnectionError as error:
+            return f"connection lost ({(error.__cause__ or error)!r})"
+        except UnicodeEncodeError as error:  # half of a surrogate pair, which a model may write
+            return f"the message cannot be sent ({error})"
+        except (openai.APIError, ValueError, RecursionError):  # RecursionError: JSON that is nested too deeply
+            return NOT_JSON
+        text, reason = self._text(answer)
+        return self._score(text) if text else reason
 
     def _text(self, answer: object) -> tuple[str, str]:
         """The text of the model's answer, and why there is none. The client checks no types of what it was sent."""

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from lfpo.config.errors import UserError
 from lfpo.core import collectives
 from lfpo.core.scoring import RewardFunction
 
@@ -25,7 +24,7 @@ def measured(functions: Mapping[str, RewardFunction]) -> dict[str, float]:
     """What functions measure beside their rewards, as `rewards/NAME/KEY`, since this was last called. A collective.
 
     Such a function, or the one that it wraps, has `counts`, a Counter, which is emptied here, and `measures`, which
-    turns the sum of all ranks' counts into metrics. Raises UserError for a KEY that its rewards use.
+    turns the sum of all ranks' counts into metrics.
     """
     metrics: dict[str, float] = {}
     for name, function in functions.items():
@@ -36,7 +35,5 @@ def measured(functions: Mapping[str, RewardFunction]) -> dict[str, float]:
         total: Counter[str] = sum(collectives.gather(Counter(counts)), Counter())
         counts.clear()
         own = counting.measures(total)
-        if clash := {"mean", "failed"} & own.keys():
-            raise UserError(f"reward function {name!r}: `measures` gives {min(clash)!r}, which its rewards have too")
         metrics |= {f"rewards/{name}/{key}": value for key, value in own.items()}
     return metrics

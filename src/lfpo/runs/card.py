@@ -10,7 +10,10 @@ from lfpo.base.environment import versions
 from lfpo.config.build import yaml_text
 from lfpo.config.files import user_path
 from lfpo.config.json import Json
+from lfpo.prompts.sources import PromptSource
+from lfpo.prompts.tasks import get_task
 from lfpo.runs.directory import Run, data_of
+from lfpo.runs.display import evaluations, interval_text, measure_of, score_text
 
 DESCRIPTION = {
     "train": "A masked diffusion model trained by reinforcement learning with verifiable rewards ({objective}).",
@@ -18,17 +21,26 @@ DESCRIPTION = {
     "sft": "A masked diffusion model trained on demonstrations by the masked diffusion loss.",
 }
 
+# What the sections on use say until a run's own length and chat template take their place.
+PLAIN = 'tokenizer("YOUR PROMPT", add_special_tokens=False, return_tensors="pt").input_ids'
+TEMPLATED = """tokenizer.apply_chat_template(
+    [{"role": "user", "content": "YOUR PROMPT"}], add_generation_prompt=True, return_dict=True, return_tensors="pt"
+).input_ids"""
+
+
+def _first_rollout(run: Run) -> Json | None:
+    """A rollout of a run, None where none is recorded."""
+    recorded = next((run.dir / "rollouts").glob("step-*.jsonl"), None)
+    lines = recorded.read_text(encoding="utf-8").splitlines() if recorded else []
+    return json.loads(lines[0]) if lines else None
+
 
 def family_use(run: Run | None = None, config: Json | None = None) -> str:
     """The card's section on the use of weights in their family's layout. Length and chat template are those of the
-    run's first recorded rollout; without one the length is that of config, or 64."""
-    config = config or {}
-    length = (config.get("sampler") or config).get("gen_length") or 64
-    chat = ""
-    recorded = next((run.dir / "rollouts").glob("step-*.jsonl"), None) if run else None
-    if recorded and (lines := recorded.read_text(encoding="utf-8").splitlines()):
-        first = json.loads(lines[0])
-        length, chat = len(first["token_ids"]), " --chat" if isinstance(first["prompt"], list) else ""
+    run's first recorded rollout; without one the length is that of config."""
+    first = _first_rollout(run) if run else None
+    length = completion_length(config, run) if config else 64
+    chat = " --chat" if first and isinstance(first["prompt"], list) else ""
     return f"""```
 lfpo sample --model PATH_TO_THIS_FOLDER --prompt '...' --sampler.gen_length {length}{chat}
 lfpo eval --model PATH_TO_THIS_FOLDER --task TASK
@@ -136,6 +148,16 @@ def published(config: Json) -> Json:
     return {key: shortened(value) for key, value in config.items() if key != "output_dir"} | {"model": base}
 
 
+def completion_length(config: Json, run: Run | None = None) -> int:
+    """The completion length of a run in tokens: that of a recorded rollout, else of its configuration."""
+    if run is not None and (first := _first_rollout(run)) is not None:
+        return len(first["token_ids"])
+    length = config.get("gen_length") or (config.get("sampler") or {}).get("gen_length")
+    if length is None and config.get("task"):
+        length = get_task(config["task"]).gen_length
+    return int(length or PromptSource.gen_length)
+
+
 def _header(library: str, *tags: str, base: str | None = None) -> str:
     """The metadata that model hubs read. library: what the hub says loads the weights. base: a hub id."""
     tagged = ["masked-diffusion", "lfpo", *tags]
@@ -156,13 +178,21 @@ def model_card(
     *,
     step: int | None = None,
     library: str = "lfpo",
+    chat: bool = False,
 ) -> str:
     """README.md for the weights of a run: Markdown under the metadata that model hubs read.
 
     config: the run's resolved configuration. kind: "train", "sft" or "dpo". use: the section on how to use the files
     (None: that of `family_use`).
-    step: the iteration of the weights (None: the last). library: what the hub says loads them.
+    step: the iteration of the weights (None: the last). library: what the hub says loads them. chat: whether the
+    tokenizer has a chat template.
     """
+    use = family_use(run, config) if use is None else use
+    use = re.sub(
+        r"((mask_token_id|config\.block_length),) 64$", rf"\1 {completion_length(config, run)}", use, flags=re.M
+    )
+    if chat:
+        use = use.replace(PLAIN, TEMPLATED)
     metrics = [row for row in run.read_metrics() if step is None or row["step"] <= step]
     given = config.get("model")
     on_hub = given and "/" in given and not user_path(given).exists()
@@ -181,7 +211,7 @@ def model_card(
 
 {_results(metrics)}## Use
 
-{family_use(run, config) if use is None else use}
+{use}
 ## Configuration
 
 ```yaml
@@ -196,25 +226,27 @@ def table_cell(text: str) -> str:
 
 
 def _results(metrics: list[Json]) -> str:
-    """The first and the last evaluation that has accuracies, as a table; empty where there is none."""
-    evaluations = [m for m in metrics if any(re.fullmatch("eval/.*/accuracy", key) for key in m)]
-    if not evaluations:
+    """The first and the last evaluation, as a table; empty where there is none."""
+    every = [(line["step"], evaluations(line)) for line in metrics]
+    found = [(step, samplers) for step, samplers in every if any("nfe" in values for values in samplers.values())]
+    if not found:
         return ""
-    first, last = evaluations[0], evaluations[-1]
+    (start, first), (end, last) = found[0], found[-1]
 
-    def percent(row: Json, sampler: str) -> str:
-        if f"eval/{sampler}/accuracy" not in row:
+    def cell(values: Json | None) -> str:
+        if not values:
             return "-"  # a sampler that was added on resuming has no first evaluation
-        value, low, high = (100 * row[f"eval/{sampler}/{key}"] for key in ("accuracy", "low", "high"))
-        return f"{value:.1f} % ({low:.1f} to {high:.1f})"
+        interval = f" ({interval_text(values)})" if interval_text(values) else ""
+        return f"{score_text(values).replace('%', ' %')}{interval}"
 
     rows = [
-        f"| `{table_cell(name)}` | {percent(first, name)} | {percent(last, name)} | {last[f'eval/{name}/nfe']:.1f} |\n"
-        for name in re.findall("eval/(.*)/accuracy", "\n".join(last))
+        f"| `{table_cell(name)}` | {cell(first.get(name))} | {cell(values)} | {values['nfe']:.1f} |\n"
+        for name, values in last.items()
     ]
+    measures = " and ".join(sorted({measure_of(values) for values in last.values()})).replace("reward", "mean reward")
     return f"""## Held-out results
 
-Accuracy with its 95 % interval at step {first["step"]} and step {last["step"]}, by the samplers below.
+{measures.capitalize()} with its 95 % interval at step {start} and step {end}, by the samplers below.
 
 | sampler | before | after | forwards a completion |
 | --- | ---: | ---: | ---: |

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from lfpo.base import environment
 from lfpo.core import collectives
 from lfpo.core.attempts import handling
 from lfpo.core.observer import Observer
@@ -20,6 +22,11 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # What closed terminals and schedulers end a process with, unless something else handles it; nohup ignores SIGHUP.
 _ALSO = ("SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
 ALSO = tuple(getattr(signal, name) for name in _ALSO if hasattr(signal, name))
+
+
+# Schedulers signal all processes of a step, and torchrun then forwards its own signal to the ranks: within so many
+# seconds that is one request.
+ONE_REQUEST = 2.0
 
 
 def _ends_the_process(number: int) -> bool:
@@ -40,7 +47,8 @@ class Stopped(KeyboardInterrupt):
 
 class StopRequests:
     """While open, the first signal is noted, and `check` raises Stopped for it, or at once the handler itself where the
-    observer says that the work is interruptible; a second signal kills.
+    observer says that the work is interruptible. A second one, ONE_REQUEST seconds later or more, ends the command; in
+    a program or notebook, whose variables the end would take along, it raises KeyboardInterrupt.
 
     All ranks stop after the same iteration, whichever of them got the signal.
     """
@@ -48,6 +56,7 @@ class StopRequests:
     def __init__(self, observer: Observer | None = None) -> None:
         self.observer = observer or Observer()
         self.received: int | None = None
+        self.asked = 0.0  # when, by the monotonic clock
         self._handled = ExitStack()
 
     def __enter__(self) -> StopRequests:
@@ -60,17 +69,21 @@ class StopRequests:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
+            if time.monotonic() - self.asked < ONE_REQUEST:
+                return
+            if not environment.is_command:
+                raise KeyboardInterrupt
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        self.received = number
+        self.received, self.asked = number, time.monotonic()
         if collectives.world() == 1:  # else the other ranks would wait for this one
             self.observer.interrupt = self._interrupt
             if self.observer.interruptible:
                 self._interrupt()
         if collectives.rank() == 0:
             # An iteration may take minutes. Not by print: the code that the signal interrupted may be inside one.
-            name = signal.Signals(number).name
-            os.write(2, f"\n{name}: stops after this step, which is kept; the same again ends it at once\n".encode())
+            said = f"{signal.Signals(number).name}: stops after this step, which is kept"
+            os.write(2, f"\n{said}; the same again, {ONE_REQUEST:g} s later or more, ends it at once\n".encode())
 
     def _interrupt(self) -> None:
         assert self.received is not None

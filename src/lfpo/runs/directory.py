@@ -5,7 +5,6 @@ import json
 import math
 import os
 import platform
-import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -54,7 +53,7 @@ class Run:
         return self.dir / "metrics.jsonl"
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Keep other processes from training in this folder while the block runs. Raises UserError where one does.
 
         The lock is the system's and ends with the process, however that ends. A file system without locks has none.
@@ -167,20 +166,27 @@ def _read_lines(file: Path) -> list[Json]:
 KEPT = ("model", "task", "tasks", "data_file", "dataset_name", "gen_length", "sampler.gen_length")
 
 
+# What a run writes beside config.yaml and run.json, which it writes first.
+WRITTEN = ("metrics.jsonl", "notes.jsonl", "rollouts", "eval", "checkpoints", "model", "report.html")
+
+
 def check_folder(path: Path, config: object, *, resume: bool, kind: str) -> None:
     """Raise UserError where `open_run` could not open the folder. Writes nothing."""
     path = user_path(path)
     marker = path / "config.yaml"
     with writing(path):
         if not marker.exists():
-            if path.exists() and any(p.name != "run.json" and not p.name.startswith(".") for p in path.iterdir()):
-                raise UserError(f"{path}: the folder is not empty and holds no run; give another output_dir")
+            # A scheduler's log or a tracker's folder may lie there; only what a run writes could be another run's.
+            if found := [name for name in WRITTEN if (path / name).exists()]:
+                raise UserError(f"{path}: holds {found[0]} and no config.yaml of a run; give another output_dir")
             parent = next(p for p in path.absolute().parents if p.exists())
             if not parent.is_dir():
                 raise UserError(f"{path}: {os.path.relpath(parent)} is a file; give another output_dir")
             return
         if not resume:
-            raise UserError(f"{path}: holds another run; give another output_dir, or --resume to continue it")
+            raise UserError(
+                f"{path}: holds another run; give another output_dir, or continue it: --resume, in Python resume=True"
+            )
         other_kind = read_json(path / "run.json").get("kind")
         if other_kind != kind:
             raise UserError(
@@ -215,7 +221,7 @@ def open_run(path: Path, config: object, *, resume: bool, kind: str) -> Run:
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
         # config.yaml marks a run and is written last: after a kill in between, the folder can still be used.
-        # Of a run that is resumed nothing is written before `held`: another process may be training there.
+        # Of a run that is resumed nothing is written before `locked`: another process may be training there.
         if not (path / "config.yaml").exists():
             info = {"kind": kind, **_started(), "id": uuid.uuid4().hex[:12]}  # the id in trackers, kept over a resume
             replace_file(path / "run.json", json.dumps(info, indent=2) + "\n")
@@ -225,12 +231,15 @@ def open_run(path: Path, config: object, *, resume: bool, kind: str) -> Run:
 
 @contextlib.contextmanager
 def removed_if_unused(run: Run) -> Iterator[None]:
-    """On a UserError before anything was logged or saved, remove the folder: a failed start leaves nothing behind."""
+    """On a UserError before anything was logged or saved, remove the run: a failed start leaves nothing behind."""
     try:
         yield
     except UserError:
-        if not run.silent and {path.name for path in run.dir.iterdir()} <= {"config.yaml", "run.json", LOCK}:
-            shutil.rmtree(run.dir)
+        if not run.silent and not any((run.dir / name).exists() for name in WRITTEN):
+            for name in ("config.yaml", "run.json", LOCK):
+                (run.dir / name).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # others' files are there
+                run.dir.rmdir()
         raise
 
 

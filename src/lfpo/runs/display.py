@@ -210,9 +210,28 @@ def evaluations(metrics: Json) -> dict[str, dict[str, float]]:
     return by_sampler
 
 
+def measure_of(values: Json) -> str:
+    """What an evaluation measured: "accuracy", or "reward", the mean reward where there is no verifier."""
+    return "accuracy" if "accuracy" in values else "reward"
+
+
+def score_text(values: Json) -> str:
+    """The accuracy in percent, or the mean reward, of an evaluation."""
+    return f"{100 * values['accuracy']:.1f}%" if "accuracy" in values else reward_text(values)
+
+
+def interval_text(values: Json) -> str:
+    """The 95 % interval of an evaluation in the units of `score_text`; "" where it has none."""
+    if "low" not in values:
+        return ""
+    if "accuracy" in values:
+        return f"{100 * values['low']:.1f} to {100 * values['high']:.1f}"
+    return f"{values['low']:.3f} to {values['high']:.3f}"
+
+
 def _score(values: dict[str, float]) -> str:
-    result = f"{100 * values['accuracy']:.1f}%" if "accuracy" in values else f"reward {reward_text(values)}"
-    return f"{result} at {values['nfe']:.1f} NFE"
+    name = "" if "accuracy" in values else "reward "
+    return f"{name}{score_text(values)} at {values['nfe']:.1f} NFE"
 
 
 def reward_text(values: Json) -> str:

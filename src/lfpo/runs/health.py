@@ -57,6 +57,17 @@ def no_reward(history: Sequence[Metrics]) -> str:
     )
 
 
+def empty_completions(history: Sequence[Metrics]) -> str:
+    """All completions of the first iteration are empty: each begins with the end-of-text token."""
+    first: Metrics = next((m for m in history if "reward" in m), {})
+    if first.get("completions/mean_length") != 1 or first.get("completions/clipped_ratio") != 0:
+        return ""
+    return (
+        "all completions of the first iteration are empty, so there is nothing to learn from; where prompts are "
+        "conversations, they must end before the answer"
+    )
+
+
 def groups_agree(history: Sequence[Metrics]) -> str:
     """Nearly all prompts got one reward for all of their rollouts, so that no rollout is better than another."""
     alike = _values(history, "frac_reward_zero_std")[-RECENT:]
@@ -68,6 +79,9 @@ def groups_agree(history: Sequence[Metrics]) -> str:
     advice += "the completions"
     if reward > statistics.fmean(rewards[:RECENT]) + FALL:
         advice = "these prompts are solved: stop, or take harder ones"
+    elif not any(rewards):
+        advice = "no completion is right, and rewards cannot teach what never happens: fine-tune first, as with `lfpo "
+        advice += "sft --model MODEL --data_file DEMONSTRATIONS.jsonl`, or take easier prompts"
     elif (highest := max(rewards[:RECENT])) - reward > 0.5 * abs(highest):
         advice = f"the reward was {highest:.3f}: lower learning_rate, and go on from an earlier checkpoint or the base"
     return (
@@ -257,6 +271,7 @@ def answers_alike(history: Sequence[Metrics]) -> str:
 
 _ALL = (
     no_reward,
+    empty_completions,
     groups_agree,
     no_signal,
     answers_alike,

@@ -1,10 +1,15 @@
-"""Sends metrics to TensorBoard, Weights & Biases or trackio (`report_to`), through accelerate's trackers."""
+"""Sends metrics to TensorBoard, Weights & Biases or trackio (`report_to`).
+
+The user's own program may log to W&B or trackio too. So a run that is open is used, under a step metric of its own, and
+only what lfpo opened is finished.
+"""
 
 import importlib
 import importlib.util
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +20,7 @@ from lfpo.config.json import Json
 from lfpo.rewards.answers import prompt_text
 from lfpo.runs.directory import Run
 
+STEP = "lfpo/iteration"  # W&B's x axis of all that lfpo logs
 TEXT_ROWS = 32  # most rollouts of an iteration in TensorBoard
 # Name (lfpo.config.training.Tracker) -> packages, any one of which is enough.
 TRACKERS = {"tensorboard": ["tensorboard", "tensorboardX"], "wandb": ["wandb"], "trackio": ["trackio"]}
@@ -35,11 +41,11 @@ def reporting(
 ) -> Iterator[None]:
     """While open, send every number that `run` logs, under its step, and its rollouts as tables, to trackers.
 
-    names: of the trackers. The project is WANDB_PROJECT or TRACKIO_PROJECT ("lfpo" if unset), and the run has its
-    folder's name. TensorBoard writes to `tensorboard/` in that folder. Trackers read their other environment variables
-    (WANDB_MODE, ...).
+    names: of the trackers. The project is "lfpo", and the run has its folder's name, unless the tracker's environment
+    variables say otherwise (WANDB_PROJECT, WANDB_NAME, TRACKIO_PROJECT, ...). TensorBoard writes to `tensorboard/` in
+    that folder.
     config: shown beside the curves. done: number of finished steps. Of what a crashed run logged after them TensorBoard
-        keeps nothing; W&B keeps it and takes nothing that comes again; trackio keeps both.
+        keeps nothing; W&B and trackio keep it beside what comes again.
     note: shows a line to the user: a tracker that fails later is left out from then on.
     Raises UserError where a tracker is not installed, or cannot start.
     """
@@ -87,11 +93,8 @@ def _log_table(tracker: Any, rows: list[Json], step: int) -> None:
     values = [
         [step, prompt_text(r["prompt"]), r["completion"], *r["rewards"].values(), r["reward"], r["r"]] for r in rows
     ]
-    if tracker.name == "wandb":
-        tracker.log_table("completions", columns=columns, data=values, step=step)
-    elif tracker.name == "trackio":
-        frame = importlib.import_module("pandas").DataFrame(values, columns=columns)
-        tracker.log({"completions": importlib.import_module("trackio").Table(dataframe=frame)}, step=step)
+    if hasattr(tracker, "log_table"):
+        tracker.log_table(columns, values, step)
     else:
         lines = [columns, ["---"] * len(columns), *values[:TEXT_ROWS]]
         cells = ([str(cell).replace("|", "\\|").replace("\n", "<br>") for cell in line] for line in lines)
@@ -99,23 +102,56 @@ def _log_table(tracker: Any, rows: list[Json], step: int) -> None:
         tracker.writer.add_text("completions", text, step)
 
 
+@dataclass
+class OpenRun:
+    """A run of W&B or trackio. library: the tracker's module. run: its run. opened: whether lfpo has opened it."""
+
+    library: Any
+    run: Any
+    opened: bool
+
+    def log(self, values: Mapping[str, Any], step: int) -> None:
+        if self.library.__name__ == "trackio":
+            self.run.log({**values}, step=step)
+            return
+        # W&B drops what is logged under a step below one that the user's own program has reached.
+        for name in values:
+            self.run.define_metric(name, step_metric=STEP)
+        self.run.log({**values, STEP: step})
+
+    def log_table(self, columns: list[str], values: list[list[Any]], step: int) -> None:
+        frame = importlib.import_module("pandas").DataFrame(values, columns=columns)
+        self.log({"completions": self.library.Table(dataframe=frame)}, step)
+
+    def finish(self) -> None:
+        if self.opened:
+            self.run.finish()
+
+
 def _start(name: str, run: Run, config: Mapping[str, object], done: int) -> Any:
     check_installed([name])
-    from accelerate import PartialState, tracking
-
-    PartialState()  # accelerate's logger, which its trackers use, raises without it
     number, title = read_json(run.dir / "run.json")["id"], run.dir.resolve().name
+    if name == "tensorboard":
+        from accelerate import PartialState, tracking
+
+        PartialState()  # accelerate's logger, which its trackers use, raises without it
+        board: Any = tracking.TensorBoardTracker("tensorboard", run.dir, purge_step=done + 1 if done else 0)
+        board.start()
+        board.writer.add_text("config", "\n".join(f"    {key}: {value}" for key, value in config.items()), done)
+        return board
+    library = importlib.import_module(name)
+    if name == "wandb":
+        own, settings = library.run, {"name": title, "id": number, "dir": str(run.dir)}
+        variables = {"name": "WANDB_NAME", "id": "WANDB_RUN_ID", "dir": "WANDB_DIR"}
+    else:
+        own = importlib.import_module("trackio.context_vars").current_run.get()
+        settings, variables = {"name": f"{title}-{number}", "embed": False}, {}
+    settings = {key: value for key, value in settings.items() if variables.get(key, "") not in os.environ}
     project = os.environ.get(f"{name.upper()}_PROJECT", "lfpo")
-    tracker: Any
-    if name == "tensorboard":
-        tracker = tracking.TensorBoardTracker("tensorboard", run.dir, purge_step=done + 1 if done else 0)
-    elif name == "wandb":
-        tracker = tracking.WandBTracker(project, name=title, id=number, resume="allow", dir=run.dir)
-    else:
-        tracker = tracking.TrackioTracker(project, name=f"{title}-{number}", resume="allow", embed=False)
-    tracker.start()
-    if name == "tensorboard":
-        tracker.writer.add_text("config", "\n".join(f"    {key}: {value}" for key, value in config.items()), done)
-    else:
-        tracker.store_init_configuration(dict(config))
-    return tracker
+    opened = own or library.init(project=project, resume="allow", **settings)
+    values = {**config} if own is None else {"lfpo": {**config}}  # the user's program has its own keys
+    if name == "wandb":
+        opened.config.update(values, allow_val_change=True)
+    else:  # its configuration is a dict
+        opened.config.update(values)
+    return OpenRun(library, opened, opened=own is None)

@@ -9,7 +9,6 @@ whole tensors, so any number of ranks can read them.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -30,7 +29,6 @@ from lfpo.models.tensor_files import read_like, tensor_paths, write_shards
 from lfpo.models.weights import read_weights
 
 CARD = "README.md"
-BEFORE = "model-before"  # the trained model of a run that has gone on since, until it has a new one
 TABLES = ("qmap1", "qmap2")  # bitsandbytes' fields with the values of the 256 codes, equal for all tensors
 
 
@@ -98,19 +96,16 @@ def save_checkpoint(run_dir: Path, step: int, trainer: Saved, *, state: Json, ca
 
 
 def _publish(root: Path, partial: Path, final: Path, manifest: dict[str, str], keep: int) -> None:
-    """Write the manifest, set the trained model of a run that goes on aside, rename the checkpoint to its final name,
-    and remove old checkpoints."""
+    """Write the manifest, rename the checkpoint to its final name, and remove what is older: the trained model of a run
+    that has gone on, and checkpoints."""
     write_json(partial / "manifest.json", manifest)
     for path in [partial / "manifest.json", *(p for p in partial.rglob("*") if p.is_dir()), partial]:
         _sync(path)
-    if (model := root.parent / "model").exists():
-        shutil.rmtree(root.parent / BEFORE, ignore_errors=True)
-        with contextlib.suppress(OSError):  # files that cannot be removed; the checkpoint matters more
-            model.rename(root.parent / BEFORE)  # so that a folder called model is never older than a checkpoint
     if final.exists():  # a resumed run saves the same step again
         shutil.rmtree(final)
     partial.rename(final)
     _sync(root)
+    shutil.rmtree(root.parent / "model", ignore_errors=True)  # it would be taken for the newest weights
     # A later step is a damaged checkpoint that the resume skipped.
     steps = numbered(root)
     own = steps.index(final)
@@ -133,7 +128,6 @@ def export_model(run_dir: Path, model: MaskedDiffusionLM, tokenizer: object, *, 
         (partial / CARD).write_text(card, encoding="utf-8")
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
-        shutil.rmtree(run_dir / BEFORE, ignore_errors=True)
 
     try:
         distributed.by_first(lambda: shutil.rmtree(partial, ignore_errors=True))

@@ -35,6 +35,7 @@ from lfpo.prompts.sources import fingerprint, in_epochs
 from lfpo.prompts.tasks import DataTask, Task, get_task
 from lfpo.runs.context import Context
 from lfpo.train.adamw import build_adamw
+from lfpo.train.rates import with_rate
 from lfpo.train.run import train_on_examples
 from lfpo.train.setup import about, check_ranks
 from lfpo.train.sft import encode_example, sampled_length, through_eos, update
@@ -66,9 +67,10 @@ class DPOTrainer(Trainer):
         self.data, self.row_fingerprints = training if rows else "", {"training": training, "held-out": held_out}
         self.length = examples_length(config, config.max_steps, batch=config.batch_size, rows=rows)
         self.total_steps = self.length.iterations
-        self.user_args, self.args = config, replace(config, max_steps=self.total_steps)
-        self.state: Json = {"skipped": 0, "skipped_in_a_row": 0, "seconds": 0.0, "flops": 0.0}
-        self.optimizer, self.about = build_adamw(self.model, config), about(config, self.model)
+        self.user_args, (args, about_rate) = config, with_rate(config, self.kind, self.model)
+        self.args = replace(args, max_steps=self.total_steps)
+        self.state: Json = {"rows_skipped": 0, "skipped": 0, "skipped_in_a_row": 0, "seconds": 0.0, "flops": 0.0}
+        self.optimizer, self.about = build_adamw(self.model, args), f"{about(config, self.model)}\n{about_rate}"
 
     def run_iteration(self, step: int, context: Context) -> Json:
         """One optimiser step; metrics every logging_steps."""
@@ -76,7 +78,8 @@ class DPOTrainer(Trainer):
         observer.passes = passes
         # Each rank takes every world-th pair; the sum of the ranks' gradients is that of the whole batch.
         own_indices = range(collectives.rank(), config.batch_size, collectives.world())
-        pairs = {(config.seed, "pair", n): self.draw(n) for n in (step * config.batch_size + i for i in own_indices)}
+        first = step * config.batch_size + self.state["rows_skipped"]
+        pairs = {(config.seed, "pair", n): self.draw(n) for n in (first + i for i in own_indices)}
         views, options = self._views(self.objective, pairs)
         signal = torch.zeros(2 * len(pairs), dtype=torch.float64, device=self.model.device)
         loss, measures = accumulate_gradients(

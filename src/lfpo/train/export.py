@@ -28,7 +28,6 @@ from lfpo.models.export import (
     export_adapter,
     export_transformers,
     merge_adapter,
-    rounding_loss,
     with_saved_adapter,
 )
 from lfpo.models.loading import described, load_model, resolve
@@ -38,8 +37,8 @@ from lfpo.report.data import run_data
 from lfpo.report.html import page
 from lfpo.runs.card import converted_card, family_use, model_card, published, transformers_use
 from lfpo.runs.directory import Run
+from lfpo.train.average import AverageFiles, swap
 from lfpo.train.checkpoint import CARD, latest_checkpoint, numbered, save_policy, step_of, verify
-from lfpo.train.copies import AverageFiles, swap
 
 REASON = 160  # most characters of the hub's answer in a message
 ADAPTER_USE = """A LoRA adapter for peft, onto {base}:
@@ -125,6 +124,13 @@ def run_export(config: ExportConfig) -> Path:
     return folder
 
 
+def _has_chat_template(folder: Path) -> bool:
+    """Whether the tokenizer in a folder has a chat template; False without a tokenizer, as beside an adapter."""
+    settings = folder / "tokenizer_config.json"
+    own_file = (folder / "chat_template.jinja").exists()
+    return own_file or (settings.exists() and bool(read_json(settings).get("chat_template")))
+
+
 def write_export(source: Source, settings: ExportConfig | PushConfig, folder: Path) -> None:
     """Write the model of `source`, or its adapter, with a card into the existing `folder`."""
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
@@ -134,7 +140,8 @@ def write_export(source: Source, settings: ExportConfig | PushConfig, folder: Pa
         card = converted_card(source.weights.name, use, library)
     else:
         kind = read_json(source.run.dir / "run.json")["kind"]
-        card = model_card(source.run, source.config, kind, use, step=source.step, library=library)
+        chat = _has_chat_template(folder)
+        card = model_card(source.run, source.config, kind, use, step=source.step, library=library, chat=chat)
     (folder / CARD).write_text(card, encoding="utf-8")
 
 
@@ -172,43 +179,23 @@ def _write_weights(source: Source, settings: ExportConfig | PushConfig, folder: 
     check_disk(folder, needed + (min(needed, FILE_BYTES) if adapted and not own_names else 0))
     if adapted and dtype:
         merged = folder if own_names else scratch / "merged"
-        tell_loss(merge_adapter(source.base, source.weights, merged, dtype), dtype)
+        merge_adapter(source.base, source.weights, merged, dtype)
         if not own_names:  # the merged copy goes as it is read, so that the disk holds one model and one file
             export_transformers(merged, folder, consume=True)
+    elif own_names:
+        for file in weight_files(source.weights):
+            with reading(file), safe_open(file, framework="pt"):
+                pass  # its header says how long it is
+        # Without hidden files, of which `folder` may be one, and without modes: config.json may be read-only.
+        ignore = shutil.ignore_patterns(".*")
+        shutil.copytree(source.weights, folder, dirs_exist_ok=True, ignore=ignore, copy_function=shutil.copyfile)
+        write_json(folder / "config.json", config)  # with the block length that only the folder's name may tell
     else:
-        if (adapter := last_adapter(source)) and source.held == torch.bfloat16:
-            tell_loss(rounding_loss(with_saved_adapter(source.base, adapter, torch.bfloat16)), torch.bfloat16)
-        if own_names:
-            for file in weight_files(source.weights):
-                with reading(file), safe_open(file, framework="pt"):
-                    pass  # its header says how long it is
-            # Without hidden files, of which `folder` may be one, and without modes: config.json may be read-only.
-            ignore = shutil.ignore_patterns(".*")
-            shutil.copytree(source.weights, folder, dirs_exist_ok=True, ignore=ignore, copy_function=shutil.copyfile)
-            write_json(folder / "config.json", config)  # with the block length that only the folder's name may tell
-        else:
-            export_transformers(source.weights, folder)
+        export_transformers(source.weights, folder)
     if own_names:
         return family_use(source.run, source.config)
     blocks = family.block_length(config)
     return transformers_use(family.architecture, family.shift, blocks, causal=family.causal_context)
-
-
-def last_adapter(source: Source) -> Path | None:
-    """The adapter whose sum with the base a run's final model holds, in its last checkpoint; None without one."""
-    if source.run is None or source.config.get("lora") is None or source.config.get("average_decay"):
-        return None
-    checkpoint = latest_checkpoint(source.run.dir)
-    return checkpoint / "model" if checkpoint and (checkpoint / "model" / ADAPTER).exists() else None
-
-
-def tell_loss(loss: float, dtype: torch.dtype) -> None:
-    """Print what rounding the sum of base and adapter to bfloat16 changed."""
-    if dtype == torch.bfloat16:
-        print(
-            f"rounded to bfloat16, base plus adapter loses {loss:.0%} of the adapter's change (relative norm); "
-            "--dtype float32 keeps it, and --adapter true writes the adapter itself"
-        )
 
 
 def run_push(config: PushConfig, api: HfApi | None = None) -> None:

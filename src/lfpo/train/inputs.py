@@ -13,11 +13,9 @@ from lfpo.config.models import check_model_folder, check_model_name
 from lfpo.config.plugins import resolve
 from lfpo.config.sampler import check_length
 from lfpo.config.train import LFPOConfig
-from lfpo.core.reward_values import ASYNCHRONOUS
-from lfpo.core.scoring import ROLLOUT_ARGUMENTS
-from lfpo.prompts.dataset import read_rows
 from lfpo.prompts.examples import demonstration, preference, read_examples
-from lfpo.prompts.tasks import Row, get_task
+from lfpo.prompts.problems import check_problems
+from lfpo.prompts.tasks import get_task
 from lfpo.rewards import RewardFunction, reward_name
 from lfpo.runs import trackers
 from lfpo.runs.directory import check_folder
@@ -47,77 +45,12 @@ def check_run(args: Any, kind: str, *, resume: bool = False) -> None:
 
 def _check_prompts(args: LFPOConfig) -> None:
     """Check the prompts and reward functions of `lfpo train`."""
-    check_source(args, args.reward_funcs)
+    check_problems(args, environment=args.environment)
     if args.task is not None:
         length = args.sampler.gen_length or get_task(args.task).gen_length
         for sampler in (args.sampler, *args.eval_samplers.values()):
             check_length(sampler, length, args.model, "sampler")
-    if args.data_file is not None:
-        for split in ("train", "eval"):
-            read_rows(args, split)
-    if not args.reward_memory:  # with it, functions are only imported in their own process
-        for path in args.reward_funcs:
-            reward_function(path)
     environment_class(args.environment)
-
-
-def check_source(args: LFPOConfig, functions: Sequence[object], train_dataset: object = None) -> None:
-    """Raise UserError unless the configuration or a trainer's `train_dataset` gives one source of prompts, and reward
-    functions or an environment with a data set."""
-    sources = {name: getattr(args, name) for name in ("task", "data_file", "dataset_name")}
-    names = [name for name, value in {**sources, "train_dataset": train_dataset}.items() if value is not None]
-    if not names:
-        raise UserError("nothing to train on: give 'task', or 'data_file' or 'dataset_name' with 'reward_funcs'")
-    if len(names) > 1:
-        raise UserError(f"more than one source of prompts: {', '.join(names)}; give one")
-    if names != ["task"] and not functions and args.environment is None:
-        raise UserError(
-            f"{names[0]!r} needs 'reward_funcs': functions f(prompts, completions, **columns) -> list of numbers, or "
-            "their dotted paths, such as my_rewards.length; or an 'environment'"
-        )
-
-
-def reward_function(entry: object) -> RewardFunction:
-    """A reward function, or the one at a dotted path. Raises UserError for anything that cannot be called."""
-    path = isinstance(entry, str) and "/" in entry and ".py" not in entry  # of a model: `org/name`, or a folder
-    if path or any(c.__name__ == "Module" and c.__module__.startswith("torch.nn") for c in type(entry).__mro__):
-        raise UserError(
-            f"reward_funcs: {entry if path else type(entry).__name__!r}: reward models are not taken; call it in a "
-            "function f(prompts, completions, **columns), or use lfpo.rewards.judge"
-        )
-    function = resolve(entry, {}, kind="reward function") if isinstance(entry, str) else entry
-    if not callable(function):
-        raise UserError(
-            f"reward_funcs: expected functions f(prompts, completions, **columns) -> list of numbers, found {entry!r}"
-            + (f", which is {function!r}" if isinstance(entry, str) else "")
-        )
-    try:
-        inspect.signature(function)
-    except ValueError:
-        raise UserError(f"reward function {entry!r}: has no signature; call it in a function of your own") from None
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
-        raise UserError(f"reward function {entry!r}: {ASYNCHRONOUS}")
-    return function
-
-
-def check_signature(function: RewardFunction, row: Row) -> None:
-    """Raise UserError for a function that needs what it is not given. row: one of the data set, for its columns."""
-    parameters = inspect.signature(function).parameters.values()
-    needed = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-    columns = [name for name in row if name != "prompt"]
-    what = f"reward function {reward_name(function)!r}"
-    for p in needed:
-        if p.kind is p.POSITIONAL_ONLY:
-            raise UserError(f"{what}: takes {p.name!r} by position, and arguments are given by name; remove the '/'")
-    if missing := [p.name for p in needed if p.name not in {"prompts", "completions", *ROLLOUT_ARGUMENTS, *columns}]:
-        advice = (
-            f"the rows have {', '.join(columns) or 'no column but prompt'}; rename one by `columns`, or use map_row"
-        )
-        if {"solution_str", "ground_truth"} & set(missing):
-            advice = "verl's functions take one completion; call it in a function f(prompts, completions, **columns)"
-        elif missing[0] in ("trainer_state", "log_metric", "log_extra"):
-            advice = "TRL passes it, lfpo does not; leave it out"
-        raise UserError(f"{what}: needs {missing[0]!r}, which it is not given: {advice}")
 
 
 def check_engine_gives(functions: Sequence[RewardFunction], gives: Collection[str]) -> None:

@@ -9,70 +9,56 @@ import shutil
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from lfpo.base.measure import matmul_peak
 from lfpo.config.errors import UserError
 from lfpo.config.files import user_path
-from lfpo.config.sampler import Sampler
 from lfpo.config.train import LFPOConfig
 from lfpo.config.training import Optim, moment_bytes
 from lfpo.core import collectives
 from lfpo.core.encoding import encode_prompt, misfit
+from lfpo.core.messages import prefill
+from lfpo.core.model import CURRENT, OLD
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.tensor_files import GIB
 from lfpo.models.weights import saved_weights
-from lfpo.plan.command import EFFICIENCY, duration, whole_run
 from lfpo.plan.estimate import Estimate
 from lfpo.plan.model import model_config
+from lfpo.plan.times import EFFICIENCY, duration, whole_run
 from lfpo.prompts.sources import PromptSource
 from lfpo.prompts.tasks import Row
 from lfpo.rewards import reward_names
-from lfpo.rollout.episodes import Environment, Episode, step_all
-from lfpo.runs.directory import Run
-from lfpo.train.setup import about_device
+from lfpo.rollout.episodes import Episode, step_all
+from lfpo.train.setup import Inputs, Policies, about_device
 
 STAND_IN = "a stand-in completion"
 
 
-class Planned(Protocol):
-    """What is read of a trainer that has not begun.
-
-    model, reference: theta and theta_old. source: prompts and reward functions. environment: plays rollouts in turns;
-    None where reward functions score them. sampler: of the rollouts. eval_samplers: name -> sampler of evaluations.
-    """
-
-    args: Any
-    model: MaskedDiffusionLM
-    reference: MaskedDiffusionLM
-    tokenizer: Any
-    source: PromptSource
-    environment: Environment | None
-    sampler: Sampler
-    eval_samplers: dict[str, Sampler]
-    run: Run
-
-
-def preflight(trainer: Planned) -> tuple[PromptSource, str]:
+def preflight(args: LFPOConfig, inputs: Inputs, policies: Policies, folder: Path) -> tuple[PromptSource, str]:
     """Check prompts, reward functions and disk room. Returns the source without prompts that are left out, and a few
-    lines that say what will run and what was checked. A collective. Raises UserError."""
-    args, model, reference = trainer.args, trainer.model, trainer.reference
-    checked, longest, out = check_prompts(trainer)
-    source = without(trainer.source, out) if out else trainer.source
-    failed = collectives.together(lambda: check_rewards(trainer, source) if not collectives.rank() else [])[0]
+    lines that say what will run and what was checked. folder: of the run. A collective. Raises UserError."""
+    model, reference = policies.by_role[CURRENT], policies.by_role[OLD]
+    checked, longest, out = check_prompts(args, inputs, model, policies.tokenizer)
+    source = without(inputs.source, out) if out else inputs.source
+    inputs = dataclasses.replace(inputs, source=source)
+    first, tokenizer = collectives.rank() == 0, policies.tokenizer
+    failed = collectives.together(lambda: check_rewards(args, inputs, tokenizer) if first else [])[0]
     saved = [model, reference] + [model] * bool(args.average_decay)
-    saved += [reference] * (args.engine.max_staleness * (args.old_policy == "sampler"))
     keep = args.save_total_limit
-    needed, free = collectives.together(lambda: check_disk(trainer.run.dir, saved, args.optim, keep))[0]
+    needed, free = collectives.together(lambda: check_disk(folder, saved, args.optim, keep))[0]
     parameters, trained = sum(p.numel() for p in model.parameters()), _trained(model)
     share = f", {trained:,} of them trained" if trained < parameters else ""
     ranks = f", {collectives.world()} ranks" if collectives.world() > 1 else ""
     left_out = f"; {len(out)} too long and left out" if out else ""
     if out and source.stream:
         left_out += ", so the others repeat: no more of the stream is read, so leave out long ones when you make it"
-    rewarding = source.reward_functions if trainer.environment is None else [trainer.environment.make]
+    # A prompt that ends with a whole answer leaves nothing to write, and such a run learns nothing.
+    begun = sum(bool(prefill(row["prompt"]).strip()) for row in source.rows)
+    left_out += f"; {begun} end with the beginning of an answer, which completions continue" if begun else ""
+    rewarding = source.reward_functions if inputs.environment is None else [inputs.environment.make]
     names, plan = ", ".join(reward_names(rewarding)), ""
     if (device := collectives.device()).type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory
@@ -90,7 +76,9 @@ def preflight(trainer: Planned) -> tuple[PromptSource, str]:
     return source, "\n".join(f"{name:<8} {value}" for name, value in lines.items() if value)
 
 
-def check_prompts(trainer: Planned) -> tuple[int, int, tuple[int, ...]]:
+def check_prompts(
+    args: LFPOConfig, inputs: Inputs, model: MaskedDiffusionLM, tokenizer: Any
+) -> tuple[int, int, tuple[int, ...]]:
     """Encode every training and held-out prompt; of a task that generates its prompts, those of the first iteration.
 
     Returns the number of prompts that were checked, the tokens of the longest, and the rows that are left out: with
@@ -98,7 +86,7 @@ def check_prompts(trainer: Planned) -> tuple[int, int, tuple[int, ...]]:
     UserError, naming file and line, for a row with other columns than the first, and for a prompt that has no tokens,
     holds the mask token or does not fit.
     """
-    args, source, model = trainer.args, trainer.source, trainer.model
+    source = inputs.source
     training = source.rows or [source.train_row(i) for i in range(args.prompts_per_iteration)]
 
     def share_of(split: str, rows: Sequence[Row], length: int) -> list[tuple[int, int, bool]]:
@@ -113,7 +101,7 @@ def check_prompts(trainer: Planned) -> tuple[int, int, tuple[int, ...]]:
                     f"{where}: the columns are {columns}, and those of {source.place(split, 0)} are {first}; give "
                     "every row the same"
                 )
-            ids = encode_prompt(trainer.tokenizer, prompt, where)
+            ids = encode_prompt(tokenizer, prompt, where)
             too_long = len(ids) + length > model.max_length
             reason = misfit(ids, model, length)
             if reason and not (too_long and may_leave_out):
@@ -122,8 +110,8 @@ def check_prompts(trainer: Planned) -> tuple[int, int, tuple[int, ...]]:
             checked.append((i, len(ids), bool(reason)))
         return checked
 
-    gen_length = trainer.sampler.gen_length
-    eval_length = max((sampler.gen_length for sampler in trainer.eval_samplers.values()), default=0)
+    gen_length = inputs.sampler.gen_length
+    eval_length = max((sampler.gen_length for sampler in inputs.eval_samplers.values()), default=0)
     trained = list(chain(*collectives.together(lambda: share_of("train", training, gen_length))))
     held_out = list(chain(*collectives.together(lambda: share_of("eval", source.eval_rows, eval_length))))
     left_out = tuple(i for i, _, out in trained if out)
@@ -150,7 +138,7 @@ def without(source: PromptSource, indices: Sequence[int]) -> PromptSource:
     return dataclasses.replace(source, train_row=train_row, rows=left)
 
 
-def check_rewards(trainer: Planned, source: PromptSource) -> list[str]:
+def check_rewards(args: LFPOConfig, inputs: Inputs, tokenizer: Any) -> list[str]:
     """Call each reward function once, with two stand-in completions of each of the first two prompts, or play a turn of
     the environment. The same with held-out rows, where evaluations call the functions too.
 
@@ -158,11 +146,12 @@ def check_rewards(trainer: Planned, source: PromptSource) -> list[str]:
     of another length, or with a value that is neither a finite number nor None. With args.keep_going a function may
     raise; returns a sentence for each that did.
     """
-    args, environment = trainer.args, trainer.environment
+    source, environment = inputs.source, inputs.environment
     splits = {"train": [source.train_row(i) for i in (0, 0, 1, 1)]}
-    if source.correct_all is None or environment is not None:  # else a verifier judges held-out rows
+    if source.verify is None or environment is not None:  # else a verifier judges held-out rows
         splits["eval"] = [row for row in source.eval_rows[:2] for _ in range(2)]
-    ids, failed = trainer.tokenizer.encode(STAND_IN, add_special_tokens=False), list[str]()
+    ids, failed = tokenizer.encode(STAND_IN, add_special_tokens=False), list[str]()
+    stand_in = {"completion_ids": list(ids), "forwards": len(ids), "reveal_step": list(range(len(ids)))}
     for split, rows in ((split, rows) for split, rows in splits.items() if rows):
         where = (
             "its first call" if split == "train" else f"its first call with held-out rows ({source.place(split, 0)})"
@@ -171,9 +160,12 @@ def check_rewards(trainer: Planned, source: PromptSource) -> list[str]:
             _, why = step_all(environment, [Episode(0, rows[0], 0)], [STAND_IN])
             failed += [] if why is None else [f"environment {environment.name!r} failed on {where}: {why}"]
             continue
-        stand_in = {"completion_ids": list(ids), "forwards": len(ids), "reveal_step": list(range(len(ids)))}
         scored = source.score(rows, [STAND_IN] * len(rows), {name: [v] * len(rows) for name, v in stand_in.items()})
         failed += [f"reward function {name!r} failed on {where}: {why}" for name, why in scored.failed.items()]
+    held_out = source.eval_rows[:1]
+    if source.verify is not None and args.correct and held_out:
+        judged = source.verify(held_out, [STAND_IN], {name: [value] for name, value in stand_in.items()})
+        failed += [f"verifier {name!r} failed on its first call: {why}" for name, why in judged.failed.items()]
     if failed and not args.keep_going:
         raise UserError(f"{'; '.join(failed)}; fix it, or set keep_going to train with None for its rewards")
     return failed

@@ -44,7 +44,7 @@ class RolloutQueue:
     """
 
     def __init__(self, engine: Engine, args: LFPOConfig, pad_id: int):
-        self.staleness, self.iterations = args.engine.max_staleness, args.max_steps
+        self.staleness, self.args = args.engine.max_staleness, args
         self.generations, self.pad_id = args.num_generations, pad_id
         if not (hasattr(engine, "submit") and hasattr(engine, "result")):
             raise UserError(
@@ -60,7 +60,7 @@ class RolloutQueue:
 
     def missing(self, iteration: int) -> list[int]:
         """The batches to submit before an iteration."""
-        wanted = range(iteration, min(iteration + self.staleness + 1, self.iterations))
+        wanted = range(iteration, min(iteration + self.staleness + 1, self.args.max_steps))
         return [i for i in wanted if i not in self.tickets]
 
     def take(
@@ -89,9 +89,6 @@ class RolloutQueue:
         version = self.tickets[batch].version
         assert isinstance(version, int)  # those with names are evaluated, and not queued
         return version
-
-    def versions(self) -> set[int]:
-        return {self.version(batch) for batch in self.tickets}
 
     def forget(self, batch: int) -> None:
         """Drop a batch that was learned from."""

@@ -7,6 +7,8 @@ import torch
 from lfpo.config.json import Json
 from lfpo.core.batch import Batch
 from lfpo.core.trajectory import Trajectory
+from lfpo.prompts.sources import kept_columns
+from lfpo.prompts.tasks import Row
 from lfpo.prompts.tokenizer import token_texts
 
 
@@ -15,7 +17,7 @@ def rollout_records(batch: Batch, signal_B: torch.Tensor, tokenizer: object) -> 
     rewards = batch.rewards
     return [
         {
-            **completion_record(batch.trajectory, b, turn.row["prompt"], turn.text, tokenizer),
+            **completion_record(batch.trajectory, b, turn.row, turn.text, tokenizer),
             **turn.note,
             "rewards": {name: values[turn.rollout] for name, values in rewards.parts.items()},
             "reward": None if math.isnan(reward := float(rewards.reward_B[turn.rollout])) else reward,
@@ -25,11 +27,12 @@ def rollout_records(batch: Batch, signal_B: torch.Tensor, tokenizer: object) -> 
     ]
 
 
-def completion_record(t: Trajectory, b: int, prompt: object, text: str, tokenizer: object) -> Json:
-    """Row b of a trajectory as JSON data: the prompt, the completion, and when and how surely each token was
-    revealed; and what the kind of trajectory adds (see its `recorded`)."""
+def completion_record(t: Trajectory, b: int, row: Row, text: str, tokenizer: object) -> Json:
+    """Row b of a trajectory as JSON data: the prompt and the other columns of its `row`, the completion, and when and
+    how surely each token was revealed; and what the kind of trajectory adds (see its `recorded`)."""
     record = {
-        "prompt": prompt,
+        "prompt": row["prompt"],
+        "columns": kept_columns(row),
         "prompt_ids": t.prompt_ids[b][t.prompt_mask[b].bool()].tolist(),
         "completion": text,
         "token_ids": t.tokens[b].tolist(),

@@ -16,7 +16,7 @@ from lfpo.config.errors import CannotGoOn, UserError
 from lfpo.config.export import PushConfig
 from lfpo.config.files import user_path
 from lfpo.config.json import Json
-from lfpo.config.length import described
+from lfpo.config.length import in_words
 from lfpo.config.other_names import ARGUMENTS, METHODS
 from lfpo.config.train import LFPOConfig
 from lfpo.core import collectives
@@ -24,39 +24,31 @@ from lfpo.core.algorithm import Algorithm
 from lfpo.core.batch import Batch
 from lfpo.core.learner import Learner
 from lfpo.core.model import CURRENT, OLD
-from lfpo.core.optim import Average
-from lfpo.core.rollouts import FreshRollouts
+from lfpo.core.observer import Observer
 from lfpo.core.structure import PolicyForward
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.loading import trained_block_length
 from lfpo.models.lora import settings_of
-from lfpo.models.policies import load_policies
 from lfpo.objectives import make_objective
-from lfpo.objectives.needs import check_rollouts, samplers
 from lfpo.plan.flops import pass_flops, rollout_flops
-from lfpo.prompts.sources import fingerprint, plain_values
+from lfpo.prompts.sources import fingerprints
 from lfpo.rewards import RewardFunction
-from lfpo.rollout.episodes import Environment, Played
-from lfpo.rollout.hinted import Hinted
-from lfpo.rollout.variants import check_context
 from lfpo.runs.context import Context
 from lfpo.runs.directory import Run
 from lfpo.runs.display import Display
-from lfpo.train.adamw import build_adamw
+from lfpo.train.average import AverageFiles, in_place, swap
 from lfpo.train.callbacks import Callbacks
-from lfpo.train.copies import AverageFiles, Versions, in_place, swap
 from lfpo.train.export import make_repository, run_push
 from lfpo.train.held_out import held_out
-from lfpo.train.inputs import check_engine_gives, environment_class
+from lfpo.train.inputs import check_engine_gives
 from lfpo.train.preflight import preflight
-from lfpo.train.queue import Queued, RolloutQueue
 from lfpo.train.records import rollout_records
 from lfpo.train.run import run_trainer
-from lfpo.train.setup import check_ranks, make_engine, make_source, with_name
+from lfpo.train.setup import check_ranks, make_engine, make_inputs, make_policies, make_rollouts, with_name
 from lfpo.train.trainer import Trainer
 
 
-class LFPOTrainer(Algorithm, Trainer):
+class LFPOTrainer(Trainer):
     """Reinforcement learning of a masked diffusion language model, called the way TRL's trainers are.
 
     model: a checkpoint folder, hub id, "embedded", or a loaded MaskedDiffusionLM (then give its tokenizer too).
@@ -106,78 +98,47 @@ class LFPOTrainer(Algorithm, Trainer):
         distributed.start()
         check_ranks(args, "train", "prompts_per_iteration")
         use_threads(args.threads)
-        self.objective = make_objective(args.objective)
-        make = environment_class(args.environment)
-        self.environment = Environment(make, args.max_turns, args.reward_timeout) if make else None
-        self.source = make_source(args, reward_funcs, train_dataset, eval_dataset)
-        self.user_args, self.length = args, args.length(len(self.source.rows))
-        self.args = args = replace(args, max_steps=self.length.iterations)
+        self.user_args, self.objective = args, make_objective(args.objective)
         block_length = trained_block_length(model or args.model)
-        self.sampler, self.eval_samplers = samplers(args, self.source.gen_length, self.objective, block_length)
-        self.policies, self.tokenizer = load_policies(args, model, tokenizer, needs_base=self.objective.needs_base)
-        self.model, self.reference = self.policies[CURRENT], self.policies[OLD]  # theta, theta_old
-        self.optimizer = build_adamw(self.model, args)
-        self.average = Average(self.model.own_parameters(), args.average_decay) if args.average_decay else None
-        self.source, self.about = preflight(self)
-        source, rows = self.source, len(self.source.rows)
-        training = fingerprint(lambda i: plain_values(source.train_row(i)), rows or args.prompts_per_iteration)
-        held_out_rows = fingerprint(lambda i: plain_values(source.eval_rows[i]), len(source.eval_rows))
-        self.data = training if rows and not source.stream else ""  # a longer run reads more of a stream
-        self.row_fingerprints = {"training": training, "held-out": held_out_rows}
-        self.length = self.user_args.length(len(self.source.rows))  # again, now without prompts that are left out
-        self.args = args = replace(args, max_steps=self.length.iterations)
-        self.about += f"\n{'length':<8} {described(self.length, self.user_args)}"
+        inputs = make_inputs(args, self.objective, block_length, reward_funcs, train_dataset, eval_dataset)
+        self.args = args = replace(args, max_steps=args.length(len(inputs.source.rows)).iterations)
+        policies = make_policies(args, model, tokenizer, needs_base=self.objective.needs_base)
+        source, self.about = preflight(args, inputs, policies, self.run.dir)
+        self.about += f"\n{'rate':<8} {policies.about_rate}"
+        self.length = self.user_args.length(len(source.rows))  # again, now without prompts that are left out
+        self.args = args = replace(args, max_steps=self.length.iterations, learning_rate=policies.learning_rate)
+        self.about += f"\n{'length':<8} {in_words(self.length, self.user_args)}"
         self.total_steps, self.epoch_steps = self.length.iterations, self.length.per_epoch
+        self.row_fingerprints = fingerprints(source, args.prompts_per_iteration)
+        self.data = self.row_fingerprints["training"] if source.rows and not source.stream else ""
         self.closing = contextlib.ExitStack()  # what is given back when training ends
         self.engine = make_engine(args)
         self.closing.callback(self.engine.close)
-        check_engine_gives(self.source.reward_functions, self.engine.gives)
+        check_engine_gives(source.reward_functions, self.engine.gives)
         if args.engine.reward_workers:
             from lfpo.ray.rewards import by_tasks
 
-            in_tasks = by_tasks(self.source.reward_functions, args.engine, self.closing)
-            self.source = replace(self.source, reward_functions=in_tasks)
-        check_rollouts(self.objective, self.sampler, self.engine.gives, trained_block=self.model.block_length)
-        check_context(self.sampler, self.model)
-        for name, sampler in self.eval_samplers.items():
-            check_context(sampler, self.model, f"eval_samplers.{name}")
-        ahead = args.engine.max_staleness > 0
-        self.queue = RolloutQueue(self.engine, args, self.model.pad_id) if ahead else None
-        keeps_versions = ahead and args.old_policy == "sampler"  # else theta_old is the reference
-        self.versions = Versions(self.reference.own_parameters()) if keeps_versions else None
-        average = AverageFiles(self.average) if self.average is not None else None
-        parts = {"average": average, "queue": self.queue, "versions": self.versions}
-        self.parts = {name: part for name, part in parts.items() if part is not None}
-        # Training time and FLOPs without evaluation; skipped updates; reward function -> batches in a row it failed.
+            source = replace(source, reward_functions=by_tasks(source.reward_functions, args.engine, self.closing))
+        inputs = replace(inputs, source=source)
+        # Training time and FLOPs without evaluation; skipped updates; reward function -> batches in a row it failed;
+        # rows of the data set that no iteration takes, where a callback ended an epoch early.
         self.state: Json = {"skipped": 0, "skipped_in_a_row": 0, "failing": {}, "seconds": 0.0, "flops": 0.0}
+        self.state |= {"rows_skipped": 0}
+        rollouts, self.queue = make_rollouts(args, self.objective, inputs, policies, self.engine, self.state)
+        self.source, self.environment = source, inputs.environment
+        self.sampler, self.eval_samplers = inputs.sampler, inputs.eval_samplers
+        self.policies, self.tokenizer = policies.by_role, policies.tokenizer
+        self.model, self.reference = self.policies[CURRENT], self.policies[OLD]  # theta, theta_old
+        self.optimizer, self.average = policies.optimizer, policies.average
+        average = AverageFiles(self.average) if self.average is not None else None
+        self.parts = {name: part for name, part in (("average", average), ("queue", self.queue)) if part is not None}
         self.run = replace(self.run, silent=collectives.rank() != 0)
         self.learner = Learner(
             args, self.objective, self.policies, self.optimizer, self.average, self.state, self.run.dir
         )
+        size = args.prompts_per_iteration, args.num_generations
+        self.algorithm = Algorithm(rollouts, *size, self.learner, self.state)
         self.failed_in_evaluation: set[str] = set()  # reward functions of which this was said
-        sampled = FreshRollouts(
-            args,
-            self.source.train_row,
-            self.source.scorer,
-            self.reference,
-            self.tokenizer,
-            self.engine,
-            self.sampler,
-            self.objective.variant(self.sampler),
-            self.state,
-        )
-        self.sizes = args.prompts_per_iteration, args.num_generations
-        self.rollouts = sampled
-        if self.queue is not None:
-            self.rollouts = Queued(self.queue, sampled)
-        if args.hints.column is not None:
-            if args.hints.column not in self.source.train_row(0):
-                raise UserError(f"hints.column: the training rows have no column {args.hints.column!r}")
-            self.rollouts = Hinted(sampled)
-        if self.environment is not None:
-            self.rollouts = Played(self.environment, sampled)
-        self.rollouts = self.objective.rewarded(self.rollouts, self.tokenizer, self.source.score, args.num_generations)
-        self.state["rows_skipped"] = 0  # of the data set, where a callback ended an epoch early
         self.events = Callbacks(self)
         self.events.call("on_init_end", 0)
 
@@ -222,6 +183,10 @@ class LFPOTrainer(Algorithm, Trainer):
         """Call this callback, or all of this class, no more."""
         self.events.remove(callback)
 
+    def iterate(self, iteration: int, observer: Observer) -> tuple[Batch, torch.Tensor, Json]:
+        """One iteration of Algorithm 1: see Algorithm.iterate."""
+        return self.algorithm.iterate(iteration, observer)
+
     def run_iteration(self, step: int, context: Context | None = None) -> Json:
         """`iterate`, then its accounts: FLOPs, records of rollouts, the queue. context: of the run, if any."""
         context, passes = context or Context(), list[PolicyForward]()
@@ -234,8 +199,6 @@ class LFPOTrainer(Algorithm, Trainer):
         self.log_rollouts(step, batch, signal_R[batch.rollout_B], context)
         if self.queue is not None:
             self.queue.forget(step)  # only now: a checkpoint before it still needs the batch
-            if self.versions is not None:
-                self.versions.keep_only(self.queue.versions())
         return {"step": step + 1, **metrics, "flops": self.state["flops"]}
 
     def log_rollouts(self, iteration: int, batch: Batch, signal_B: torch.Tensor, context: Context) -> None:
@@ -248,7 +211,10 @@ class LFPOTrainer(Algorithm, Trainer):
     def evaluates_after(self, step: int) -> bool:
         return self.args.evaluates_after(step)
 
-    def evaluate(self, step: int, context: Context) -> dict[str, float]:
+    def evaluate(self, step: int = 0, context: Context | None = None) -> dict[str, float]:
+        """The results of the model as it is now on the held-out rows, as metrics eval/SAMPLER/NAME (see
+        lfpo.train.held_out). Needs no run; with the context of one, completions are written there."""
+        context = context or Context()
         self.engine.forwarded = context.observer.forward
         with in_place(self.average) if self.average is not None else contextlib.nullcontext():
             return held_out(self, step, context)

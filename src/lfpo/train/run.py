@@ -30,9 +30,10 @@ from lfpo.runs.display import Display, Output
 from lfpo.runs.health import Health
 from lfpo.runs.trackers import reporting
 from lfpo.train.callbacks import Callbacks
-from lfpo.train.checkpoint import BEFORE, export_model, latest_checkpoint, load_optimizer, load_weights, save_checkpoint
+from lfpo.train.checkpoint import export_model, latest_checkpoint, load_optimizer, load_weights, save_checkpoint
 from lfpo.train.trainer import Trainer
 
+RESUME = "--resume, in Python resume=True"
 NEW = "a new trainer with the same arguments starts from the beginning"
 
 
@@ -86,20 +87,18 @@ class TrainingRun:
         self.callbacks.meet()
         self.context = Context(self.folder, StopRequests(observer), observer)
         observer.note = self.note
-        if self.callbacks.callbacks:
+        if self.callbacks.in_use:
             observer.event = self.callbacks.within
         self.health, self.ended_by = Health(), ""  # the rule of stop_on that began to hold, with what it says
         self.done = self.saved = 0  # iterations in the weights, and in the newest checkpoint
         self.saving = False  # whether a checkpoint is being written, or could not be
-        # Metrics of a finished iteration that were not logged yet, as its evaluation was stopped or a callback failed.
-        self.unlogged: Json | None = None
-        self.evaluating = False  # whether its evaluation has begun
+        self.unlogged: Json = {}  # metrics of a finished iteration whose evaluation or callbacks are not finished
         self.note(trainer.about)
 
     def train(self) -> Path:
         """Run the trainer from where the run stands to its last step; returns the folder of the exported model."""
         trainer = self.trainer
-        with self.folder.held(), removed_if_unused(self.folder):
+        with self.folder.locked(), removed_if_unused(self.folder):
             logged = self.restore()
             self.folder.write_config(trainer.user_args, max(trainer.total_steps, self.done), self.done)
             self.recall(logged)
@@ -109,19 +108,16 @@ class TrainingRun:
             tracked = reporting(self.args.report_to, self.folder, shown, done=self.done, note=self.note)
             with self.display, tracked, self.context.stop:
                 try:
-                    began, began_at = time.monotonic(), self.done
                     if self.over():
                         self.note(
                             f"nothing is left to train: {self.done} iterations are done, and the run has "
                             f"{trainer.total_steps}; raise max_steps or num_train_epochs to go on"
                         )
                     self.callbacks.begin_training(self.done)
-                    if self.done == 0 and trainer.evaluates_after(0) and (metrics := self.evaluated()):
-                        self.log({"step": 0, **metrics})
-                    elif self.unlogged is not None:  # on_step_end and on_log were called
-                        evaluate = self.evaluating or trainer.evaluates_after(self.done)
-                        self.callbacks.set_flags(log=False, evaluate=evaluate, save=self.saves_after(self.done))
-                        self.finish(self.unlogged)
+                    # Before training; and on a resume where a request to stop ended the evaluation.
+                    if not evaluated_after(self.done, logged) and trainer.evaluates_after(self.done):
+                        metrics = {**self.unlogged, **self.evaluated()}
+                        self.log({"step": self.done, **metrics} if metrics else {})
                     trainer.began = True
                     while not self.over():
                         self.callbacks.begin_iteration(self.done)
@@ -139,14 +135,14 @@ class TrainingRun:
                         self.note(f"a callback ended the training after iteration {self.done}")
                     if self.saved < self.done:
                         self.save()
-                    self.callbacks.end_training(self.done, began_at=began_at, seconds=time.monotonic() - began)
+                    self.callbacks.call("on_train_end", self.done)
                 except Stopped as stopped:
                     raise Stopped(stopped.number, f"{stopped}: {self.keep()}") from None
                 except BaseException as error:  # also a KeyboardInterrupt or SystemExit of the user's code
                     self.end_with(error)
             self.context.observer.begin("")
             try:
-                card = model_card(self.folder, to_dict(self.args), trainer.kind, step=self.done)
+                card = self.card()
                 return export_model(self.folder.dir, trainer.export(), trainer.tokenizer, card=card)
             except BaseException as error:
                 self.end_with(error)
@@ -160,17 +156,15 @@ class TrainingRun:
         if metrics and self.callbacks.asks("should_log"):
             self.callbacks.log(self.done, metrics)
         if self.callbacks.asks("should_evaluate"):
-            self.evaluating = True
             metrics = {"step": self.done, **metrics, **self.evaluated()}
         self.log(metrics)
-        self.unlogged, self.evaluating = None, False
         if self.callbacks.asks("should_save"):
             self.save()
         self.stop_on_a_rule()
 
     def over(self) -> bool:
         """Whether all iterations are done, or the rows of all epochs, of which a callback may have left out some."""
-        trainer, skipped = self.trainer, self.trainer.state.get("rows_skipped", 0)
+        trainer, skipped = self.trainer, self.trainer.state["rows_skipped"]
         return self.done >= trainer.total_steps or trainer.length.passed(self.done, skipped) >= trainer.length.epochs
 
     def end_epoch(self) -> None:
@@ -205,7 +199,7 @@ class TrainingRun:
         if not metrics:
             return
         collectives.together(lambda: self.folder.log(metrics))  # rank 0 writes; all stop where it cannot
-        self.unlogged = None  # also where showing it fails: a resume must not write the line again
+        self.unlogged = {}  # also where showing it fails: `keep` must not write the line again
         self.display.update(metrics)
         for rule, text in self.health.update(metrics).items():
             collectives.together(partial(self.folder.add_note, self.done, rule, text))
@@ -222,8 +216,6 @@ class TrainingRun:
         """Write a checkpoint of the iterations done."""
         self.context.observer.begin("checkpoint")
         trainer, self.saving = self.trainer, True
-        before = self.folder.dir / "model"
-        goes_on = before.exists()
         save_checkpoint(
             self.folder.dir,
             self.done,
@@ -231,30 +223,34 @@ class TrainingRun:
             state={
                 **trainer.state,
                 "data": trainer.data,
-                "unlogged": self.unlogged,
-                "evaluating": self.evaluating,
+                "rows": self.done * trainer.length.batch + trainer.state["rows_skipped"],
                 "callbacks": self.callbacks.saved_state(),
             },
-            card=model_card(self.folder, to_dict(self.args), trainer.kind, step=self.done),
+            card=self.card(),
             keep=self.args.save_total_limit,
         )
         self.saved, self.saving = self.done, False
-        if goes_on:
-            self.note(f"{before} was made before the run went on, so it is called {BEFORE} until the run ends")
         self.context.observer.begin("")
         self.callbacks.saved(self.done, self.folder.dir / "checkpoints")
+
+    def card(self) -> str:
+        chat = bool(getattr(self.trainer.tokenizer, "chat_template", None))
+        return model_card(self.folder, to_dict(self.args), self.trainer.kind, step=self.done, chat=chat)
 
     def keep(self) -> str:
         """Save what was learned since the last checkpoint; returns a sentence that says how to go on."""
         if self.done == 0:
-            return f"no iteration was finished; --resume starts {self.folder.dir} from the beginning"
-        if self.saved < self.done:
+            return f"no iteration was finished; {RESUME}, starts {self.folder.dir} from the beginning"
+        if self.saved < self.done or self.unlogged:
             try:
-                self.save()
+                self.log(self.unlogged)
+                if self.saved < self.done:
+                    self.save()
             except (UserError, RuntimeError, MemoryError) as error:  # a full disk; a GPU that no longer answers
                 if self.saved < self.done:  # else a callback failed when the checkpoint was complete
                     return f"what was learned since iteration {self.saved} could not be saved: {error}"
-        return f"{self.folder.dir}/checkpoints/step-{self.done} holds everything learned; --resume continues"
+        folder = self.folder.dir / f"checkpoints/step-{self.done}"
+        return f"{folder} holds everything learned; --resume continues (in Python resume=True)"
 
     def end_with(self, error: BaseException) -> NoReturn:
         """Save what was learned, whatever ends the run, and raise the error with how to go on.
@@ -266,7 +262,9 @@ class TrainingRun:
         shared = isinstance(error, CannotGoOn) or collectives.world() == 1
         if self.saving or not (shared or isinstance(error, UserError | OSError)):
             raise error
-        remedy = self.keep() if shared else f"--resume goes on from iteration {self.saved}, the last one that was saved"
+        remedy = (
+            self.keep() if shared else f"{RESUME}, goes on from iteration {self.saved}, the last one that was saved"
+        )
         if isinstance(error, UserError | OSError):  # OSError: a full disk, a lost connection
             text = str(error) if isinstance(error, UserError) else last_line(error)
             raise UserError(f"{text}; {remedy}") from (None if isinstance(error, UserError) else error)
@@ -280,7 +278,7 @@ class TrainingRun:
             raise UserError(f"this trainer has trained already; train(resume=True) goes on, and {NEW}")
         if not self.resume:
             return []
-        callback_state = None
+        callback_state: Json = {}
         trainer, first = self.trainer, collectives.rank() == 0
         checkpoint = collectives.gather(latest_checkpoint(self.folder.dir, self.note) if first else None)[0]
         if checkpoint is None and trainer.began:
@@ -297,8 +295,13 @@ class TrainingRun:
             state = read_json(checkpoint / "state.json")
             trainer.state.update({name: state.get(name, value) for name, value in trainer.state.items()})
             self.done = self.saved = self.context.observer.resumed_at = state["step"]
-            self.unlogged, callback_state = state.get("unlogged"), state.get("callbacks")
-            self.evaluating = state.get("evaluating", True)
+            callback_state = state.get("callbacks", {})
+            # The run goes on with the next row, also where it takes batches of another size from now on.
+            taken = self.done * trainer.length.batch
+            rows = state.get("rows", taken + trainer.state["rows_skipped"])  # older versions counted no rows
+            trainer.state["rows_skipped"] = rows - taken
+            trainer.set_iterations(trainer.length.total(self.done, rows))
+            self.display.total = trainer.total_steps
             self.note(f"resumed from {checkpoint}")
             if (data := state.get("data", "")) != trainer.data and data:
                 self.note(
@@ -306,8 +309,12 @@ class TrainingRun:
                     f"{trainer.data or 'they are generated'}); the run goes on with the new ones"
                 )
         self.folder.truncate_metrics(self.done if checkpoint is not None else -1, self.note)
-        before = collectives.gather(self.folder.read_metrics() if first else [])[0]
-        self.callbacks.restore(self.done, before, callback_state)
+        before: list[Json] = collectives.gather(self.folder.read_metrics() if first else [])[0]
+        due = trainer.evaluates_after(self.done) and not evaluated_after(self.done, before)
+        if due and before and before[-1]["step"] == self.done:  # the line gets the evaluation that is still to be made
+            self.unlogged = before.pop()
+            self.folder.truncate_metrics(self.done - 1, self.note)
+        self.callbacks.restore(self.done, callback_state)
         return before
 
     def recall(self, logged: list[Json]) -> None:
@@ -317,6 +324,11 @@ class TrainingRun:
         run, first = self.folder, collectives.rank() == 0
         notes = collectives.gather(run.read_notes() if first else [])[0]
         self.health = Health(logged, {note["rule"] for note in notes})
+
+
+def evaluated_after(step: int, metrics: Sequence[Json]) -> bool:
+    """Whether these metrics hold an evaluation after so many iterations."""
+    return any(m["step"] == step and any(name.startswith("eval/") for name in m) for m in metrics)
 
 
 def check_rows(ranks: Sequence[Mapping[str, str]]) -> None:

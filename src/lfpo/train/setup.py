@@ -1,8 +1,10 @@
-"""What a trainer is made of, from its configuration: policies, prompts, rewards, samplers, engine and queue."""
+"""What an RL trainer is made of, from its configuration, in the order in which it is made: inputs, policies, and the
+source of rollouts."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -12,18 +14,31 @@ from lfpo.config.errors import UserError
 from lfpo.config.json import Json
 from lfpo.config.length import UNSET
 from lfpo.config.plugins import resolve
+from lfpo.config.sampler import Sampler
 from lfpo.config.train import LFPOConfig
 from lfpo.config.training import TrainingConfig
 from lfpo.core import collectives
+from lfpo.core.batch import RolloutSource
 from lfpo.core.engine import Engine
+from lfpo.core.model import CURRENT, OLD
+from lfpo.core.objective import Objective
+from lfpo.core.optim import Average
+from lfpo.core.rollouts import FreshRollouts
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.autocast import described
 from lfpo.models.loading import name_of
-from lfpo.prompts.dataset import is_stream, read_rows
-from lfpo.prompts.sources import PromptSource, in_epochs, task_source
-from lfpo.prompts.tasks import get_task
-from lfpo.rewards import RewardFunction, in_child
-from lfpo.train.inputs import check_signature, check_source, reward_function
+from lfpo.models.policies import load_policies
+from lfpo.objectives.needs import check_rollouts, samplers
+from lfpo.prompts.dataset import is_stream
+from lfpo.prompts.sources import PromptSource, make_source
+from lfpo.rewards import RewardFunction
+from lfpo.rollout.episodes import Environment, Played
+from lfpo.rollout.hinted import Hinted
+from lfpo.rollout.variants import check_context
+from lfpo.train.adamw import build_adamw
+from lfpo.train.inputs import environment_class
+from lfpo.train.queue import Queued, RolloutQueue
+from lfpo.train.rates import with_rate
 
 
 def with_name(args: LFPOConfig, model: str | Path | MaskedDiffusionLM) -> LFPOConfig:
@@ -47,7 +62,95 @@ def about_device(args: TrainingConfig, model: MaskedDiffusionLM) -> str:
     return f"{describe_environment()}, {described(args, model.device.type, model.backbone.config.hidden_size)}"
 
 
-def make_source(
+@dataclass(frozen=True)
+class Inputs:
+    """What a run trains and measures on, and how its rollouts are sampled.
+
+    source: prompts and what scores completions. environment: plays rollouts in turns, in place of reward functions; or
+    None. sampler: of the rollouts. eval_samplers: name -> sampler. All samplers have their lengths filled in.
+    """
+
+    source: PromptSource
+    environment: Environment | None
+    sampler: Sampler
+    eval_samplers: dict[str, Sampler]
+
+
+@dataclass(frozen=True)
+class Policies:
+    """The models of a run. by_role: theta, theta_old and, where the objective needs it, the base policy, by their names
+    in lfpo.core.model. optimizer: of theta. average: of theta over the optimiser steps; None where none is kept.
+    learning_rate: of the run, with about_rate, a line about it."""
+
+    by_role: dict[str, MaskedDiffusionLM]
+    tokenizer: Any
+    optimizer: torch.optim.Optimizer
+    average: Average | None
+    learning_rate: float
+    about_rate: str
+
+
+def make_inputs(
+    args: LFPOConfig,
+    objective: Objective,
+    block_length: int | None,
+    reward_funcs: RewardFunction | Sequence[RewardFunction] | None,
+    train_dataset: Sequence[Json] | None,
+    eval_dataset: Sequence[Json] | None,
+) -> Inputs:
+    """The inputs that the configuration and the trainer's arguments give. block_length: the model's. Raises UserError
+    for what does not go together, or that the objective cannot learn from."""
+    make = environment_class(args.environment)
+    environment = Environment(make, args.max_turns, args.reward_timeout) if make else None
+    source = training_source(args, reward_funcs, train_dataset, eval_dataset)
+    return Inputs(source, environment, *samplers(args, source.gen_length, objective, block_length))
+
+
+def make_policies(
+    args: LFPOConfig, model: str | Path | MaskedDiffusionLM | None, tokenizer: Any, *, needs_base: bool
+) -> Policies:
+    """The policies on their devices, and the optimiser of theta. model, tokenizer: as the trainer was given them."""
+    policies, tokenizer = load_policies(args, model, tokenizer, needs_base=needs_base)
+    theta = policies[CURRENT]
+    average = Average(theta.own_parameters(), args.average_decay) if args.average_decay else None
+    settings, about_rate = with_rate(args, "train", theta)
+    optimizer = build_adamw(theta, settings)
+    return Policies(policies, tokenizer, optimizer, average, settings.learning_rate, about_rate)
+
+
+def make_rollouts(
+    args: LFPOConfig, objective: Objective, inputs: Inputs, policies: Policies, engine: Engine, state: Json
+) -> tuple[RolloutSource, RolloutQueue | None]:
+    """What gives an iteration its scored rollouts, and the queue of those that are sampled ahead, if any. state: of the
+    run. Raises UserError where the objective needs what the engine does not give, or a length does not fit."""
+    source, reference = inputs.source, policies.by_role[OLD]
+    check_rollouts(objective, inputs.sampler, engine.gives, trained_block=reference.block_length)
+    check_context(inputs.sampler, reference)
+    for name, sampler in inputs.eval_samplers.items():
+        check_context(sampler, reference, f"eval_samplers.{name}")
+    sampled = FreshRollouts(
+        args,
+        source.train_row,
+        source.scorer,
+        reference,
+        policies.tokenizer,
+        engine,
+        inputs.sampler,
+        objective.variant(inputs.sampler),
+        state,
+    )
+    queue = RolloutQueue(engine, args, reference.pad_id) if args.engine.max_staleness else None
+    rollouts: RolloutSource = sampled if queue is None else Queued(queue, sampled)
+    if args.hints.column is not None:
+        if args.hints.column not in source.train_row(0):
+            raise UserError(f"hints.column: the training rows have no column {args.hints.column!r}")
+        rollouts = Hinted(sampled)
+    if inputs.environment is not None:
+        rollouts = Played(inputs.environment, sampled)
+    return objective.rewarded(rollouts, policies.tokenizer, source.score, args.num_generations), queue
+
+
+def training_source(
     args: LFPOConfig,
     reward_funcs: RewardFunction | Sequence[RewardFunction] | None,
     train_dataset: Sequence[Json] | None,
@@ -55,41 +158,16 @@ def make_source(
 ) -> PromptSource:
     """The prompts and reward functions that the configuration and the trainer's arguments give. Raises UserError where
     these do not go together."""
-    functions, n_eval = _functions(args, reward_funcs), args.eval_size if args.evaluates_after(0) else 0
-    if functions and args.environment is not None:
-        raise UserError("an environment gives the rewards itself; leave out reward_funcs")
-    check_source(args, functions, train_dataset)
-    if args.task is not None:
-        if eval_dataset is not None:
-            raise UserError("eval_dataset goes with train_dataset; a task brings its own test split")
-        source = task_source(get_task(args.task), seed=args.seed, n_eval=n_eval)
-        if args.environment is not None:
-            source = replace(source, reward_functions=[], correct_all=None)
-        elif functions:
-            source = replace(source, reward_functions=functions)
-    else:
-        records = {"train": read_rows(args, "train", train_dataset, rows_of_stream(args, train_dataset))}
-        if not records["train"]:
-            raise UserError("train_dataset: no rows")
-        records["eval"] = read_rows(args, "eval", eval_dataset, n_eval) if n_eval else []
-        rows = [record.values for record in records["train"]]
-        source = PromptSource(
-            name="dataset",
-            # A stream keeps its order, so that a longer run, which reads more of it, begins with the same rows.
-            train_row=(lambda i: rows[i % len(rows)]) if is_stream(train_dataset) else in_epochs(rows, args.seed),
-            eval_rows=[record.values for record in records["eval"][:n_eval]],
-            place=lambda split, i: records[split][i].where,
-            reward_functions=functions,
-            rows=rows,
-            stream=is_stream(train_dataset),
-        )
-    for function in source.reward_functions:
-        check_signature(function, source.train_row(0))
-    count = len(source.reward_functions)
-    weights = args.reward_weights or [1.0] * count
-    if len(weights) != count:
-        raise UserError(f"reward_weights: {len(weights)} weights for {count} functions")
-    return replace(source, weights=weights, timeout=args.reward_timeout)
+    return make_source(
+        args,
+        seed=args.seed,
+        n_eval=args.eval_size if args.evaluates_after(0) else 0,
+        reward_funcs=reward_funcs,
+        train_dataset=train_dataset,
+        eval_dataset=eval_dataset,
+        most=rows_of_stream(args, train_dataset),
+        environment=args.environment,
+    )
 
 
 def rows_of_stream(args: LFPOConfig, dataset: object) -> int | None:
@@ -98,22 +176,6 @@ def rows_of_stream(args: LFPOConfig, dataset: object) -> int | None:
     if not is_stream(dataset) or (args.max_steps == UNSET and args.num_train_epochs):
         return None
     return args.length(0).iterations * args.prompts_per_iteration
-
-
-def _functions(
-    args: LFPOConfig, reward_funcs: RewardFunction | Sequence[RewardFunction] | None
-) -> list[RewardFunction]:
-    """The reward functions of the arguments, or of the configuration; in child processes if reward_memory is set."""
-    functions: list[RewardFunction | str] = [*args.reward_funcs]
-    if reward_funcs is not None:
-        functions = [*reward_funcs] if isinstance(reward_funcs, list | tuple) else [reward_funcs]  # type: ignore[list-item]
-    if args.reward_memory:
-        if not functions:
-            raise UserError("reward_memory limits the functions of reward_funcs, and none is given; leave it out")
-        for f in functions:
-            reward_function(f)
-        return [in_child(f, memory=args.reward_memory, seconds=args.reward_timeout) for f in functions]
-    return [reward_function(f) for f in functions]
 
 
 def check_ranks(args: TrainingConfig, command: str, shared: str = "") -> None:

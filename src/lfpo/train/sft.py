@@ -43,6 +43,7 @@ from lfpo.prompts.tasks import DataTask, get_task
 from lfpo.prompts.tokenizer import train_tokenizer
 from lfpo.runs.context import Context
 from lfpo.train.adamw import build_adamw
+from lfpo.train.rates import with_rate
 from lfpo.train.run import train_on_examples
 from lfpo.train.setup import about, check_ranks
 from lfpo.train.trainer import Trainer
@@ -81,18 +82,20 @@ class SFTTrainer(Trainer):
         self.data, self.row_fingerprints = training if rows else "", {"training": training, "held-out": held_out}
         self.length = examples_length(config, config.steps, batch=config.batch_size, rows=rows)
         self.total_steps = self.length.iterations
-        self.user_args, self.args = config, replace(config, steps=self.total_steps)
+        self.user_args, (args, about_rate) = config, with_rate(config, self.kind, self.model)
+        self.args = replace(args, steps=self.total_steps)
         # losses: since the last logged line.
-        self.state: Json = {"losses": [], "skipped": 0, "skipped_in_a_row": 0}
-        self.optimizer, self.about = build_adamw(self.model, config), about(config, self.model)
+        self.state: Json = {"losses": [], "rows_skipped": 0, "skipped": 0, "skipped_in_a_row": 0}
+        self.optimizer, self.about = build_adamw(self.model, args), f"{about(config, self.model)}\n{about_rate}"
 
     def run_iteration(self, step: int, context: Context) -> Json:
         """One optimiser step; metrics every logging_steps."""
         config, losses = self.args, self.state["losses"]
         # Each rank takes every world-th example; the sum of the ranks' gradients is that of the whole batch.
         own_indices = range(collectives.rank(), config.batch_size, collectives.world())
-        batch = {i: self.draw(step * config.batch_size + i) for i in own_indices}
-        dummy = self.draw(step * config.batch_size) if config.fsdp else None
+        first = step * config.batch_size + self.state["rows_skipped"]
+        batch = {i: self.draw(first + i) for i in own_indices}
+        dummy = self.draw(first) if config.fsdp else None
         loss = accumulate_sft_gradients(self.model, config, batch, generator(config.seed, step, "t"), dummy)
         about_step = update(self, step, loss, context)
         losses.append(about_step["loss"])

@@ -22,7 +22,8 @@ class Trainer(Protocol):
         or "dpo". total_steps: iterations, those of `length`.
     model, reference, tokenizer, optimizer: what checkpoints hold; reference is None where there is none.
     parts: what else checkpoints hold, by the name of its folder.
-    state: JSON data that checkpoints hold too (counters); restored in place.
+    state: JSON data that checkpoints hold too (counters); restored in place. Its rows_skipped is added to the number of
+        the first row of an iteration.
     held_out: examples that `evaluate` measures the loss on.
     data: the `fingerprint` of the training rows; "" where they are generated, or a stream.
     row_fingerprints: "training" and "held-out" -> the `fingerprint` of these rows, of generated ones that of the first
@@ -69,6 +70,11 @@ class Trainer(Protocol):
         raise CannotGoOn(
             "a callback set should_epoch_stop, which runs of this kind do not take; let it set should_training_stop"
         )
+
+    def set_iterations(self, number: int) -> None:
+        """Make the run as long as this, as where a resume takes batches of another size."""
+        self.total_steps = number
+        setattr(self.args, "steps" if hasattr(self.args, "steps") else "max_steps", number)
 
     def export(self) -> MaskedDiffusionLM:
         """The trained model as it is to be exported."""

@@ -7,7 +7,7 @@ from transformers import __version__ as VERSION
 from lfpo.config.errors import UserError
 from lfpo.config.json import Json
 from lfpo.contrib.canvases.model import CanvasModel
-from lfpo.models.config_checks import expect, is_number
+from lfpo.models.config_checks import expect
 from lfpo.models.family import Family
 
 
@@ -23,9 +23,6 @@ def diffusion_gemma_config(config: Json) -> object:
     expect(config, tie_word_embeddings=(True, None))  # False would untie the context's layers from the canvas's
     fields = config["text_config"]
     expect(fields, use_bidirectional_attention=(None, "vision"), tie_word_embeddings=(True, None))
-    cap = fields.get("final_logit_softcapping")
-    if cap is not None and not (is_number(cap) and cap > 0):
-        raise UserError(f"config.json: final_logit_softcapping {cap!r} must be a number above 0, or null")
     return text_config(fields)
 
 

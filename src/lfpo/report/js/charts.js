@@ -71,13 +71,23 @@ function yAxis(series, from, count = 4) {
   return { step, bottom: Math.floor(low / step + 1e-6) * step, top: Math.ceil(high / step - 1e-6) * step };
 }
 
+const pen = document.createElement("canvas").getContext("2d");
+const nameWidth = (text) => { pen.font = "600 12px system-ui, sans-serif"; return pen.measureText(text).width; };
+
+// Room for the names at the ends of lines; 0 where they would take more than a third of the picture, and the legend
+// alone names the lines.
+function namesRoom(spec, series, width) {
+  const room = spec.labels ? Math.ceil(Math.max(0, ...series.map((s) => nameWidth(s.name)))) + 18 : 0;
+  return room < width / 3 ? room : 0;
+}
+
 // Where the values of a chart lie in a picture of `width` pixels: {height, margin, xs, y, px, py}.
 function layout(spec, series, width) {
   const height = Math.round(spec.tall ? Math.min(340, Math.max(220, width * 0.6)) : Math.min(240, Math.max(150, width * 0.42)));
   const xs = [...new Set(series.flatMap((s) => s.x))].sort((a, b) => a - b);
   const y = yAxis(series, spec.from, spec.tall ? 7 : 4);
   y.ticks = ticks(y.bottom, y.top, y.step).map((t) => [t, reading(t, spec.share, y.step)]);
-  const margin = { left: 12 + 7 * Math.max(...y.ticks.map(([, text]) => text.length)), right: spec.labels ? 16 + 6.6 * Math.max(0, ...series.map((s) => s.name.length)) : 10, top: 8, bottom: 24 };
+  const margin = { left: 12 + 7 * Math.max(...y.ticks.map(([, text]) => text.length)), right: namesRoom(spec, series, width) || 10, top: 8, bottom: 24 };
   const [x0, x1] = [xs[0], xs.length > 1 ? xs[xs.length - 1] : xs[0] + 1];
   const [wide, high] = [width - margin.left - margin.right, height - margin.top - margin.bottom];
   return {
@@ -149,7 +159,7 @@ function chart(title, hint) {
     const cross = draw("line", { class: "cross", y1: at.margin.top, y2: at.height - at.margin.bottom });
     const said = `${title}. ${spec.series.map((s) => `${s.name}: ${text(s.y[0])} at first, ${text(last(s))} at last`).join("; ")}`;
     const image = draw("svg", { viewBox: `0 0 ${at.width} ${at.height}`, width: at.width, height: at.height, role: "img", "aria-label": said, tabindex: 0 },
-      drawAxes(at, spec.anyX), drawLines(at, series, spec.stack), spec.labels ? drawNames(at, spec.series) : null, cross);
+      drawAxes(at, spec.anyX), drawLines(at, series, spec.stack), namesRoom(spec, series, at.width) ? drawNames(at, spec.series) : null, cross);
     const where = el("p", { class: "dim where" });
     const values = legend.querySelectorAll("output");
     let chosen = null;
@@ -186,6 +196,7 @@ function chart(title, hint) {
 
   return {
     root,
+    title(text) { root.querySelector("h3").textContent = text; },
     update(next) {
       spec = { ...next, series: next.series.filter((s) => s.x.length) };
       root.hidden = !spec.series.length;

@@ -12,21 +12,24 @@ function comparisonPage(main) {
       return { name: c.label, x, y: mean, low, high, ...(colours.has(c.label) ? { colour: colours.get(c.label) } : { colour: "var(--ink)", dash: "2 3" }) };
     });
     const bands = "Means over seeds; bands from the lowest to the highest seed.";
-    const front = chart("Accuracy over forwards", `After training, one point a confidence threshold. ${bands} Dotted: the untrained model.`);
-    const work = chart("Accuracy over training", bands);
-    main.append(panel("Held-out accuracy", null, front.root, work.root),
+    const [measure, share] = data.measure === "accuracy" ? ["Accuracy", true] : ["Mean reward", false];
+    const front = chart(`${measure} over forwards`, `After training, one point a confidence threshold. ${bands} Dotted: the untrained model.`);
+    const work = chart(`${measure} over training`, bands);
+    main.append(panel(`Held-out ${measure.toLowerCase()}`, null, front.root, work.root),
       panel("Table", null, el("div", { class: "results" }, resultTable(data.table))),
       panel("Settings", null, el("p", { class: "dim" }, data.environment),
         el("details", {}, el("summary", {}, "Settings of the comparison"), el("pre", {}, visible(data.config)))));
-    const wide = { share: true, labels: true, tall: true, anyX: true };
+    const wide = { share, labels: true, tall: true, anyX: true };
     front.update({ ...wide, xLabel: "forwards a completion (NFE)", series: lines("frontier") });
     work.update({ ...wide, xLabel: "TFLOPs of training", series: lines("learning") });
   };
 }
 
+// Columns of numbers are aligned to the right.
 function resultTable(table) {
-  const rows = table.rows.map((row) => el("tr", {}, row.map((text, i) => el(i ? "td" : "th", { class: i ? "n" : null, scope: i ? null : "row" }, text))));
-  return el("div", { class: "result wide" }, el("p", { class: "dim" }, table.caption),
+  const kind = table.columns.map((_, i) => (i && table.rows.every((row) => !row[i] || /^([-+−]?\d|missing)/.test(row[i])) ? "n" : null));
+  const rows = table.rows.map((row) => el("tr", {}, row.map((text, i) => el(i ? "td" : "th", { class: kind[i], scope: i ? null : "row" }, visible(text)))));
+  return el("div", { class: "result wide" }, table.caption ? el("p", { class: "dim" }, table.caption) : null,
     el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table" },
-      el("table", {}, el("thead", {}, el("tr", {}, table.columns.map((c, i) => el("th", { class: i ? "n" : null, scope: "col" }, c)))), el("tbody", {}, rows))));
+      el("table", {}, el("thead", {}, el("tr", {}, table.columns.map((c, i) => el("th", { class: kind[i], scope: "col" }, c)))), el("tbody", {}, rows))));
 }

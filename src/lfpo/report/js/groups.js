@@ -86,7 +86,7 @@ function iterations(onplay) {
     const named = (row) => `iteration ${group.step}, reward ${number(row.reward)}`;
     const play = (row) => onplay(row === first ? [[row, named(row)]] : [[first, named(first)], [row, named(row)]]);
     const head = ["", "completion", "times", ...(parts.length > 1 ? parts : []), "reward", data.histograms.find((h) => h.step === group.step).r_is_target ? "r" : "advantage", "steps", "NFE"];
-    return el("section", { class: "group" }, verdict(group), el("pre", { class: "prompt" }, visible(group.rows[0].prompt.trim())),
+    return el("section", { class: "group" }, verdict(group), el("pre", { class: "prompt" }, visible(group.rows[0].prompt.trim())), el("dl", { class: "answer" }, columnsOf(group.rows[0])),
       el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Completions of this prompt" }, el("table", {},
         el("thead", {}, el("tr", {}, head.map((name, i) => el("th", { scope: "col", class: i > 1 ? "n" : null }, name || el("span", { class: "visually-hidden" }, "play"))))),
         el("tbody", {}, sorted.map(({ row, times }) => el("tr", {},

@@ -1,6 +1,7 @@
 "use strict";
 // Builds a page, and in `lfpo watch` keeps it up to date.
 
+const DASHES = [null, "6 4", "2 3"]; // for more lines than colours
 const COLOURS = ["var(--c1)", "var(--c2)", "var(--c3)", "var(--c4)", "var(--c5)", "var(--c6)"];
 
 // One series of a run's metrics, without the iterations that lack the key.
@@ -31,7 +32,16 @@ function theme() {
 }
 
 function panel(title, lead, ...children) {
-  return el("section", { class: "panel" }, el("h2", {}, title), lead ? el("p", { class: "lead" }, lead) : null, ...children);
+  const id = title.toLowerCase().replace(/[^a-z]+/g, "-");
+  return el("section", { class: "panel", id }, el("h2", {}, title), lead ? el("p", { class: "lead" }, lead) : null, ...children);
+}
+
+// Links to the panels that are shown.
+function contents(panels) {
+  const root = el("nav", { class: "contents", "aria-label": "Contents" });
+  return { root, update() {
+    root.replaceChildren(...panels.filter((p) => !p.hidden).map((p) => el("a", { href: `#${p.id}` }, p.querySelector("h2").textContent)));
+  } };
 }
 
 function runPage(main) {
@@ -41,7 +51,7 @@ function runPage(main) {
   const note = el("p", { class: "dim" });
   const map = heatmap();
   const make = {
-    curve: chart("Reward and held-out accuracy", "Bands: 95 % intervals over problems."),
+    curve: chart("Reward and held-out results", "Dots: evaluations. Bands: their 95 % intervals over problems."),
     steps: chart("Inference steps", "Scheduled denoising steps per completion."),
     nfe: chart("Forwards (NFE)", "Forward passes run per completion."),
   };
@@ -56,13 +66,13 @@ function runPage(main) {
   const policies = panel("How the policy changes", "A target is a masked position that the loss scores. Good rollouts are better than their group, bad ones worse.", policy.root);
   const rollouts = panel("What an iteration learned from", "The rollouts of one iteration: what the objective made of their rewards, and each prompt's completions with the best first.", learned.root);
   const notes = el("ul", { class: "notes", "aria-label": "Notes of the run" });
-  main.append(heading, tiles, notes, shown,
-    panel("Learning", null, make.curve.root, el("div", { class: "pair" }, make.steps.root, make.nfe.root)), maps,
-    panel("Training signal", null, signal.root, agreement.root), policies,
-    rollouts, panel("Settings", null, details));
+  const learning = panel("Learning", null, make.curve.root, el("div", { class: "pair" }, make.steps.root, make.nfe.root));
+  const panels = [learning, shown, rollouts, panel("Training signal", null, signal.root, agreement.root), policies, maps, panel("Settings", null, details)];
+  const list = contents(panels);
+  main.append(heading, tiles, list.root, notes, ...panels);
 
   return (data) => {
-    document.title = `${data.title}: lfpo report`;
+    document.title = `${data.name}: lfpo report`;
     heading.replaceChildren(...runHeading(data));
     tiles.replaceChildren(...runTiles(data));
     notes.hidden = !(data.notes.length + data.remarks.length);
@@ -87,35 +97,51 @@ function runPage(main) {
     const open = [...details.querySelectorAll("details")].map((d) => d.open);
     details.replaceChildren(...runDetails(data));
     details.querySelectorAll("details").forEach((d, i) => { d.open = open[i] || false; });
+    list.update();
   };
 }
 
 function runHeading(data) {
-  const parts = [data.model, `${data.step} of ${data.max_steps} iterations`, `${duration(data.seconds)} of training`, `seed ${data.seed}`];
+  const parts = [data.title, data.model, `${data.step} of ${data.max_steps} iterations`, `${duration(data.seconds)} of training`,
+    data.rate ? `${number(data.rate)} s an iteration` : null, data.left ? `${duration(data.left)} left` : null,
+    `learning rate ${number(data.learning_rate)}`, `seed ${data.seed}`];
   return [el("div", {}, el("p", { class: "brand" }, "lfpo report", data.live ? el("span", { class: "chip live" }, data.finished ? "finished" : "live") : null),
-    el("h1", {}, data.title), el("p", { class: "dim" }, parts.join(" · ")))];
+    el("h1", {}, visible(data.name)), el("p", { class: "dim" }, visible(parts.filter(Boolean).join(" · "))))];
 }
 
-function tile(name, before, after, remark) {
+// A metric's course as a line without axes; a dot marks its last value.
+function sparkline({ x, y }, colour) {
+  if (y.length < 2) return null;
+  const [low, high, wide, tall] = [Math.min(...y), Math.max(...y), 120, 26];
+  const at = y.map((v, i) => [3 + ((x[i] - x[0]) / (x[x.length - 1] - x[0])) * (wide - 6), 3 + (1 - (v - low) / (high - low || 1)) * (tall - 6)]);
+  const [cx, cy] = at[at.length - 1];
+  return draw("svg", { viewBox: `0 0 ${wide} ${tall}`, width: wide, height: tall, class: "spark", "aria-hidden": "true" },
+    draw("path", { d: at.map(([a, b], i) => `${i ? "L" : "M"}${a.toFixed(1)} ${b.toFixed(1)}`).join(""), stroke: colour, class: "line" }),
+    draw("circle", { cx, cy, r: 3, fill: colour }));
+}
+
+function tile(name, before, after, remark, spark = null) {
   return el("div", { class: "tile" }, el("h3", {}, name),
     el("p", { class: "big" }, before === after || before === null ? after : [el("span", { class: "was" }, before), " → ", after]),
-    el("p", { class: "dim" }, remark));
+    spark, el("p", { class: "dim" }, remark));
 }
 
 function runTiles(data) {
-  const points = (v) => `${v < 0 ? "−" : "+"}${fixed(100 * Math.abs(v), 1)}`;
-  const found = data.evaluations.map(({ name, first, last, change }) => {
+  const found = data.evaluations.map(({ name, first, last, change }, i) => {
     const scored = "accuracy" in last;
-    const format = scored ? percent : number;
+    const format = scored ? percent : (v) => (v === null || v === undefined ? "–" : fixed(v, 3));
     const key = scored ? "accuracy" : "reward";
-    const interval = scored ? `${percent(last.low).replace(" %", "")} to ${percent(last.high)} · ` : "";
-    return tile(`${name}: ${scored ? "accuracy" : "reward"}`, first.step === last.step ? null : format(first[key]), format(last[key]),
+    const signed = (v) => `${v < 0 ? "−" : "+"}${fixed(Math.abs(scored ? 100 * v : v), scored ? 1 : 3)}`;
+    const interval = "low" in last && last.low !== null ? `${format(last.low).replace(" %", "")} to ${format(last.high)} · ` : "";
+    return tile(`${name}: held-out ${scored ? "accuracy" : "mean reward"}`, first.step === last.step ? null : format(first[key]), format(last[key]),
       [`${interval}NFE ${fixed(first.nfe, 1) === fixed(last.nfe, 1) ? "" : `${fixed(first.nfe, 1)} → `}${fixed(last.nfe, 1)}`,
-        change ? el("span", { class: change.low > 0 ? "right" : change.high < 0 ? "wrong" : null }, el("br"), `${points(change.mean)} points (${points(change.low)} to ${points(change.high)}, paired)`) : null]);
+        change ? el("span", { class: change.low > 0 ? "right" : change.high < 0 ? "wrong" : null }, el("br"), `${signed(change.mean)}${scored ? " points" : ""} (${signed(change.low)} to ${signed(change.high)}, paired)`) : null],
+      sparkline(series(data, `eval/${name}/${key}`, name, null), COLOURS[i % COLOURS.length]));
   });
-  if (!found.length) {
-    const { y } = series(data, "reward", "", null);
-    if (y.length) found.push(tile("training reward", number(y[0]), number(y[y.length - 1]), "mean over an iteration's rollouts, first and last iteration"));
+  const reward = series(data, "reward", "", null);
+  if (reward.y.length) {
+    found.push(tile("training reward", number(reward.y[0]), number(reward.y[reward.y.length - 1]),
+      "mean over an iteration's rollouts, first and last iteration", sparkline(reward, "var(--grey)")));
   }
   const total = Object.values(data.times).reduce((a, b) => a + b, 0);
   const split = Object.entries(data.percents).filter(([, p]) => p).map(([name, p]) => `${name} ${p} %`);
@@ -133,9 +159,13 @@ function runCharts(make, data) {
     ...plain,
     share: every && (data.metrics.reward || []).every((v) => v === null || (v >= 0 && v <= 1)),
     series: [series(data, "reward", "training reward", grey), ...names.map((n, i) => series(data, `eval/${n}/${scored(n)}`, n, COLOURS[i % COLOURS.length],
-      { dots: true, ...(scored(n) === "accuracy" ? { low: `eval/${n}/low`, high: `eval/${n}/high` } : {}) }))],
+      { dots: true, ...(data.metrics[`eval/${n}/low`] ? { low: `eval/${n}/low`, high: `eval/${n}/high` } : {}) }))],
   });
+  // One token a forward: both charts would be the same.
+  const alike = ["", ...names.map((n) => `eval/${n}/`)].every((p) => (data.metrics[`${p}steps`] || []).every((v, i) => v === data.metrics[`${p}nfe`][i]));
+  make.nfe.title(alike ? "Inference steps and forwards (NFE)" : "Forwards (NFE)");
   for (const key of ["steps", "nfe"]) {
+    if (alike && key === "steps") { make[key].update({ series: [] }); continue; }
     make[key].update({ ...plain, digits: 1, series: [series(data, key, "rollouts", grey), ...names.map((n, i) => series(data, `eval/${n}/${key}`, n, COLOURS[i % COLOURS.length], { dots: true }))] });
   }
 }
@@ -188,7 +218,7 @@ async function follow(update, version) {
 }
 
 const data = JSON.parse(document.getElementById("data").textContent);
-const update = { run: runPage, comparison: comparisonPage }[data.kind](document.querySelector("main"));
+const update = { run: runPage, comparison: comparisonPage, overview: overviewPage }[data.kind](document.querySelector("main"));
 document.getElementById("theme").append(theme());
 update(data);
 if (data.live) follow(update, data.version);

@@ -98,9 +98,16 @@ function progressView(named, last, width) {
   return [image, (clock) => ["x1", "x2"].forEach((a) => cursor.setAttribute(a, px(clock)))];
 }
 
+// The columns of a problem beside its prompt, such as the right answer, as terms of a list.
+function columnsOf(sample) {
+  const text = (value) => { const whole = typeof value === "string" ? value : JSON.stringify(value); return whole.length > 300 ? `${whole.slice(0, 300)}…` : whole; };
+  return Object.entries(sample?.columns || {}).flatMap(([name, value]) => [el("dt", {}, visible(name)), el("dd", {}, visible(text(value)))]);
+}
+
 // A pane: heading, the completion, its verdict. at(clock, colouring) shows the state after `clock` steps.
 function pane(name, sample) {
-  const verdict = sample.correct === undefined ? null
+  const reward = sample.reward === undefined || sample.reward === null ? null : el("span", { class: "chip" }, `reward ${number(sample.reward)}`);
+  const verdict = sample.correct === undefined ? reward
     : el("span", { class: sample.correct ? "chip right" : "chip wrong" }, sample.correct ? "✓ right" : "✗ wrong");
   const counter = el("p", { class: "dim count" });
   const view = sample.grid ? gridView(sample) : tokenView(sample);

@@ -12,6 +12,7 @@ function player() {
   const progress = el("figure", { class: "progress" });
   const stage = el("div", { class: "stage" });
   const prompt = el("pre", { class: "prompt" });
+  const answer = el("dl", { class: "answer" });
   const status = el("p", { class: "visually-hidden", role: "status" });
   const button = el("button", { class: "primary", type: "button", onclick: () => (state.timer ? pause() : play()) }, "Play");
   const slider = el("input", { type: "range", min: 0, max: 1, value: 0, step: 1, "aria-label": "Denoising step",
@@ -22,11 +23,12 @@ function player() {
   const speed = chooser([[0.25, "¼×"], [0.5, "½×"], [1, "1×"], [2, "2×"], [4, "4×"]], 1, (v) => { state.speed = Number(v); if (state.timer) { pause(); play(); } });
   const colouring = chooser([["order", "reveal step"], ["confidence", "confidence"]], "order", (v) => { state.colouring = v; paint(); legend(); });
   const png = el("button", { type: "button", title: "Save what is shown as a picture", onclick: () => picture(scene, 2).toBlob((blob) => download(blob, `${fileName()}-step-${state.clock}.png`)) }, "PNG");
-  const scene = el("div", { class: "shot" }, prompt, stage);
+  const scene = el("div", { class: "shot" }, prompt, answer, stage);
   const root = el("div", { class: "player", tabindex: 0, role: "group", "aria-label": "Denoising player", onkeydown: keys },
     el("div", { class: "bar" }, pick, back, labelled("Colour by", colouring), scale),
     el("div", { class: "bar controls" }, button, slider, labelled("Speed", speed), png),
     el("div", { class: "scene" }, scene, progress),
+    el("p", { class: "dim" }, "Grey: still a mask. Outlined: revealed by the step that is shown. ◼: end of sequence. ↵: line break."),
     el("p", { class: "dim keys" }, "Keys: space plays and pauses, ← → step, Home and End, N and P the next and previous problem."),
     status);
 
@@ -104,6 +106,7 @@ function player() {
     stage.replaceChildren(...panes.map((p) => p.root));
     stage.classList.toggle("grids", samples.length > 1 && samples.every((s) => s.grid && s.grid.puzzle.length === 16));
     prompt.textContent = samples.length ? visible(samples[0].prompt.trim()) : "";
+    answer.replaceChildren(...columnsOf(samples[0]));
     last = Math.max(0, ...panes.map((p) => p.end));
     slider.max = last;
     progress.hidden = !named.length;
@@ -131,11 +134,15 @@ function player() {
       labelled("Problem", chooser(problems.map((p, i) => [i, `${i + 1} of ${problems.length}${marks(p)}`]), state.problem, (i) => { state.problem = Number(i); load(true); })));
   }
 
-  const marks = (entries) => (entries.some((e) => e.correct === undefined) ? "" : ` ${entries.map((e) => (e.correct ? "✓" : "✗")).join(" → ")}`);
+  const scoreOf = (entry) => entry.correct ?? entry.reward;
+  const mark = (entry) => (entry.correct === undefined ? number(entry.reward) : entry.correct ? "✓" : "✗");
+  const marks = (entries) => (entries.some((e) => scoreOf(e) === undefined) ? "" : ` ${entries.map(mark).join(" → ")}`);
 
-  // The problem where training changed most: wrong before and right after, then the most forwards saved.
+  // The problem where training changed most: the verdict or reward that gained most, then another text, then the most
+  // forwards saved.
   function striking(problems) {
-    const gain = (p) => (p.length > 1 ? (p[1].correct && !p[0].correct ? 1000 : 0) + (p[1].correct === false ? -1000 : 0) + (p[0].nfe - p[1].nfe) : 0);
+    const text = (entry) => entry.tokens.join("");
+    const gain = ([first, last]) => (last ? 1e6 * (scoreOf(last) - scoreOf(first) || 0) + 1e3 * (text(first) !== text(last)) + first.nfe - last.nfe : -1e9);
     return problems.reduce((best, p, i) => (gain(p) > gain(problems[best]) ? i : best), 0);
   }
 

@@ -23,7 +23,6 @@ NOT_ARITHMETIC = [
     "(3+\\\n4)",
     "3+4;",
     "3+4,",
-    "+".join("\uff13\uff14"),
 ]
 
 
@@ -33,6 +32,10 @@ def test_what_python_reads_beside_arithmetic_is_wrong(text: str) -> None:
         parse(text)
     for grade in (countdown_accuracy, countdown_partial):
         assert grade(None, [f"<answer>{text}</answer>"], numbers=[[3, 4]], target=[7]) == [0]
+
+
+def test_digits_of_full_width_are_digits() -> None:
+    assert countdown_accuracy(None, ["<answer>\uff13+\uff14</answer>"], numbers=[[3, 4]], target=[7]) == [1]
 
 
 def test_a_number_with_an_underscore_is_not_that_number() -> None:

@@ -5,7 +5,6 @@ import math
 from collections import Counter
 from decimal import Decimal
 from fractions import Fraction
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -277,37 +276,16 @@ class Grader:
         return [0.0] * len(completions)
 
 
-def test_functions_have_distinct_and_telling_names():
-    a, b = Grader("org/small"), Grader("large")
-    other = functools.partial(graded, limit=graded)
-    assert reward_names([functools.partial(graded, limit=1), functools.partial(graded, limit=2), other]) == [
-        "graded(limit=1)",
-        "graded(limit=2)",
-        "graded(limit=graded)",
-    ]
-    assert reward_names([functools.partial(graded, limit=1), a]) == ["graded", "Grader"]  # distinct already
-    assert reward_names([a, b]) == ["Grader(model=org-small)", "Grader(model=large)"]
-    assert reward_names([a.style, b.style]) == ["Grader(model=org-small).style", "Grader(model=large).style"]
-    assert reward_names([Grader("x"), Grader("x")]) == ["Grader", "Grader_2"]
-    assert reward_names([a.__call__, functools.partial(a.style)]) == ["Grader", "style"]
-    assert reward_names([a.style, functools.partial(graded, 1), functools.partial(b.style), graded]) == [
-        "Grader.style",
-        "graded(1)",
-        "Grader(model=large).style",
-        "test_fault_rewards.graded",
-    ]
-    elsewhere = SimpleNamespace(graded=lambda prompts, completions: [0.0] * 2).graded
-    elsewhere.__name__, elsewhere.__module__ = "graded", "other_rewards"
-    assert reward_names([graded, elsewhere]) == ["test_fault_rewards.graded", "other_rewards.graded"]
-    assert len(set(reward_names([lambda x: x, lambda x: x]))) == 2
+def test_functions_of_one_name_are_numbered():
+    a, b = Grader("small"), Grader("large")
+    partials: list[Any] = [functools.partial(graded, limit=1), functools.partial(graded, limit=2), graded]
+    assert reward_names([*partials, a, b.style]) == ["graded", "graded_2", "graded_3", "Grader", "style"]
+    assert reward_names([a, functools.partial(b)]) == ["Grader", "Grader_2"]
 
 
 def test_each_of_two_judges_keeps_its_own_metrics():
     a, b = Grader("a"), Grader("b")
-    assert scored(a, b, n=2).parts.keys() == {"Grader(model=a)", "Grader(model=b)"}
+    assert scored(a, b, n=2).parts.keys() == {"Grader", "Grader_2"}
     a([], ["one more"])
     named = dict(zip(reward_names([a, b]), [a, b], strict=True))
-    assert measured(named) == {
-        "rewards/Grader(model=a)/asked": 3,
-        "rewards/Grader(model=b)/asked": 2,
-    }
+    assert measured(named) == {"rewards/Grader/asked": 3, "rewards/Grader_2/asked": 2}

@@ -17,6 +17,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,10 +30,11 @@ from lfpo.config.plugins import resolve
 from lfpo.core import learner
 from lfpo.core.attempts import handling, time_limit
 from lfpo.eval.evaluate import grade
+from lfpo.prompts.problems import reward_function
+from lfpo.prompts.sources import task_judge
 from lfpo.prompts.tasks import Row
 from lfpo.runs.context import StopRequests
 from lfpo.train import run
-from lfpo.train.inputs import reward_function
 from lfpo.train.rl import LFPOTrainer
 from processes import run_lfpo
 from scores import score
@@ -243,7 +245,8 @@ def test_a_verifier_gets_copies_too():
             del row["prompt"]
         return [True] * len(rows)
 
-    assert grade(verifies, rows, ["x", "y"]) == [True, True] and rows == ROWS
+    judge = task_judge(SimpleNamespace(correct_all=verifies))  # type: ignore[arg-type]
+    assert grade(judge, rows, ["x", "y"], {}).values == [True, True] and rows == ROWS
 
 
 def test_rows_are_the_same_after_a_run_whose_function_edits_them(model: Path, tmp_path: Path):

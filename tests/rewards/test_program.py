@@ -5,13 +5,12 @@ from typing import Any
 import pytest
 
 from lfpo.rewards.code import Grader, code_format, code_job, syntax_compliance
-from lfpo.rewards.program import bound, extract_code
+from lfpo.rewards.program import defined, extract_code
 from lfpo.sandbox import Limits, Sandbox
 
 RIGHT = "def f(n):\n    return n + 1"
 BLOCK = f"```python\n{RIGHT}\n```"
 DRAFT = "def f(n): return 0"
-NARROW, ZERO = "\u00a0", "\u200b"
 FENCES = {  # completion: of which the program is RIGHT
     "draft after text": f"Draft: ```python\n{DRAFT}\n```\nFixed:\n{BLOCK}",
     "thought": f"<think>```python\n{DRAFT}\n```</think>\n{BLOCK}",
@@ -25,27 +24,17 @@ FENCES = {  # completion: of which the program is RIGHT
     "list": f"1. {BLOCK}",
     "indented list": "1. ```python\n   def f(n):\n       return n + 1\n   ```",
     "list with text": "- Then: ```python\n  def f(n):\n      return n + 1\n  ```",
-    "quotation": "> Code:\n>\n> ```python\n> def f(n):\n>     return n + 1\n> ```\n",
-    "quotation in a quotation": ">> ```python\n>> def f(n):\n>>     return n + 1\n>> ```",
-    "quotation, text": "> So: ```python\n> def f(n):\n>     return n + 1\n> ```",
     "tildes": f"~~~python\n{RIGHT}\n~~~",
     "tildes with backticks inside": f"~~~python\n{RIGHT}\n# ```\n~~~",
     "four backticks": f"````python\n{RIGHT}\n````",
     "end on the last line of code": f"```python\n{RIGHT}```",
     "end on the last line of code, then text": f"```python\n{RIGHT}```\nThat is `f`. Not ```g```.",
-    "one line": "```python def f(n): return n + 1```",
-    "one line in a tag": "<answer>```py def f(n): return n + 1```</answer>",
     "byte order mark": f"\ufeff{BLOCK}",
-    "zero-width space": f"{ZERO}{BLOCK}".replace("\n```", f"\n{ZERO}```"),
-    "no-break spaces": BLOCK.replace("    ", NARROW * 4),
-    "no-break spaces without a fence": RIGHT.replace("    ", f" {NARROW}\u202f "),
     "line ends of Windows": f"Here: {BLOCK}\r\n".replace("\n", "\r\n"),
     "sentence with a span": f"The marks ```python``` begin it.\n{BLOCK}",
     "text of one sort of fence": f"A line of ``` and ~~~ is a fence; say so in the end.\n{BLOCK}",
     "draft without an end": f"<think>```python\n{DRAFT}\nNo, that is wrong.</think>\n{BLOCK}",
     "draft without an end, after others": f"{BLOCK}\nOr:\n```python\ndef f(n):\n    return [\n{BLOCK}",
-    "docstring": f'Here: ```python\n{RIGHT}\ndef g():\n    """Example:\n    ```python\n    f(1)\n    ```\n    """\n```',
-    "comment": f"```python\n{RIGHT}\n# ends with ```\nx = 1\n```",
 }
 
 
@@ -66,45 +55,37 @@ def test_what_is_not_python_in_such_fences_stays_wrong() -> None:
 
 
 def test_the_format_of_a_block_counts_wherever_it_stands() -> None:
-    good = ["answer", "after text", "list", "quotation", "tildes", "end on the last line of code", "byte order mark"]
-    good += ["no-break spaces", "line ends of Windows", "indented list"]
+    good = ["answer", "after text", "list", "tildes", "end on the last line of code", "byte order mark"]
+    good += ["line ends of Windows", "indented list"]
     assert code_format([""] * len(good), [FENCES[name] for name in good]) == [1.0] * len(good)
     bad = [FENCES["draft after text"], FENCES["thought"], f"Here: {BLOCK[:-3]}", f"{BLOCK}\n~~~", "```python```"]
     assert code_format([""] * 5, bad) == [0] * 5
     assert code_format([""], ["Here: ```python\ndef f(n) 0\n```"]) == [0.5]
 
 
-BINDINGS = [
-    *("f = lambda n: n + 1", "f: object = lambda n: n + 1", "if True:\n    def f(n): return n + 1", "f, g = len, 2"),
-    *("try:\n    def f(n): return n + 1\nexcept NameError:\n    pass", "from math import sqrt as f", "import os as f"),
-    *("async def f(n): return n + 1", "class f: pass"),
-    "from functools import partial\nf = partial(pow, 2)",
-]
-
-
-@pytest.mark.parametrize("code", BINDINGS)
+@pytest.mark.parametrize("code", ["f = lambda n: n + 1", "async def f(n): return n + 1", "class f: pass"])
 def test_the_last_block_that_defines_the_name_counts_however_it_does(code: str) -> None:
     draft = "import os\ndef f(n): return 0"
-    assert "f" in bound(code)
     completion = f"```python\n{draft}\n```\nBetter:\n```python\n{code}\n```\nUse it:\n```\nf(1)\n```"
     assert extract_code(completion, "f") == f"{code}\n"
 
 
-@pytest.mark.parametrize(
-    "code",
-    ["from solution import f", "with open('x') as f: pass", "for f in [1]: pass", "f = lru_cache(f)", "import f.g"],
-)
+OTHERS = [
+    "from solution import f",
+    "with open('x') as f: pass",
+    "for f in [1]: pass",
+    "import f.g",
+    "x.f = 1",
+    "f == 1",
+]
+OTHERS += ["def g():\n    f = 1", "class A:\n    def f(self): pass", "print([f for f in 'a'])"]
+
+
+@pytest.mark.parametrize("code", OTHERS)
 def test_a_block_that_uses_the_name_otherwise_is_not_the_program(code: str) -> None:
-    completion = f"{BLOCK}\nTry it:\n```python\n{code}\nprint(f)\n```"
-    assert extract_code(completion, "f") == f"{RIGHT}\n"
+    assert "f" not in defined(code)
+    assert extract_code(f"{BLOCK}\nTry it:\n```python\n{code}\n```", "f") == f"{RIGHT}\n"
     assert extract_code(f"```python\n{code}\n```", "f") == f"{code}\n"  # nothing else defines it
-
-
-def test_what_only_a_function_or_class_defines_is_not_the_name() -> None:
-    others = ["def g():\n    f = 1", "class A:\n    def f(self): pass", "print([f for f in 'a'])", "x.f = 1", "f == 1"]
-    for other in others:
-        assert "f" not in bound(other)
-        assert extract_code(f"```\n{RIGHT}\n```\n```\n{other}\n```", "f") == f"{RIGHT}\n"
 
 
 @pytest.mark.parametrize(
@@ -115,10 +96,6 @@ def test_what_only_a_function_or_class_defines_is_not_the_name() -> None:
         (f"{BLOCK}\nUse it:\n```python\nprint(f(2))\n```", RIGHT),
         (f"```python\n{DRAFT}\n```\nNo:\n{BLOCK}", RIGHT),
         ("```\n3 1 2\n```\n```python\nprint(3)\n```", "print(3)"),
-        (
-            "```\nimport math\n```\n```\nn = 5\n```\n```\ndef f(n): return math.ceil(n)\n```",
-            "import math\n\ndef f(n): return math.ceil(n)",
-        ),
         ("```\nnot code\n```\n```\nnor this\n```", "not code"),
     ],
 )
@@ -134,8 +111,8 @@ def test_the_name_comes_from_the_suite_or_the_solution_where_the_row_has_none() 
     for row in (plain, {**plain, "solution": RIGHT}, {**plain, "entry_point": ""}):
         assert code_job(completion, row).program == f"{RIGHT}\n"
     assert code_job(completion.replace("main", "close"), {**helped, "functions": ["f"]}).program == f"{RIGHT}\n"
-    pair = f"```\n{DRAFT}\ndef g(n): return n\n```\nCorrected:\n{BLOCK}"
-    assert code_job(pair, two).program == f"{DRAFT}\ndef g(n): return n\n\n{RIGHT}\n"
+    pair = f"```\n{DRAFT}\n```\nCorrected:\n```\n{RIGHT}\ndef g(n): return n\n```"
+    assert code_job(pair, two).program == f"{RIGHT}\ndef g(n): return n\n"
     grader = Grader(Sandbox(limits=Limits(seconds=30), unsafe="root"))
     rows: list[dict[str, Any]] = [plain, {**plain, "solution": RIGHT}, two]
     columns = {key: [row.get(key, "") for row in rows] for key in ("tests", "solution")}

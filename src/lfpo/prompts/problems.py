@@ -1,0 +1,92 @@
+"""Checks, before torch is loaded, of what a command trains or measures on (see lfpo.config.data): files, tasks, reward
+functions."""
+
+import inspect
+from collections.abc import Sequence
+
+from lfpo.config.data import ProblemConfig
+from lfpo.config.errors import UserError
+from lfpo.config.plugins import resolve
+from lfpo.core.reward_values import ASYNCHRONOUS
+from lfpo.core.scoring import ROLLOUT_ARGUMENTS
+from lfpo.prompts.dataset import read_rows
+from lfpo.prompts.tasks import Row, get_task
+from lfpo.rewards import RewardFunction, reward_name
+
+
+def check_problems(args: ProblemConfig, splits: Sequence[str] = ("train", "eval"), environment: object = None) -> None:
+    """Raise the UserError that resolving the settings would raise later. splits: those that are read."""
+    check_source(args, args.reward_funcs, environment=environment)
+    if args.task is not None:
+        get_task(args.task)
+    if args.data_file is not None or args.eval_file is not None:
+        for split in splits:
+            read_rows(args, split)
+    if not args.reward_memory:  # with it, functions are only imported in their own process
+        for path in [*args.reward_funcs, *filter(None, [args.correct])]:
+            reward_function(path)
+
+
+def check_source(
+    args: ProblemConfig, functions: Sequence[object], dataset: object = None, environment: object = None
+) -> None:
+    """Raise UserError unless the settings, or rows given in Python (`dataset`), are one source of prompts, with reward
+    functions, a verifier or an environment where it is a data set."""
+    sources = {name: getattr(args, name) for name in ("task", "data_file", "dataset_name")}
+    names = [name for name, value in {**sources, "train_dataset": dataset}.items() if value is not None]
+    names = names or (["eval_file"] if args.eval_file is not None else [])
+    if not names:
+        raise UserError(
+            "nothing to train or measure on: give 'task', or 'data_file' or 'dataset_name' with 'reward_funcs' or "
+            "'correct'"
+        )
+    if len(names) > 1:
+        raise UserError(f"more than one source of prompts: {', '.join(names)}; give one")
+    if names != ["task"] and not functions and not args.correct and environment is None:
+        raise UserError(
+            f"{names[0]!r} needs 'reward_funcs' or 'correct': functions f(prompts, completions, **columns) -> list of "
+            "numbers, or their dotted paths, such as my_rewards.length; or an 'environment'"
+        )
+
+
+def reward_function(entry: object) -> RewardFunction:
+    """A reward function, or the one at a dotted path. Raises UserError for anything that cannot be called."""
+    path = isinstance(entry, str) and "/" in entry and ".py" not in entry  # of a model: `org/name`, or a folder
+    if path or any(c.__name__ == "Module" and c.__module__.startswith("torch.nn") for c in type(entry).__mro__):
+        raise UserError(
+            f"reward_funcs: {entry if path else type(entry).__name__!r}: reward models are not taken; call it in a "
+            "function f(prompts, completions, **columns), or use lfpo.rewards.judge"
+        )
+    function = resolve(entry, {}, kind="reward function") if isinstance(entry, str) else entry
+    if not callable(function):
+        raise UserError(
+            f"reward_funcs: expected functions f(prompts, completions, **columns) -> list of numbers, found {entry!r}"
+            + (f", which is {function!r}" if isinstance(entry, str) else "")
+        )
+    try:
+        inspect.signature(function)
+    except ValueError:
+        raise UserError(f"reward function {entry!r}: has no signature; call it in a function of your own") from None
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+        raise UserError(f"reward function {entry!r}: {ASYNCHRONOUS}")
+    return function
+
+
+def check_signature(function: RewardFunction, row: Row) -> None:
+    """Raise UserError for a function that needs what it is not given. row: one of the data set, for its columns."""
+    parameters = inspect.signature(function).parameters.values()
+    needed = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    columns = [name for name in row if name != "prompt"]
+    what = f"reward function {reward_name(function)!r}"
+    for p in needed:
+        if p.kind is p.POSITIONAL_ONLY:
+            raise UserError(f"{what}: takes {p.name!r} by position, and arguments are given by name; remove the '/'")
+    if missing := [p.name for p in needed if p.name not in {"prompts", "completions", *ROLLOUT_ARGUMENTS, *columns}]:
+        advice = (
+            f"the rows have {', '.join(columns) or 'no column but prompt'}; rename one by `columns`, or use map_row"
+        )
+        if {"solution_str", "ground_truth"} & set(missing):
+            advice = "verl's functions take one completion; call it in a function f(prompts, completions, **columns)"
+        elif missing[0] in ("trainer_state", "log_metric", "log_extra"):
+            advice = "TRL passes it, lfpo does not; leave it out"
+        raise UserError(f"{what}: needs {missing[0]!r}, which it is not given: {advice}")
