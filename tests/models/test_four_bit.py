@@ -87,12 +87,11 @@ def test_forward_and_gradients_use_the_dequantised_matrices(pair: tuple[MaskedDi
 
 
 def test_biases_are_saved_in_the_dtype_of_the_model(tmp_path: Path):
-    """bitsandbytes casts a layer's bias, in place, to the dtype of what the layer reads."""
+    """On some processors bitsandbytes casts a layer's bias, in place, to the dtype of what the layer reads."""
     model = init_model(SHAPES["dream"], seed=0, dtype=torch.bfloat16)
     quantize(model.backbone, CPU, torch.bfloat16)
     layer = model.backbone.model.layers[1].self_attn.v_proj
-    layer(torch.zeros(1, 128))
-    assert layer.bias.dtype == torch.float32
+    layer.bias.data = layer.bias.data.float()
     save_model(model, tmp_path / "saved")
     assert {weight.dtype for weight in tiny.read_weights(tmp_path / "saved").values()} == {torch.bfloat16}
 

@@ -91,7 +91,7 @@ def test_adapters_are_written_for_peft_and_read_back(llada: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"lora_alpha": 1}, "has lora_alpha 1, and 'lora' in the configuration 4; give the saved one"),
+        ({"lora_alpha": 1}, "has lora_alpha 1, and 'lora' in the configuration 4.0; give the saved one"),
         ({"use_rslora": True}, "has use_rslora True, and 'lora' in the configuration False"),
         ({"alpha_pattern": {"q_proj": 8}}, "has alpha_pattern {'q_proj': 8}, and 'lora' in the configuration {}"),
     ],

@@ -57,7 +57,7 @@ def test_it_loads_and_is_saved_under_its_own_names(checkpoint: Path, tmp_path: P
         ({"sliding_window": 64}, "sliding_window 64 is not supported"),
         ({"attention_bias": True}, "attention_bias True is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}}, "field 'llama_4_scaling_beta' is missing"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}}, "is missing"),
         ({"rope_parameters": None}, "wrong value|is missing"),
         ({"block_size": 0}, "block_size 0 must be a whole number"),
     ],

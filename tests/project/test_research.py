@@ -105,7 +105,7 @@ def test_a_problem_is_passed_by_any_of_its_samples(monkeypatch: pytest.MonkeyPat
 
     def decoded(cell: Any, config: Any, indices: list[int], temperature: float) -> Any:
         asked.append((indices, temperature))
-        return [], SimpleNamespace(correct=[False, True, False, False, True, True])
+        return [], SimpleNamespace(values=[False, True, False, False, True, True])
 
     monkeypatch.setattr(study, "decoded", decoded)
     cell: Any = {"problems": [4, 7, 9, 11]}

@@ -224,8 +224,8 @@ def test_what_a_callback_or_map_row_sets_in_torch_ends_with_it(
     line, state = STATES[kind]
     before, name = state(), f"maps_{kind}"
     (tmp_path / f"{name}.py").write_text(
-        f"import torch\ndef row(row):\n    {line}\n    return row\n"
-        f"class Sets:\n    def on_step_begin(self, *args, **kwargs):\n        {line}\n"
+        f"import torch\nfrom transformers import TrainerCallback\ndef row(row):\n    {line}\n    return row\n"
+        f"class Sets(TrainerCallback):\n    def on_step_begin(self, *args, **kwargs):\n        {line}\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     args = config(tmp_path, max_steps=1, map_row=f"{name}.row")
