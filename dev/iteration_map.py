@@ -13,7 +13,7 @@ from typing import Any
 
 import lfpo
 from lfpo.cli.command_line import main
-from lfpo.train.rl import LFPOTrainer
+from lfpo.core.algorithm import Algorithm
 
 PACKAGE = Path(lfpo.__file__).parent
 PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"
@@ -34,17 +34,17 @@ def stays(recipe: str = "demo") -> list[Path]:
             if files[-1:] != [file]:
                 files.append(file)
 
-    iterate = LFPOTrainer.iterate
+    iterate = Algorithm.iterate
 
     def traced(*arguments: Any) -> Any:
-        LFPOTrainer.iterate = iterate  # type: ignore[method-assign]
+        Algorithm.iterate = iterate  # type: ignore[method-assign]
         sys.settrace(tracer)
         try:
             return iterate(*arguments)
         finally:
             sys.settrace(None)
 
-    LFPOTrainer.iterate = traced  # type: ignore[method-assign,assignment]
+    Algorithm.iterate = traced  # type: ignore[method-assign,assignment]
     with tempfile.TemporaryDirectory() as folder:
         code = main(["train", recipe, "--max_steps", "1", "--eval_steps", "0", "--output_dir", f"{folder}/run"])
     assert code == 0
