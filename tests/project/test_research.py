@@ -105,7 +105,7 @@ def test_a_problem_is_passed_by_any_of_its_samples(monkeypatch: pytest.MonkeyPat
 
     def decoded(cell: Any, config: Any, indices: list[int], temperature: float) -> Any:
         asked.append((indices, temperature))
-        return [], SimpleNamespace(correct=[False, True, False, False, True, True])
+        return [], SimpleNamespace(values=[False, True, False, False, True, True])
 
     monkeypatch.setattr(study, "decoded", decoded)
     cell: Any = {"problems": [4, 7, 9, 11]}
@@ -245,7 +245,7 @@ def test_samples_give_every_pass_at_k_and_different_right_answers(monkeypatch: p
     """Of four samples one problem has two right ones of one kind, the other one: pass@2 is 5/6 and 1/2."""
     texts = ["a", "a", "b", "c", "d", "e", "f", "g"]
     correct = [True, True, False, False, True, False, False, False]
-    found = SimpleNamespace(correct=correct, completions=texts)
+    found = SimpleNamespace(values=correct, completions=texts)
     monkeypatch.setattr(study, "decoded", lambda *_: ([], found))
     config: Any = SimpleNamespace(sampler=SimpleNamespace(temperature=1.0))
     result = study.sampled({"problems": [4, 7]}, config, problems=2, each=4, k=[1, 2, 4])
