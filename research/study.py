@@ -194,7 +194,7 @@ def sampled(cell: dict[str, Any], config: LFPOConfig, problems: int, each: int, 
     indices = [i for i in cell["problems"][:problems] for _ in range(each)]
     found = decoded(cell, config, indices, config.sampler.temperature, config.sampler)[1]
     groups = [slice(i, i + each) for i in range(0, len(indices), each)]
-    right = [sum(v is True for v in found.values[group]) for group in groups]
+    right = [sum(map(bool, found.values[group])) for group in groups]
     kinds = [len({c for c, ok in zip(found.completions[g], found.values[g], strict=True) if ok}) for g in groups]
     passed = {str(n): round(sum(pass_at_k(each, c, n) for c in right) / problems, 5) for n in k}
     return {"pass": passed, "distinct": round(sum(kinds) / problems, 4)}
