@@ -141,6 +141,7 @@ def assert_equal(t: CanvasTrajectory, expected: torch.Tensor, seen: dict[tuple[i
     assert torch.equal(torch.where(t.until_eos, t.tokens, PAD)[:, : expected.shape[1]], expected)
 
 
+@pytest.mark.long
 def test_rows_end_with_their_first_eos_as_in_generate(calm: Path, monkeypatch: pytest.MonkeyPatch):
     """One row in its first canvas, another in its second; the third goes on alone."""
     ours, theirs = models(calm)

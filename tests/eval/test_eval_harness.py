@@ -71,6 +71,7 @@ def own(folder: Path, *more: str) -> tuple[dict[str, Any], list[dict[str, Any]]]
     return result, [json.loads(line) for line in lines]
 
 
+@pytest.mark.long
 def test_generation_gives_what_lfpo_eval_gives(tmp_path: Path):
     result, samples = evaluate(generation(tmp_path), pretrained="embedded", temperature=1.0, seed=3)
     mine, completions = own(tmp_path, "--sampler.temperature", "1", "--seed", "3")

@@ -92,6 +92,7 @@ def test_copies_with_an_adapter_apart_or_merged_are_those_of_one_process(group: 
             assert (torch.bfloat16 in narrow) == cast
 
 
+@pytest.mark.long
 def test_a_rollout_gathers_the_model_once_or_its_layers_at_every_forward(tmp_path: Path):
     sizes = write_model(tmp_path, "float32", layers=4, width=64, mlp=128, vocabulary=32)
     found = measured(rollouts, 2, tmp_path)

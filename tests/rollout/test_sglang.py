@@ -78,7 +78,9 @@ def test_tokens_are_those_of_the_local_engine(tmp_path: Path):
     assert not list((tmp_path / "sglang").iterdir())
 
 
-@pytest.mark.parametrize("lora", [{}, {"lora": {"r": 4}}], ids=["weights", "LoRA"])
+@pytest.mark.parametrize(
+    "lora", [{}, pytest.param({"lora": {"r": 4}}, marks=pytest.mark.long)], ids=["weights", "LoRA"]
+)
 def test_two_iterations_have_the_local_engine_s_metrics(tmp_path: Path, lora: dict[str, Any]):
     def metrics(name: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]

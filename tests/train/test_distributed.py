@@ -274,6 +274,7 @@ def gather_in_pieces() -> None:
     distributed.stop()
 
 
+@pytest.mark.long
 def test_ranks_without_rows_take_part_in_a_gather():
     assert [rank.returncode for rank in run_ranks(4, gather_in_pieces)] == [0] * 4
 
