@@ -48,6 +48,13 @@ def test_a_card_names_a_hub_base_and_no_folder_of_this_machine(tmp_path: Path):
     assert "- Data: `gsm8k@train=a.jsonl,test=b.jsonl`" in text
 
 
+def test_a_card_says_how_to_measure_on_what_the_run_was_measured_on(tmp_path: Path):
+    own = {"eval_file": "/home/ann/test.csv", "columns": {"question": "prompt"}, "correct": "my_rewards.exact"}
+    text = model_card(Run(tmp_path), {"model": "embedded", "data_file": "/home/ann/rows.csv", **own}, "train")
+    assert """--eval_file test.csv --columns '{"question": "prompt"}' --correct my_rewards.exact""" in text
+    assert "--task choice" in model_card(Run(tmp_path), {"model": "embedded", "task": "choice"}, "train")
+
+
 def test_a_sampler_added_on_resuming_has_no_first_result(tmp_path: Path):
     def evaluation(step: int, *samplers: str) -> dict[str, float]:
         found = {"accuracy": step / 4, "low": 0.0, "high": 1.0, "nfe": 8.0}

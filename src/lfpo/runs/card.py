@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 from huggingface_hub import ModelCardData
@@ -43,11 +44,21 @@ def family_use(run: Run | None = None, config: Json | None = None) -> str:
     chat = " --chat" if first and isinstance(first["prompt"], list) else ""
     return f"""```
 lfpo sample --model PATH_TO_THIS_FOLDER --prompt '...' --sampler.gen_length {length}{chat}
-lfpo eval --model PATH_TO_THIS_FOLDER --task TASK
+lfpo eval --model PATH_TO_THIS_FOLDER {_held_out(config or {})}
 ```
 
 The files have the names and layout of the model family, so other tools that read the family load them too.
 """
+
+
+def _held_out(config: Json) -> str:
+    """The arguments by which `lfpo eval` measures on what a run was measured on."""
+    own = published(config)
+    if not own.get("eval_file"):
+        return f"--task {own.get('task') or 'TASK'}"
+    given = {key: own[key] for key in ("eval_file", "columns", "map_row", "correct") if own.get(key)}
+    words = {key: value if isinstance(value, str) else json.dumps(value) for key, value in given.items()}
+    return " ".join(f"--{key} {shlex.quote(value)}" for key, value in words.items())
 
 
 # Also in docs/export.md; a test runs it in a process without lfpo.
