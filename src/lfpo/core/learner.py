@@ -203,7 +203,9 @@ def accumulate_gradients(
             predictions = Predictions(piece, policies)  # hidden states [T, D], labels [T]
             loss, measured = objective.loss(predictions, signal_B)
             loss = weight * loss / normalizer
-            loss.backward()  # adds to the gradients, and frees this pass's activations
+            # The fused loss has made the gradient at the hidden states and the head already (core/fused.py). This adds
+            # them to the gradients, continues through the layers and frees this pass's activations.
+            loss.backward()
         loss_sum += loss.item()
         observer.advance()
         if weight:

@@ -66,6 +66,7 @@ class LFPO(settings.LFPO, Objective):
         that `target_weight` names."""
         theta, theta_old = predictions.policies[CURRENT], predictions.policies[OLD]
         r_T = predictions.at_targets(signal_B)
+        # p_old: tokens that theta_old rarely draws push little, so that what most rollouts do decides.
         w_T = None if self.target_weight == "equal" else predictions.logp(OLD).exp()
         # w scales the loss only. The normaliser is the sum of views.weight, which is 1 at each of LFPO's targets.
         loss = rectified_sum(
