@@ -67,8 +67,8 @@ class Objective:
     """The least and the largest signal."""
 
     neutral: ClassVar[float] = 0.0
-    """The signal of a rollout that is pulled nowhere, also of one that no reward function could judge. With LFPO (1/2) it
-    holds theta at theta_old."""
+    """The signal of a rollout that is pulled nowhere, also of one that no reward function could judge. With LFPO (1/2)
+    it holds theta at theta_old."""
 
     @property
     def compares(self) -> bool:
