@@ -18,7 +18,7 @@ from lfpo.core.fused import rectified_sum
 from lfpo.core.lfpo import LFPO
 from lfpo.core.rectified import rectified_loss
 from lfpo.models import load_model
-from small_runs import AS_PUBLISHED, rolled
+from small_runs import LFPO_PAPER, rolled
 from soon import soon
 
 GOLDENS = json.loads((Path(__file__).parents[1] / "goldens" / "lfpo.json").read_text())
@@ -114,7 +114,7 @@ def test_ablation_weights_split_the_loss(loss_of: Any):
     torch.testing.assert_close(positive, -r * plus / 0.3)
 
 
-PUBLISHED = {name: value for name, value in AS_PUBLISHED.items() if name != "name"}
+PUBLISHED = {name: value for name, value in LFPO_PAPER.items() if name != "name"}
 STEP = 0.5 / (math.sqrt(3) / 4 + 1e-4)  # the standard deviation of (1, 0, 1, 1), and epsilon
 
 

@@ -52,7 +52,7 @@ from lfpo.rollout.edits import EditedTrajectory
 from lfpo.runs.context import Context
 from lfpo.train.rl import LFPOTrainer
 from scripted_engine import scripted
-from small_runs import AS_PUBLISHED
+from small_runs import LFPO_PAPER
 
 PAGE = Path(__file__).parents[2] / "docs" / "run-directory.md"
 Test = TypeVar("Test", bound=Callable[..., None])
@@ -305,7 +305,7 @@ def test_loss_and_norm_of_a_step_by_hand():
     (-1/2, 3/4, -1/4), halved; the logits are (ln 2, 0, 0) times the scale.
     """
     model: Any = Table({"_": "211"})
-    objective = make_objective({**AS_PUBLISHED, "beta": 0.5})
+    objective = make_objective({**LFPO_PAPER, "beta": 0.5})
     views = fully_masked(rollouts(["a", "b"]))
     loss, _ = accumulate_gradients(objective, {CURRENT: model, OLD: model}, views, double(1, 0), update_tokens=100)
     assert loss == pytest.approx(3 * log(2))
@@ -331,7 +331,7 @@ def test_steps_are_averaged_and_skipped_ones_counted(llada: Path, tmp_path: Path
 
     monkeypatch.setattr(learner, "optimizer_step", recorded)
     monkeypatch.setattr(LFPO, "loss", poisoned)
-    changes = {"objective": AS_PUBLISHED, "learning_rate": 0.01, "lr_scheduler_type": "linear"}
+    changes = {"objective": LFPO_PAPER, "learning_rate": 0.01, "lr_scheduler_type": "linear"}
     args = config(tmp_path, max_steps=2, eval_steps=0, **changes)
     LFPOTrainer(str(llada), even_letters, args=args, train_dataset=ROWS).train()
     first, second = metrics(tmp_path / "run")
@@ -355,7 +355,7 @@ def test_flops_by_hand(llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return accumulate(objective, policies, views, *args, **settings)
 
     monkeypatch.setattr(learner, "accumulate_gradients", recorded)
-    args = config(tmp_path, max_steps=2, objective=AS_PUBLISHED)
+    args = config(tmp_path, max_steps=2, objective=LFPO_PAPER)
     trainer = LFPOTrainer(str(llada), even_letters, args=args, train_dataset=ROWS)
     vocabulary = trainer.model.vocab_size
 
@@ -487,7 +487,7 @@ def test_a_failed_function_is_counted_for_its_iteration(llada: Path, tmp_path: P
             raise ConnectionError("nobody there")
         return [float(len(text)) for text in completions]
 
-    args = config(tmp_path, objective=AS_PUBLISHED)
+    args = config(tmp_path, objective=LFPO_PAPER)
     trainer = LFPOTrainer(str(llada), [even_letters, sometimes], args=args, train_dataset=ROWS)
     assert "rewards/sometimes/failed" not in trainer.run_iteration(0)
     broken = True
@@ -521,7 +521,7 @@ def test_times_by_a_clock(llada: Path, tmp_path: Path, monkeypatch: pytest.Monke
     """Sampling takes 3 seconds, a batch of rewards 5, and each of two optimiser steps 7."""
     clock = Clock(monkeypatch)
     reward = clock.takes(5, lambda prompts, completions, **columns: [float(len(text)) for text in completions])
-    args = config(tmp_path, max_steps=2, eval_steps=1, objective=AS_PUBLISHED)
+    args = config(tmp_path, max_steps=2, eval_steps=1, objective=LFPO_PAPER)
     trainer = LFPOTrainer(str(llada), reward, args=args, train_dataset=ROWS, eval_dataset=ROWS)
     monkeypatch.setattr(trainer.engine, "sample", clock.takes(3, trainer.engine.sample))
     monkeypatch.setattr(learner, "optimizer_step", clock.takes(7, learner.optimizer_step))
@@ -537,7 +537,7 @@ def test_times_by_a_clock(llada: Path, tmp_path: Path, monkeypatch: pytest.Monke
 def test_rollouts_sampled_ahead_by_hand(llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Two batches ahead in a run of four: batches 0 to 2 are sampled by version 0, batch 3 by version 1."""
     clock = Clock(monkeypatch)
-    args = config(tmp_path, max_steps=4, objective=AS_PUBLISHED, engine={"max_staleness": 2})
+    args = config(tmp_path, max_steps=4, objective=LFPO_PAPER, engine={"max_staleness": 2})
     trainer = LFPOTrainer(str(llada), even_letters, args=args, train_dataset=ROWS)
     engine: Any = trainer.engine
     monkeypatch.setattr(engine, "submit", clock.takes(3, engine.submit))

@@ -27,8 +27,8 @@ from lfpo.rollout.sampling import rollout
 from lfpo.train.rl import LFPOTrainer
 
 # lfpo-paper: states that the sampler visited, one pass, the whole mean subtracted, equal weights.
-AS_PUBLISHED: dict[str, Any] = {"name": "lfpo", "states": "stratified", "timesteps": 4, "num_iterations": 1}
-AS_PUBLISHED |= {"baseline": 1.0, "deviation": "batch", "clip": 1.0, "target_weight": "equal"}
+LFPO_PAPER: dict[str, Any] = {"name": "lfpo", "states": "stratified", "timesteps": 4, "num_iterations": 1}
+LFPO_PAPER |= {"baseline": 1.0, "deviation": "batch", "clip": 1.0, "target_weight": "equal"}
 # The default in its fewest steps, for tests of what surrounds the update.
 ONE_PASS: dict[str, Any] = {"name": "lfpo", "num_iterations": 1}
 KNOBS: dict[str, dict[str, Any]] = {

@@ -21,7 +21,7 @@ from lfpo.models.export import Base, merge_adapter
 from lfpo.models.lora import attach, load_adapter, save_adapter, settings_of, target_names, with_adapter
 from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.rl import LFPOTrainer
-from small_runs import AS_PUBLISHED, choice_config, whole_and_resumed
+from small_runs import LFPO_PAPER, choice_config, whole_and_resumed
 
 SMALL = LoraSettings(r=2, lora_alpha=4)
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10], [11, 12, 13, 14, 15, 16]])
@@ -200,7 +200,7 @@ def test_training_resumes_exactly_and_exports_a_plain_model(objective: str, expe
 def test_training_with_merged_rollouts_is_the_same(llada: Path, tmp_path: Path):
     rows = []
     for merge in (False, True):
-        more: dict[str, Any] = {"eval_steps": 1, "merge_lora": merge, "ema_decay": 0.5, "objective": AS_PUBLISHED}
+        more: dict[str, Any] = {"eval_steps": 1, "merge_lora": merge, "ema_decay": 0.5, "objective": LFPO_PAPER}
         trainer = LFPOTrainer(args=config(tmp_path / str(merge), llada, max_steps=2, **more))
         trainer.train()
         found = trainer.run.read_metrics()

@@ -39,7 +39,7 @@ from lfpo.plan.ways import command, ways
 from lfpo.plan.work import count, sampling_work
 from lfpo.rollout.sampling import rollout
 from lfpo.train.preflight import plan_line
-from small_runs import AS_PUBLISHED
+from small_runs import LFPO_PAPER
 from soon import soon
 
 CPU = torch.device("cpu")
@@ -198,7 +198,7 @@ def test_the_work_of_every_objective_is_counted(name: str):
 
 
 def test_work_by_hand():
-    lfpo = make_objective({**AS_PUBLISHED, "timesteps": 2})
+    lfpo = make_objective({**LFPO_PAPER, "timesteps": 2})
     sampler = SamplerConfig(gen_length=8, block_length=4, steps=4, temperature=1.0, cache="dual")
     work = count(lfpo, sampler)
     assert (work.views, work.unit, work.others) == (2, 1, 1)
@@ -209,7 +209,7 @@ def test_work_by_hand():
 
 def test_the_work_of_a_block_model(tmp_path: Path):
     model = load_model(golden("sdar", tmp_path / "sdar"))
-    lfpo = make_objective({**AS_PUBLISHED, "timesteps": 2})
+    lfpo = make_objective({**LFPO_PAPER, "timesteps": 2})
     sampler = SamplerConfig(temperature=1.0, remasking="low_confidence_static").for_length(12, 4)
     forwards, tokens = sampling_work(sampler, 8, False, structure=Structure(4))
     # Prompt and first block once, eleven other forwards of a block, and two that store a finished one.

@@ -30,7 +30,7 @@ from lfpo.rollout.local_engine import find_rule
 from lfpo.rollout.reveal import Proposal
 from lfpo.rollout.sampling import rollout
 from lfpo.train.records import completion_record
-from small_runs import AS_PUBLISHED
+from small_runs import LFPO_PAPER
 
 BLOCK = 4
 # Of 4, 2, 9, 1 and 7 tokens, so that completions begin at each place of a block.
@@ -258,7 +258,7 @@ def test_what_cannot_work_with_edits_is_refused_in_a_sentence():
     with pytest.raises(UserError, match=f"objective Own needs {said} do not give"):
         check_rollouts(Own(), sampler, trained_block=BLOCK)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="LFPO needs the edits of revealed tokens, which this engine does not give"):
-        check_rollouts(make_objective(AS_PUBLISHED), sampler, GIVES.keys() - {"edits"}, trained_block=BLOCK)
+        check_rollouts(make_objective(LFPO_PAPER), sampler, GIVES.keys() - {"edits"}, trained_block=BLOCK)
     check_rollouts(make_objective({"name": "espo"}), sampler, (), trained_block=BLOCK)
 
 

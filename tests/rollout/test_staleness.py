@@ -25,7 +25,7 @@ from lfpo.runs.context import Stopped
 from lfpo.train.queue import part
 from lfpo.train.rl import LFPOTrainer
 from rank_runs import assert_same_run, run
-from small_runs import AS_PUBLISHED, same
+from small_runs import LFPO_PAPER, same
 from soon import soon
 from update_cases import assert_same_bits
 
@@ -75,7 +75,7 @@ def test_staleness_0_has_no_queue_and_1_begins_like_it(llada: Path, tmp_path: Pa
 
 
 def test_theta_old_of_the_loss_is_the_newest(llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    changes = {"ema_decay": 0.5, "objective": AS_PUBLISHED}
+    changes = {"ema_decay": 0.5, "objective": LFPO_PAPER}
     trainer = trainer_of(llada, tmp_path, "run", 2, optimizer_steps_per_iteration=1, **changes)
     weights, theta, seen = list[torch.Tensor](), list[torch.Tensor](), list[torch.Tensor]()
 

@@ -12,7 +12,7 @@ from lfpo.config.sampler import SamplerConfig
 from lfpo.models import load_model
 from lfpo.train.rl import LFPOTrainer
 from rank_checks import assert_ranks_do_not_matter
-from small_runs import AS_PUBLISHED
+from small_runs import LFPO_PAPER
 
 BLOCK = 4
 
@@ -34,7 +34,7 @@ def test_learns_and_leaves_a_run_that_all_commands_read(
         eval_steps=20,
         save_steps=10,
         sampler=six,
-        objective=AS_PUBLISHED,
+        objective=LFPO_PAPER,
     )
     trainer = LFPOTrainer(str(model), even_letters, args=args, train_dataset=ROWS, eval_dataset=ROWS)
     assert trainer.sampler.block_length == BLOCK and trainer.sampler.gen_length == 8

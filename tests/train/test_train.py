@@ -22,7 +22,7 @@ from lfpo.models import load_model, load_tokenizer
 from lfpo.train.average import AverageFiles, in_place
 from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.rl import LFPOTrainer
-from small_runs import AS_PUBLISHED, choice_config
+from small_runs import LFPO_PAPER, choice_config
 
 
 def first_letter(prompts, completions, want, **columns):
@@ -31,7 +31,7 @@ def first_letter(prompts, completions, want, **columns):
 
 
 def test_learns_and_leaves_a_complete_run(llada: Path, tmp_path: Path):
-    args = config(tmp_path, max_steps=25, num_generations=8, eval_steps=25, save_steps=10, objective=AS_PUBLISHED)
+    args = config(tmp_path, max_steps=25, num_generations=8, eval_steps=25, save_steps=10, objective=LFPO_PAPER)
     trainer = LFPOTrainer(str(llada), even_letters, args=args, train_dataset=ROWS, eval_dataset=ROWS)
     folder = trainer.train()
     rows = metrics(tmp_path / "run")
@@ -208,7 +208,7 @@ def test_a_non_finite_update_is_skipped_counted_and_at_last_stops(llada: Path, t
         return predictions.logits().sum() * float("nan"), {}
 
     monkeypatch.setattr(LFPO, "loss", poisoned)
-    trainer = LFPOTrainer(str(llada), first_letter, args=config(tmp_path, objective=AS_PUBLISHED), train_dataset=ROWS)
+    trainer = LFPOTrainer(str(llada), first_letter, args=config(tmp_path, objective=LFPO_PAPER), train_dataset=ROWS)
     before = [p.clone() for p in trainer.model.parameters()]
     with pytest.raises(UserError, match="not finite 5 times"):
         trainer.train()
