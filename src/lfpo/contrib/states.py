@@ -26,7 +26,9 @@ def with_states(views: Views, advantage_S: torch.Tensor, second_SL: torch.Tensor
 
 
 def of_states(predictions: Predictions) -> tuple[torch.Tensor, torch.Tensor]:
-    """The advantage and the second weight of each target, both [T]."""
+    """The advantage and the second weight of each target, both [T]; of dummy views, which a rank without rows runs, 0."""
     views = predictions.views
-    assert isinstance(views, StateViews)
+    if not isinstance(views, StateViews):
+        neither = torch.zeros_like(predictions.weight_T)
+        return neither, neither
     return views.advantage[predictions.view_T], views.second[views.target]
