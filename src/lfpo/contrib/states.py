@@ -26,7 +26,7 @@ def with_states(views: Views, advantage_S: torch.Tensor, second_SL: torch.Tensor
 
 
 def of_states(predictions: Predictions) -> tuple[torch.Tensor, torch.Tensor]:
-    """The advantage and the second weight of each target, both [T]; of dummy views, which a rank without rows runs, 0."""
+    """The advantage and the second weight of each target, both [T]; 0 in dummy views, which ranks without rows run."""
     views = predictions.views
     if not isinstance(views, StateViews):
         neither = torch.zeros_like(predictions.weight_T)
