@@ -1,6 +1,5 @@
 """The trainer end to end on a tiny model: learning, metrics, records, resume, the average of weights, callbacks."""
 
-import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -134,19 +133,6 @@ def test_a_model_that_another_trainer_has_changed_is_one_sentence(llada: Path, t
     split.unsplit = (split.frozen_copy(),)
     with pytest.raises(UserError, match=r"model: it is split over ranks already; load it again by load_model"):
         LFPOTrainer(split, even_letters, config(tmp_path), ROWS, tokenizer=tokenizer)
-
-
-@pytest.mark.parametrize("make_in", [contextlib.nullcontext, torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("train_in", [contextlib.nullcontext, torch.no_grad, torch.inference_mode])
-def test_training_where_gradients_are_off_is_one_sentence(make_in: Any, train_in: Any, llada: Path, tmp_path: Path):
-    with make_in():
-        trainer = LFPOTrainer(str(llada), even_letters, config(tmp_path, max_steps=1), ROWS)
-    if train_in is contextlib.nullcontext and make_in is not torch.inference_mode:
-        trainer.train()
-        return
-    with train_in(), pytest.raises(UserError, match=r"gradients are off: .* outside of torch.no_grad\(\)"):
-        trainer.train()
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_process_without_standard_output_trains(llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
