@@ -38,7 +38,6 @@ from lfpo.eval.store import file_sha256
 from lfpo.models.loading import resolve as resolve_model
 from lfpo.prompts.tasks import Row, Task, get_task
 from lfpo.runs.context import StopRequests
-from lfpo.runs.directory import Run
 
 # Two of three solutions of a test split are for evaluation, the rest for tuning. The base has seen no demonstration of
 # either, and no run trains on them.
