@@ -20,7 +20,6 @@ import pytest
 import torch
 from huggingface_hub import HfApi, ModelCard
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
 
 from lfpo import LFPOTrainer
 from lfpo.cli import main
@@ -116,7 +115,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def plain(home: Path) -> tuple[dict[str, torch.Tensor], list[str]]:
     """Logits of every export from transformers alone, and what the documented sampler printed for two of them."""
-    from safetensors.torch import save_file
 
     save_file({"ids": random_ids(2, 24)}, home / "ids.safetensors")
     code = SAMPLER.removeprefix("```python\n").removesuffix("\n```")
@@ -425,25 +423,6 @@ def test_the_last_checkpoint_becomes_the_same_model_as_the_run_s_own(settings: d
     if "lora" in settings:
         assert main(["export", str(tmp_path / "run"), "--dtype", "float32", "--output", str(tmp_path / "wide")]) == 0
         same(tmp_path / "wide")
-
-
-def test_files_whose_names_transformers_does_not_look_for_get_such_names(llada: Path, tmp_path: Path):
-    source = tmp_path / "loose"
-    shutil.copytree(llada, source)
-    (source / "model.safetensors").rename(source / "weights.safetensors")
-    assert main(["export", str(source), "--layout", "transformers", "--output", str(tmp_path / "one")]) == 0
-    expected = load_model(llada)(random_ids(2, 12))
-    assert torch.equal(
-        AutoModelForCausalLM.from_pretrained(tmp_path / "one")(random_ids(2, 12)).logits.detach(), expected.detach()
-    )
-    weights = load_file(source / "weights.safetensors")
-    for place, names in enumerate((sorted(weights)[::2], sorted(weights)[1::2])):
-        save_file({name: weights[name] for name in names}, source / f"part{place}.safetensors", {"format": "pt"})
-    (source / "weights.safetensors").unlink()
-    assert main(["export", str(source), "--layout", "transformers", "--output", str(tmp_path / "two")]) == 0
-    assert torch.equal(
-        AutoModelForCausalLM.from_pretrained(tmp_path / "two")(random_ids(2, 12)).logits.detach(), expected.detach()
-    )
 
 
 def test_an_export_into_a_folder_of_the_model_itself_holds_the_model_alone(llada: Path, capsys: Any):
