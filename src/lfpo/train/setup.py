@@ -25,7 +25,7 @@ from lfpo.core.objective import Objective
 from lfpo.core.optim import Average
 from lfpo.core.rollouts import FreshRollouts
 from lfpo.models import MaskedDiffusionLM
-from lfpo.models.autocast import described
+from lfpo.models.autocast import precision_of
 from lfpo.models.loading import name_of
 from lfpo.models.policies import load_policies
 from lfpo.objectives.needs import check_rollouts, samplers
@@ -58,7 +58,7 @@ def about(args: TrainingConfig, model: MaskedDiffusionLM) -> str:
 
 
 def about_device(args: TrainingConfig, model: MaskedDiffusionLM) -> str:
-    return f"{describe_environment()}, {described(args, model.device.type, model.backbone.config.hidden_size)}"
+    return f"{describe_environment()}, {precision_of(args, model.device.type, model.backbone.config.hidden_size)}"
 
 
 @dataclass(frozen=True)
