@@ -109,9 +109,7 @@ def test_a_callback_that_failed_is_called_again_by_the_same_trainer(llada: Path,
             "tokenizer: expected one that load_.*found 'embedded'",
         ),
         (lambda m: m, {"tokenizer": 123}, "tokenizer: expected one that .*found 123"),
-        (lambda m: m.requires_grad_(False), {}, r"none of its weights is trained; call model.requires_grad_\(True\)"),
-        (lambda m: m.to("meta"), {}, "its weights are on the device 'meta', without values"),
-        (lambda m: m.half(), {}, "its weights are in float16, which overflows in training"),
+        (lambda m: m.half(), {}, "its weights are in float16, .* or set lora"),
         (lambda m: m.to(torch.bfloat16), {}, "its weights are in bfloat16, .* or set lora"),
     ],
 )
@@ -129,10 +127,6 @@ def test_a_model_that_another_trainer_has_changed_is_one_sentence(llada: Path, t
     for lora in (None, {"r": 2, "lora_alpha": 4}, {"r": 4, "lora_alpha": 4, "target_modules": ["q_proj"]}):
         with pytest.raises(UserError, match=r"model: it has a LoRA adapter already; load it again by load_model"):
             LFPOTrainer(model, even_letters, config(tmp_path, lora=lora), ROWS, tokenizer=tokenizer)
-    split = load_model(llada)
-    split.unsplit = (split.frozen_copy(),)
-    with pytest.raises(UserError, match=r"model: it is split over ranks already; load it again by load_model"):
-        LFPOTrainer(split, even_letters, config(tmp_path), ROWS, tokenizer=tokenizer)
 
 
 def test_a_process_without_standard_output_trains(llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -186,8 +186,7 @@ class LFPOTrainer(Trainer):
         context, passes = context or Context(), list[PolicyForward]()
         context.observer.passes = passes
         batch, signal_R, metrics = self.iterate(step, context.observer)
-        sampled = [t for t in (batch.trajectory, batch.discarded) if t is not None]
-        flops = sum(rollout_flops(self.policies[OLD], trajectory) for trajectory in sampled)
+        flops = rollout_flops(self.policies[OLD], batch.trajectory)
         flops += sum(pass_flops(self.policies[ran.policy], ran) for ran in passes)
         self.state["flops"] += collectives.sum_number(flops)
         self.log_rollouts(step, batch, signal_R[batch.rollout_B], context)
