@@ -84,6 +84,44 @@ def test_another_network_is_refused(write: Callable[..., Path], changes: dict[st
         load_model(source)
 
 
+def adapter(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "adapter_config.json").write_text("{}")
+    return folder
+
+
+def pickled(folder: Path) -> Path:
+    source = write_llada(folder)
+    (source / "model.safetensors").rename(source / "pytorch_model.bin")
+    return source
+
+
+def written(file: Path) -> Path:
+    file.write_text("x")
+    return file
+
+
+# (what is given as a model, in a folder; sentence)
+GIVEN: list[tuple[Callable[[Path], Any], str]] = [
+    (lambda f: adapter(f / "lora"), "holds a LoRA adapter only; merge it: .*merge_and_unload"),
+    (lambda f: adapter(f / "step-3/model").parent, r"merge it: .*`lfpo export \S+step-3 --output FOLDER`"),
+    (lambda f: write_llada(f / "run/model").parent, "the folder of a run or a checkpoint; its model is in .*run/model"),
+    (lambda f: f, "config.json: missing"),
+    (lambda f: pickled(f / "p"), "no model.safetensors and .* pickled weights are not read"),
+    (lambda f: written(f / "m.gguf"), r"run `lfpo convert \S+m.gguf FOLDER`"),
+    (lambda f: write_llada(f / "tiny") / "model.safetensors", r"is a file; give its folder, '\S+tiny'"),
+    (lambda f: "org/model.gguf", "no such folder"),
+    (lambda f: {"a": 1}, "found an object of dict; write it and its tokenizer by save_pretrained"),
+]
+
+
+@pytest.mark.parametrize(("make", "sentence"), GIVEN, ids=[sentence[:30] for _, sentence in GIVEN])
+def test_what_is_no_model_is_one_sentence(make: Callable[[Path], Any], sentence: str, tmp_path: Path):
+    with pytest.raises(UserError, match=sentence) as caught:
+        load_model(make(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
 # (tensor, its value or None, sentence): names as in the file
 TENSORS: list[tuple[str, torch.Tensor | None, str]] = [
     ("model.layers.1.mlp.experts.2.up_proj.weight", None, "1 tensors are missing, first"),

@@ -78,7 +78,7 @@ class Source:
 def run_convert(settings: ConvertConfig) -> Path:
     """Write the folder, under a hidden name until it is complete; print and return its path. Raises UserError where
     the source cannot be converted."""
-    folder, source = user_path(settings.folder), opened(settings)
+    folder, source = user_path(settings.folder), open_source(settings)
     with new_folder(folder) as partial:
         mask = write_model(source, settings, partial)
     attends = f"blocks of {settings.block_length} tokens" if settings.block_length else "full"
@@ -89,7 +89,7 @@ def run_convert(settings: ConvertConfig) -> Path:
     return folder
 
 
-def opened(settings: ConvertConfig) -> Source:
+def open_source(settings: ConvertConfig) -> Source:
     """The source, of which only headers are read yet; a .gguf file is read whole. Raises UserError where it cannot be
     converted."""
     if settings.is_gguf:

@@ -21,9 +21,9 @@ from lfpo.models.family import Family, build_backbone
 from lfpo.models.loading import (
     GENERATION,
     copy_files,
-    described,
     load_model,
     load_tokenizer,
+    read_config,
     save_model,
     save_tokenizer,
     token_ids,
@@ -42,7 +42,7 @@ def export_transformers(source: Path, folder: Path, *, consume: bool = False) ->
 
     consume: delete each file of `source` once it is written anew. Raises UserError as `load_model` does.
     """
-    family, config = described(source)
+    family, config = read_config(source)
     if family.build is not None:
         raise UserError(_no_other_layout(family))
     backbone = build_backbone(family, config)

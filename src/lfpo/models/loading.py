@@ -86,7 +86,7 @@ def resolve(name: str | Path) -> Path:
         ) from error
 
 
-def described(source: Path) -> tuple[Family, Json]:
+def read_config(source: Path) -> tuple[Family, Json]:
     """The family and config.json of a checkpoint's folder, with the block length where its name tells it. Raises
     UserError as `family_of`."""
     config = read_json(source / "config.json")
@@ -109,14 +109,14 @@ def trained_block_length(model: str | Path | MaskedDiffusionLM) -> int | None:
     """MaskedDiffusionLM.block_length of a model; that of a checkpoint from its config.json alone."""
     if isinstance(model, MaskedDiffusionLM):
         return model.block_length
-    family, config = described(resolve(model))
+    family, config = read_config(resolve(model))
     return family.block_length(config)
 
 
 def without_weights(name: str | Path) -> MaskedDiffusionLM:
     """A model whose weights are on the meta device: it says what prompts fit. Raises UserError as `load_model`."""
     source = resolve(name)
-    family, config = described(source)
+    family, config = read_config(source)
     backbone: Any = build_backbone(family, config)
     ids = token_ids(config, source)
     return _model(backbone, family, config, source, **ids)
@@ -259,7 +259,7 @@ def load_tokenizer(name: str | Path) -> Any:
     """The tokenizer of a checkpoint (`name` as in `load_model`), with its mask token set; remote code is not run.
     Raises UserError for missing tokenizer files, and for one without a mask token."""
     source = resolve(name)
-    family, config = described(source)
+    family, config = read_config(source)
     tokenizer = read_tokenizer(source, family)
     named = config.get("mask_token_id")
     token = tokenizer.convert_ids_to_tokens(named) if isinstance(named, int) and named >= 0 else None
