@@ -1,9 +1,7 @@
 """DiffusionGemma checkpoints beside transformers' own class: logits, names of weights, refusals."""
 
 import json
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,7 +21,7 @@ from lfpo.models.layouts import LAYOUTS
 from lfpo.models.lora import attach
 from lfpo.plan.model import model_shape
 from tiny import read_weights
-from tiny_gemma import CANVAS, CHARACTERS, PAD, TURN, VOCABULARY, both, changed, need_gemma, write_gemma
+from tiny_gemma import CANVAS, CHARACTERS, PAD, TURN, VOCABULARY, both, need_gemma, write_gemma
 
 PROMPT = 13  # longer than the sliding window
 
@@ -226,25 +224,6 @@ def test_adapters_leave_out_routers_and_take_experts_when_they_are_named(checkpo
     model = load_model(checkpoint)
     attach(model, LoraSettings(r=2, lora_alpha=4, target_modules=[], experts=True))
     assert len(model.factors()) == 2 * 2 * 4 and all("experts" in name for name, _ in model.factors())
-
-
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"tie_word_embeddings": False}, "tie_word_embeddings False is not supported"),
-        ({"canvas_length": 0}, "canvas_length 0 must be a whole number"),
-        ({"text_config": {"use_bidirectional_attention": "all"}}, "use_bidirectional_attention 'all' is not supported"),
-    ],
-)
-def test_a_configuration_that_cannot_be_followed_is_refused(fields: dict[str, Any], said: str, tmp_path: Path):
-    with pytest.raises(UserError, match=said):
-        load_model(changed(write_gemma(tmp_path / "m"), **fields))
-
-
-def test_a_transformers_without_the_class_says_so(checkpoint: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "lfpo.contrib.canvases.stack", None)
-    with pytest.raises(UserError, match=r"has no DiffusionGemma.*install 5\.23 or later"):
-        load_model(checkpoint)
 
 
 def test_routers_stay_as_they_are(checkpoint: Path):

@@ -10,7 +10,6 @@ import torch
 
 from letter_runs import ROWS, config, metrics
 from letters import rollouts
-from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
 from lfpo.contrib.kept import KeepPredictions, KeptTrajectory, kept
 from lfpo.contrib.mdpo import MDPO
@@ -114,9 +113,3 @@ def test_steps_to_keep_are_even_and_end_with_the_last():
     sampler = SamplerConfig(gen_length=8, steps=8)
     assert [MDPO(rewarded_steps=n).kept_steps(sampler) for n in (1, 3, 4)] == [(7,), (1, 4, 7), (1, 3, 5, 7)]
     assert MDPO().kept_steps(sampler) == MDPO(rewarded_steps=99).kept_steps(sampler) == tuple(range(8))
-
-
-def test_predictions_are_not_kept_with_a_cache(llada: Path):
-    sampler = SamplerConfig(gen_length=8, block_length=4, cache="dual")
-    with pytest.raises(UserError, match="whole predictions cannot be kept with sampler cache 'dual'"):
-        rollout(load_model(llada), PROMPTS, sampler, [1, 2, 3], variant=KeepPredictions((0,)))

@@ -16,7 +16,6 @@ from lfpo.config.sampler import SamplerConfig
 from lfpo.core.doubled import noised_hidden, training_structure
 from lfpo.core.structure import Structure
 from lfpo.models import load_model, load_tokenizer, save_model
-from lfpo.models.families import family_of
 from lfpo.models.loading import trained_block_length
 from lfpo.models.lora import inject
 from lfpo.models.weights import saved_weights
@@ -95,12 +94,6 @@ def test_rotary_frequencies_that_depend_on_a_batch_are_refused(tmp_path: Path):
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     with pytest.raises(UserError, match=r"config.json: rotary embeddings of type 'longrope' are not supported"):
         load_model(a2d(tmp_path / "m", NAMES[0], rope_parameters=rope))
-
-
-@pytest.mark.parametrize("shift", [2, "yes", -1])
-def test_a_shift_that_is_neither_0_nor_1_is_refused(shift: object):
-    with pytest.raises(UserError, match="logit_shift"):
-        family_of({"model_type": "a2d-llama", "logit_shift": shift}, "config.json")
 
 
 @pytest.mark.parametrize("name", NAMES)

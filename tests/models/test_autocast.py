@@ -12,7 +12,7 @@ from lfpo.config.train import LFPOConfig
 from lfpo.core.model import CURRENT, OLD
 from lfpo.core.rng import generator
 from lfpo.models import MaskedDiffusionLM, autocast, init_model, load_tokenizer
-from lfpo.models.autocast import LEAST_WIDTH, autocasts, bfloat16_gain, described
+from lfpo.models.autocast import LEAST_WIDTH, autocasts, bfloat16_gain, precision_of
 from lfpo.models.layouts import LAYOUTS
 from lfpo.models.placement import narrow_matrices
 from lfpo.models.policies import load_policies, ready_to_sample
@@ -51,7 +51,7 @@ def test_where_it_is_on(
     fast(monkeypatch, gain)
     args = settings(**keys)
     assert autocasts(args, "cpu", width) is on
-    assert says in described(args, "cpu", width)
+    assert says in precision_of(args, "cpu", width)
     assert autocasts(args, "cuda", width) is args.bf16  # whatever the CPU does
 
 
@@ -59,7 +59,7 @@ def test_a_cpu_without_fast_products_is_not_timed(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(autocast, "has_bfloat16", lambda: False)
     monkeypatch.setattr(autocast, "bfloat16_gain", lambda: 1 / 0)
     assert not autocasts(settings(), "cpu", 576)
-    assert "no fast products of bfloat16 numbers" in described(settings(), "cpu", 576)
+    assert "no fast products of bfloat16 numbers" in precision_of(settings(), "cpu", 576)
 
 
 def test_the_gain_is_the_ratio_of_the_best_times(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -231,8 +231,6 @@ def test_old_checkpoints_hold_inv_freq_which_is_dropped(tmp_path: Path):
         ({"model_type": "a2d-llama"}, "already"),
         ({"is_causal": False, "logit_shift": 0}, "already"),
         ({"use_sliding_window": True}, "sliding windows"),
-        ({"rope_parameters": {"rope_type": "su", "rope_theta": 1e4}}, "a field has a wrong value"),
-        ({"hidden_act": "swish2"}, "a field has a wrong value"),
     ],
 )
 def test_each_source_that_is_no_plain_language_model_is_one_sentence(
@@ -255,13 +253,10 @@ def test_missing_files_and_a_taken_folder_are_one_sentence_each(tmp_path: Path, 
     (source / "tokenizer.json").unlink()
     assert "no tokenizer.json" in refused(capsys, source, tmp_path / "made")
     (source / "model.safetensors").unlink()
-    assert "no *.safetensors file" in refused(capsys, source, tmp_path / "made")
+    assert "no model.safetensors" in refused(capsys, source, tmp_path / "made")
     (source / "config.json").unlink()
     assert "config.json: missing" in refused(capsys, source, tmp_path / "made")
     assert "no such file" in refused(capsys, tmp_path / "none.gguf", tmp_path / "made")
-    broken = tmp_path / "broken.gguf"
-    broken.write_bytes(b"GGUF, or not")
-    assert "broken.gguf" in refused(capsys, broken, tmp_path / "made")
     assert [p.name for p in tmp_path.iterdir() if "partial" in p.name] == []
 
 
@@ -313,16 +308,6 @@ def test_ids_that_a_gguf_file_does_not_name_are_not_those_of_other_models(tmp_pa
 def test_a_gguf_file_without_a_field_is_refused(field: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = write_gguf(tmp_path / "model.gguf", write_source(tmp_path / "source"), lacks=field)
     assert f"{path}: the field '{field}' is missing" in refused(capsys, path, tmp_path / "made")
-
-
-def test_tensors_of_a_gguf_file_that_its_fields_do_not_describe_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    table = numpy.ones((VOCAB + 3, 32), "float32")
-    source = write_source(tmp_path / "source")
-    path = write_gguf(tmp_path / "model.gguf", source, without="token_embd", token_embd__weight=table)
-    said = refused(capsys, path, tmp_path / "made")
-    assert f"token_embd.weight has shape [{VOCAB + 3}, 32], and the file's fields say [{VOCAB}, 32]" in said
 
 
 @pytest.mark.parametrize(
@@ -410,9 +395,7 @@ def test_a_head_that_differs_from_the_embeddings_it_is_tied_to_is_refused(
     assert "lm_head.weight" not in load_file(convert(source, tmp_path / "made") / "model.safetensors")
 
 
-def test_of_several_sets_of_weights_the_one_that_transformers_reads_is_taken(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_of_several_sets_of_weights_the_one_that_transformers_reads_is_taken(tmp_path: Path):
     source = write_source(tmp_path / "source")
     weights = load_file(source / "model.safetensors")
     old = {name: weight + 1 for name, weight in weights.items()}
@@ -421,14 +404,9 @@ def test_of_several_sets_of_weights_the_one_that_transformers_reads_is_taken(
     (source / "model.safetensors.index.json").write_text(json.dumps(index))
     made = load_file(convert(source, tmp_path / "made") / "model.safetensors")
     assert torch.equal(made["model.norm.weight"], weights["model.norm.weight"])
-    (source / "model.safetensors").rename(source / "model_new.safetensors")
+    (source / "model.safetensors").unlink()
     made = load_file(convert(source, tmp_path / "indexed") / "model.safetensors")
     assert torch.equal(made["model.norm.weight"], old["model.norm.weight"])
-    (source / "model.safetensors.index.json").unlink()
-    said = refused(capsys, source, tmp_path / "both")
-    assert "both model-00001-of-00001.safetensors and model_new.safetensors have" in said
-    (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": ["model.norm.weight"]}))
-    assert "'weight_map' must name a file for each tensor" in refused(capsys, source, tmp_path / "list")
 
 
 def test_a_folder_that_is_a_link_or_the_current_one_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -454,19 +432,6 @@ def test_tokens_that_were_added_without_embeddings_get_some(tmp_path: Path):
     (source / "tokenizer_config.json").write_text(json.dumps({**settings, "pad_token": "[PAD]"}))
     model = load_model(convert(source, tmp_path / "made"))
     assert (model.mask_id, model.pad_id, model.vocab_size) == (VOCAB, VOCAB + 1, VOCAB + 2)
-
-
-@pytest.mark.parametrize(("listed", "said"), [([], "names the EOS token"), (300, "eos_token_id 300 must be a whole")])
-def test_an_end_that_the_model_has_not_is_refused(
-    listed: Any, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    source = change(write_source(tmp_path / "source"), eos_token_id=listed)
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        if (source / name).exists():
-            settings = json.loads((source / name).read_text())
-            settings.pop("eos_token", None)
-            (source / name).write_text(json.dumps(settings))
-    assert said in refused(capsys, source, tmp_path / "made")
 
 
 def test_the_end_of_a_chat_turn_is_kept(tmp_path: Path):
@@ -511,14 +476,6 @@ def test_ids_with_gaps_and_a_mask_that_is_the_end_are_seen(tmp_path: Path, capsy
     del vocabulary["z"]  # the next token gets the number of tokens as its id, which is that of "zzz"
     (source / "tokenizer.json").write_text(json.dumps(words))
     assert "ids have gaps" in refused(capsys, source, tmp_path / "gaps")
-
-
-def test_a_file_without_all_weights_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    source = write_source(tmp_path / "source")
-    weights = load_file(source / "model.safetensors")
-    del weights["model.layers.1.mlp.up_proj.weight"]
-    save_file(weights, source / "model.safetensors", {"format": "pt"})
-    assert "model.layers.1.mlp.up_proj.weight" in refused(capsys, source, tmp_path / "made")
 
 
 def test_a_plain_model_is_refused_elsewhere_with_the_command_that_converts_it(

@@ -20,17 +20,17 @@ import pytest
 import torch
 from huggingface_hub import HfApi, ModelCard
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
 
 from lfpo import LFPOTrainer
 from lfpo.cli import main
 from lfpo.config.build import load_yaml, to_dict, yaml_text
 from lfpo.config.errors import UserError
-from lfpo.config.export import ExportConfig, PushConfig
+from lfpo.config.export import PushConfig
 from lfpo.config.models import LoraSettings
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.train import LFPOConfig
-from lfpo.models import init_model, load_model, load_tokenizer, save_model
+from lfpo.core.model import CURRENT
+from lfpo.models import MaskedDiffusionLM, init_model, load_model, load_tokenizer, save_model
 from lfpo.models.lora import attach
 from lfpo.models.tensor_files import save_tensors
 from lfpo.models.weights import saved_weights
@@ -38,7 +38,7 @@ from lfpo.rollout.sampling import rollout
 from lfpo.runs.card import SAMPLER, completion_length
 from lfpo.runs.directory import Run
 from lfpo.train.checkpoint import save_checkpoint
-from lfpo.train.export import run_export, run_push
+from lfpo.train.export import run_push
 from lfpo.train.preflight import check_disk
 from small_runs import choice_config
 from tiny import LLADA_CONFIG, random_ids, read_weights, reference_logits, write_dream, write_llada
@@ -72,22 +72,22 @@ for text in samplers:
 """
 
 
-def lora_run(folder: Path, base: Path) -> Path:
-    """A run with LoRA that was stopped after a checkpoint with a random adapter."""
+def lora_run(folder: Path, base: Path, dtype: str = "float32", size: float = 0.1) -> MaskedDiffusionLM:
+    """A run with LoRA that was stopped after a checkpoint with a random adapter, of standard deviation `size`."""
     write_run(folder, ["text"])
     settings = LoraSettings(r=2, lora_alpha=4)
-    config = LFPOConfig(output_dir=str(folder), model=str(base), data_file="rows.jsonl", lora=settings)
+    config = LFPOConfig(output_dir=str(folder), model=str(base), data_file="rows.jsonl", lora=settings, dtype=dtype)
     (folder / "config.yaml").write_text(yaml_text(to_dict(config)))
-    model = load_model(base)
+    model = load_model(base, dtype=getattr(torch, dtype))
     attach(model, settings)
     generator = torch.Generator().manual_seed(3)
     for _, factor in model.factors():
-        factor.data = torch.randn(factor.shape, generator=generator) * 0.1
+        factor.data = torch.randn(factor.shape, generator=generator) * size
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters)
     trainer: Any = SimpleNamespace(model=model, reference=None, tokenizer=None, optimizer=optimizer, parts={})
     save_checkpoint(folder, 2, trainer, state={})
-    return folder
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def plain(home: Path) -> tuple[dict[str, torch.Tensor], list[str]]:
     """Logits of every export from transformers alone, and what the documented sampler printed for two of them."""
-    from safetensors.torch import save_file
 
     save_file({"ids": random_ids(2, 24)}, home / "ids.safetensors")
     code = SAMPLER.removeprefix("```python\n").removesuffix("\n```")
@@ -203,7 +202,7 @@ def test_exports_have_cards_that_name_layout_and_shift(home: Path):
 
 
 def test_a_merged_export_takes_the_room_of_one_model_and_one_file(home: Path, monkeypatch: pytest.MonkeyPatch):
-    """The merged copy goes file by file; the disk is asked before anything is written."""
+    """The merged copy goes file by file."""
     monkeypatch.setattr("lfpo.models.tensor_files.FILE_BYTES", 60_000)
     held = []
 
@@ -219,11 +218,6 @@ def test_a_merged_export_takes_the_room_of_one_model_and_one_file(home: Path, mo
     assert len(files) == 3 and max(held) < sum(files) + max(files) + 5000  # of names, which differ in length
     whole, parts = read_weights(home / "merged"), read_weights(out)
     assert whole.keys() == parts.keys() and all(torch.equal(whole[k], parts[k]) for k in whole)
-    shutil.rmtree(out)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
-    with pytest.raises(UserError, match="are free on this disk"):
-        run_export(ExportConfig(str(home / "own/run"), "transformers", output=str(out)))
-    assert not out.exists()
 
 
 def test_the_disk_of_a_lora_run_must_hold_the_merged_model(home: Path, tmp_path: Path):
@@ -267,7 +261,6 @@ def test_a_damaged_model_is_not_exported(tmp_path: Path, capsys: pytest.CaptureF
             "embedded: holds no run; --adapter needs the folder of a run with lora",
         ),
         (["none", "--output", "x"], "model 'none': no such folder"),
-        (["RUN/checkpoints/best", "--output", "x"], "best: the folder of a checkpoint is named step-NUMBER"),
         ([], "key 'run' is missing"),
     ],
 )
@@ -276,8 +269,6 @@ def test_what_cannot_be_exported_is_an_error(
 ):
     monkeypatch.chdir(tmp_path)
     write_run(tmp_path / "RUN", ["text"])
-    (tmp_path / "RUN/checkpoints/best").mkdir(parents=True)
-    (tmp_path / "RUN/checkpoints/best/manifest.json").write_text("{}")
     assert main(["export", *arguments]) == 2
     found = capsys.readouterr().err
     assert message in found
@@ -427,25 +418,6 @@ def test_the_last_checkpoint_becomes_the_same_model_as_the_run_s_own(settings: d
         same(tmp_path / "wide")
 
 
-def test_files_whose_names_transformers_does_not_look_for_get_such_names(llada: Path, tmp_path: Path):
-    source = tmp_path / "loose"
-    shutil.copytree(llada, source)
-    (source / "model.safetensors").rename(source / "weights.safetensors")
-    assert main(["export", str(source), "--layout", "transformers", "--output", str(tmp_path / "one")]) == 0
-    expected = load_model(llada)(random_ids(2, 12))
-    assert torch.equal(
-        AutoModelForCausalLM.from_pretrained(tmp_path / "one")(random_ids(2, 12)).logits.detach(), expected.detach()
-    )
-    weights = load_file(source / "weights.safetensors")
-    for place, names in enumerate((sorted(weights)[::2], sorted(weights)[1::2])):
-        save_file({name: weights[name] for name in names}, source / f"part{place}.safetensors", {"format": "pt"})
-    (source / "weights.safetensors").unlink()
-    assert main(["export", str(source), "--layout", "transformers", "--output", str(tmp_path / "two")]) == 0
-    assert torch.equal(
-        AutoModelForCausalLM.from_pretrained(tmp_path / "two")(random_ids(2, 12)).logits.detach(), expected.detach()
-    )
-
-
 def test_an_export_into_a_folder_of_the_model_itself_holds_the_model_alone(llada: Path, capsys: Any):
     assert main(["export", str(llada), "--output", str(llada / "copy")]) == 0
     assert not [p for p in (llada / "copy").rglob("*") if "partial" in p.name]
@@ -473,3 +445,27 @@ def test_an_upload_that_fails_says_where_the_trained_model_is(hub: Any, tmp_path
     cause = ConnectionError("storage answers 503")
     with pytest.raises(UserError, match=failed.format(": storage answers 503")):
         run_push(PushConfig(str(tmp_path / "run"), "me/thing"), api())
+
+
+def test_export_adds_the_adapter_in_the_dtype_of_the_run_or_in_float32(tmp_path: Path, capsys):
+    model = lora_run(tmp_path / "run", write_llada(tmp_path / "base"), "bfloat16", 0.03)
+    base = {name: weight.detach().float().clone() for name, weight in saved_weights(model).items()}
+    products = {}
+    for name in base:
+        layer = model.backbone.get_submodule(name.rpartition(".")[0])
+        if hasattr(layer, "lora_A"):
+            a, b = layer.lora_A[CURRENT].weight, layer.lora_B[CURRENT].weight
+            products[name] = 2.0 * (b @ a).detach()  # lora_alpha / r
+    assert products
+    run = str(tmp_path / "run")
+    assert main(["export", run, "--output", str(tmp_path / "narrow")]) == 0
+    assert main(["export", run, "--dtype", "float32", "--output", str(tmp_path / "wide")]) == 0
+    narrow, wide = (saved_weights(load_model(tmp_path / name)) for name in ("narrow", "wide"))
+    for name, weight in base.items():
+        exact = weight + products.get(name, 0.0)
+        assert torch.allclose(wide[name], exact, atol=1e-6)
+        assert torch.allclose(narrow[name].float(), exact, rtol=2**-8, atol=1e-6)
+    assert main(["export", run, "--dtype", "float32", "--adapter", "true", "--output", str(tmp_path / "a")]) == 2
+    assert "--dtype is that of the sum of base and LoRA adapter" in capsys.readouterr().err
+    assert main(["export", "embedded", "--dtype", "float32", "--output", str(tmp_path / "b")]) == 2
+    assert "--dtype needs the folder of a run with lora" in capsys.readouterr().err

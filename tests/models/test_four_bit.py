@@ -137,7 +137,7 @@ def test_where_it_cannot_work(llada: Path, tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(UserError, match=said):
             LFPOTrainer(args=choice_config(tmp_path, llada, **{**FOUR_BIT, **settings}))
 
-    fails(r"layer 0.self_attn.q_proj has rows of 32 numbers")
+    fails(r"layer 0.self_attn.q_proj has rows of 32, not a multiple of 64")
     fails("'load_in_4bit' needs 'lora'", lora=None)
     fails("'load_in_4bit' does not work with 'fsdp'", fsdp=True)
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)

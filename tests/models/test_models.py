@@ -1,6 +1,5 @@
 """Checkpoints of every family: logits, ids, tokenizers, saving, and what is refused."""
 
-import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -180,7 +179,6 @@ def test_init_is_decided_by_its_seed() -> None:
     assert all(torch.equal(one[k], same[k]) for k in one)
     assert any(not torch.equal(one[k], other[k]) for k in one)
     assert one["backbone.lm_head.weight"].std() == pytest.approx(0.02, rel=0.1)
-    fails(lambda: init_model({"model_type": "llada"}, seed=0), "init config", "d_model")
 
 
 # Errors
@@ -192,23 +190,11 @@ def test_a_folder_or_config_that_is_missing(tmp_path: Path) -> None:
     fails(lambda: load_model(tmp_path), str(tmp_path), "config.json")
 
 
-@pytest.mark.parametrize("text", ['{"model_type": ', "[]", "\xff"])
-def test_corrupt_config(llada: Path, text: str) -> None:
-    (llada / "config.json").write_bytes(text.encode("latin-1"))
-    fails(lambda: load_model(llada), str(llada / "config.json"), "JSON")
-
-
 @pytest.mark.parametrize("keep", [0, 4, 100, 20_000])
 def test_truncated_weights(checkpoint: Path, keep: int) -> None:
     file = checkpoint / "model.safetensors"
     file.write_bytes(file.read_bytes()[:keep])
     fails(lambda: load_model(checkpoint), str(file))
-
-
-def test_a_missing_shard(llada_sharded: Path) -> None:
-    name = "model-00002-of-00003.safetensors"
-    (llada_sharded / name).unlink()
-    fails(lambda: load_model(llada_sharded), str(llada_sharded), name)
 
 
 def test_pickles_are_never_opened(llada: Path, tmp_path: Path) -> None:
@@ -224,12 +210,6 @@ def test_a_tokenizer_without_a_mask_token(tmp_path: Path) -> None:
     special = tuple("<|other|>" if t == "<|mdm_mask|>" else t for t in LLADA_SPECIAL)
     folder = write_llada(tmp_path / "m", special=special, mask_token_id=None)
     fails(lambda: load_tokenizer(folder), str(folder), "mask")
-
-
-@pytest.mark.parametrize("text", ["{", '{"model": {"type": "None"}}', ""])
-def test_a_corrupt_tokenizer(llada: Path, text: str) -> None:
-    (llada / "tokenizer.json").write_text(text)
-    fails(lambda: load_tokenizer(llada), str(llada))
 
 
 # Published layouts of block-diffusion models and mixtures of experts
@@ -307,71 +287,6 @@ def test_checkpoints_in_several_files(tmp_path: Path) -> None:
     torch.testing.assert_close(model(ids).logits, load_model(source)(ids), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("model.layers.1.mlp.experts.2.up_proj.weight", None),
-        ("model.layers.1.mlp.gate.expert_bias", None),
-        ("model.layers.0.attention.query_key_value.weight", torch.zeros(5, 5)),
-        ("model.layers.7.attention.dense.weight", torch.zeros(2)),
-    ],
-    ids=["expert", "buffer", "shape", "extra"],
-)
-def test_a_wrong_tensor_is_named_as_in_the_file(key: str, value: torch.Tensor | None, tmp_path: Path) -> None:
-    source = golden("llada2_0", tmp_path / "m")
-    save_weights(source, {name: w for name, w in {**read_weights(source), key: value}.items() if w is not None})
-    fails(lambda: load_model(source), str(source), key)
-
-
-@pytest.mark.parametrize(
-    ("name", "changes", "words"),
-    [
-        ("lladamoe", {"clip_qkv": 8.0}, ("clip_qkv 8.0",)),
-        ("lladamoe", {"shared_expert_intermediate_size": 24}, ("shared_expert_intermediate_size 24",)),
-        ("lladamoe", {"moe_router_enable_expert_bias": True}, ("moe_router_enable_expert_bias True",)),
-        ("lladamoe", {"num_experts": None}, ("num_experts", "missing")),
-        ("lladamoe", {"expert_intermediate_size": None}, ("expert_intermediate_size", "missing")),
-        ("llada", {"num_experts": 4}, ("qk_layernorm",)),
-        ("llada2_0", {"score_function": "softmax"}, ("score_function 'softmax'", "'sigmoid'")),
-        ("llada2_0", {"moe_router_enable_expert_bias": False}, ("moe_router_enable_expert_bias False",)),
-        ("sdar", {"rope_scaling": {"type": "yarn"}}, ("rope_scaling", "yarn")),
-        ("sdar_moe", {"num_experts_per_tok": None}, ("num_experts_per_tok", "missing")),
-        ("llada", {"model_type": "gpt2"}, ("'gpt2'", "llada", "Dream")),
-        ("llada", {"block_type": "sequential"}, ("sequential",)),
-        ("llada", {"mask_token_id": 126336}, ("mask_token_id 126336",)),
-        ("llada", {"d_model": None}, ("d_model", "missing")),
-        ("llada", {"alibi": True, "rope": False}, ("alibi True",)),
-        ("llada", {"rope": False}, ("rope False",)),
-        ("llada", {"activation_type": "gelu"}, ("activation_type 'gelu'",)),
-        ("llada", {"layer_norm_type": "default"}, ("layer_norm_type 'default'",)),
-        ("llada", {"clip_qkv": 8.0}, ("clip_qkv 8.0",)),
-        ("llada", {"quantization_config": {"quant_method": "gptq"}}, ("quantization_config", "gptq")),
-        ("sdar", {"quantization_config": {"quant_method": "fp8"}}, ("quantization_config", "fp8")),
-    ],
-)
-def test_a_config_that_is_not_supported(
-    name: str, changes: dict[str, Any], words: tuple[str, ...], tmp_path: Path
-) -> None:
-    source = golden(name, tmp_path / "m", **changes)
-    fails(lambda: load_model(source), str(source), *words)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"rope_scaling": {"type": "yarn", "factor": 4}}, ("rope_scaling", "yarn")),
-        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, ("rope_parameters", "'linear'")),
-        ({"hidden_act": "gelu"}, ("hidden_act 'gelu'",)),
-        ({"use_sliding_window": True}, ("use_sliding_window",)),
-    ],
-)
-def test_fields_of_dream_that_are_not_supported(
-    changes: dict[str, Any], words: tuple[str, ...], tmp_path: Path
-) -> None:
-    source = write_dream(tmp_path / "m", **changes)
-    fails(lambda: load_model(source), str(source), *words)
-
-
 def test_a_transformers_that_routes_otherwise_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = golden("llada2_0", tmp_path / "m")
     monkeypatch.setattr("lfpo.models.families.VERSION", "5.5.4")
@@ -396,21 +311,11 @@ def test_a_rotated_share_where_transformers_5_writes_it_is_read(tmp_path: Path) 
     assert torch.equal(load_model(source)(ids), load_model(golden("llada2_1", tmp_path / "old"))(ids))
 
 
-def test_quantised_matrices_and_a_list_of_end_tokens(tmp_path: Path) -> None:
-    source = golden("llada", tmp_path / "m")
-    config = json.loads((source / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps({**config, "eos_token_id": [config["eos_token_id"], 3]}))
-    assert load_model(source).eos_id == config["eos_token_id"]
-    weights = read_weights(source)
-    name = "model.transformer.blocks.0.q_proj.weight"
-    save_weights(source, {**weights, name: weights[name].to(torch.int8)})
-    fails(lambda: load_model(source), name, "I8", "before quantisation")
-
-
 def test_the_end_of_a_chat_turn_is_eos(tmp_path: Path) -> None:
     """As in SDAR's files: config.json names <|endoftext|>, generation_config.json lists <|im_end|> too."""
     source = golden("sdar", tmp_path / "m")
     assert load_model(source).eos_id == 128
+    assert load_model(golden("sdar", tmp_path / "list", eos_token_id=[128, 3])).eos_id == 128
     (source / "generation_config.json").write_text('{"eos_token_id": [129, 128]}')
     model = load_model(source)
     assert (model.eos_id, model.pad_id) == (129, 128)
@@ -481,6 +386,3 @@ def test_a_mask_token_with_two_texts_is_taken_by_its_id(tmp_path: Path) -> None:
 def test_a_block_length_in_config_json(tmp_path: Path) -> None:
     assert load_model(write_llada(tmp_path / "blocks", block_length=8)).block_length == 8
     assert load_model(golden("sdar", tmp_path / "default", block_size=None)).block_length == 4
-    for i, wrong in enumerate((0, "8", True)):
-        folder = golden("sdar", tmp_path / str(i), block_size=wrong)
-        fails(functools.partial(load_model, folder), "config.json", "block_size", repr(wrong))

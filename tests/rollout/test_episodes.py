@@ -237,10 +237,7 @@ def test_a_wrong_step_is_one_sentence(value: Any, llada: Path, tmp_path: Path, m
     assert said in str(raised.value)
 
 
-CLASS = "expected a class with reset(row, seed) and step(text) -> (reply, reward, done), found <class"
 KEYS: list[tuple[dict[str, Any], str]] = [
-    ({"environment": "games:NoStep"}, CLASS),
-    ({"environment": "games:number"}, "environment 'games:number': expected a class with reset"),
     ({"environment": "games:Nothing"}, "environment 'games:Nothing': module 'games' has no 'Nothing'"),
     ({"environment": "games:Raises"}, "'Raises' failed on its first call: ConnectionError: nobody there (games.py:"),
     ({"environment": "games:Gym"}, "'Gym': reset returned 'first observation', expected None; an episode begins with"),

@@ -97,8 +97,7 @@ def test_two_iterations_have_the_local_engine_s_metrics(tmp_path: Path, lora: di
     assert metrics("served")[1]["grad_norm"] > 0
 
 
-def test_a_lost_server_ends_the_run_as_a_lost_rank_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sglang, "PAUSE", 0.01)
+def test_a_lost_server_ends_the_run_as_a_lost_rank_does(tmp_path: Path):
     with servers() as running:
         engine = engine_of(running, tmp_path)
     with pytest.raises(ProcessLost, match=f"{running[0].url} does not answer .* continue with --resume"):

@@ -1,6 +1,5 @@
 """The trainer end to end on a tiny model: learning, metrics, records, resume, the average of weights, callbacks."""
 
-import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -110,9 +109,7 @@ def test_a_callback_that_failed_is_called_again_by_the_same_trainer(llada: Path,
             "tokenizer: expected one that load_.*found 'embedded'",
         ),
         (lambda m: m, {"tokenizer": 123}, "tokenizer: expected one that .*found 123"),
-        (lambda m: m.requires_grad_(False), {}, r"none of its weights is trained; call model.requires_grad_\(True\)"),
-        (lambda m: m.to("meta"), {}, "its weights are on the device 'meta', without values"),
-        (lambda m: m.half(), {}, "its weights are in float16, which overflows in training"),
+        (lambda m: m.half(), {}, "its weights are in float16, .* or set lora"),
         (lambda m: m.to(torch.bfloat16), {}, "its weights are in bfloat16, .* or set lora"),
     ],
 )
@@ -130,23 +127,6 @@ def test_a_model_that_another_trainer_has_changed_is_one_sentence(llada: Path, t
     for lora in (None, {"r": 2, "lora_alpha": 4}, {"r": 4, "lora_alpha": 4, "target_modules": ["q_proj"]}):
         with pytest.raises(UserError, match=r"model: it has a LoRA adapter already; load it again by load_model"):
             LFPOTrainer(model, even_letters, config(tmp_path, lora=lora), ROWS, tokenizer=tokenizer)
-    split = load_model(llada)
-    split.unsplit = (split.frozen_copy(),)
-    with pytest.raises(UserError, match=r"model: it is split over ranks already; load it again by load_model"):
-        LFPOTrainer(split, even_letters, config(tmp_path), ROWS, tokenizer=tokenizer)
-
-
-@pytest.mark.parametrize("make_in", [contextlib.nullcontext, torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("train_in", [contextlib.nullcontext, torch.no_grad, torch.inference_mode])
-def test_training_where_gradients_are_off_is_one_sentence(make_in: Any, train_in: Any, llada: Path, tmp_path: Path):
-    with make_in():
-        trainer = LFPOTrainer(str(llada), even_letters, config(tmp_path, max_steps=1), ROWS)
-    if train_in is contextlib.nullcontext and make_in is not torch.inference_mode:
-        trainer.train()
-        return
-    with train_in(), pytest.raises(UserError, match=r"gradients are off: .* outside of torch.no_grad\(\)"):
-        trainer.train()
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_process_without_standard_output_trains(llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -20,8 +20,6 @@ from lfpo.core.trajectory import Trajectory
 from lfpo.eval.evaluate import finite
 from lfpo.eval.terminal import progress
 from lfpo.models import load_model, load_tokenizer
-from lfpo.models.loading import resolve
-from lfpo.models.tensor_files import check_memory
 from lfpo.prompts.sources import PromptSource, kept_columns, make_source
 from lfpo.prompts.tokenizer import token_texts
 from lfpo.rewards.answers import marked_answer
@@ -38,7 +36,6 @@ def run_sample(config: SampleConfig) -> None:
     console = Terminal()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = getattr(torch, config.dtype)
-    check_memory(resolve(config.model), dtype, device)
     model, tokenizer = load_model(config.model, dtype=dtype, device=device), load_tokenizer(config.model)
     source = None
     if config.prompt is None:

@@ -13,9 +13,7 @@ from typing import Any
 
 import torch
 
-from lfpo.config.errors import UserError
 from lfpo.config.json import Json
-from lfpo.config.sampler import Sampler
 from lfpo.core import collectives
 from lfpo.core.active_rows import ActiveRows
 from lfpo.core.batch import RolloutSource, ScoredRollouts
@@ -71,16 +69,11 @@ class KeptPredictions(Hook):
     that this state shows. Steps that reveal nothing have the prediction of the next step that does. A row that ended
     before a step has its completion there, with confidence 0.
 
-    like: any int64 [B, C] on the model's device. Raises UserError for forwards that do not predict whole completions.
+    like: any int64 [B, C] on the model's device. The forwards must predict whole completions: full attention, no cache
+    (what MDPO `needs`, and `MDPO.check_sampler`).
     """
 
-    def __init__(self, steps: Sequence[int], like: torch.Tensor, sampler: Sampler, model: MaskedDiffusionLM):
-        if sampler.cache != "none":
-            raise UserError(f"whole predictions cannot be kept with sampler cache {sampler.cache!r}; leave it out")
-        if model.block_length:
-            raise UserError(
-                "whole predictions cannot be kept: the model attends block by block and predicts one block at a time"
-            )
+    def __init__(self, steps: Sequence[int], like: torch.Tensor):
         self.step_M = torch.tensor(list(steps), device=like.device)
         self.tokens = torch.zeros_like(like)[:, None].repeat(1, len(steps), 1)
         self.confidence = self.tokens.float()
@@ -113,7 +106,7 @@ class KeepPredictions:
     def __call__(self, model: MaskedDiffusionLM, unit: Request, arguments: Json) -> Json:
         shape = (len(unit.prompts), completion_columns(unit.sampler, model))
         like = torch.empty(shape, dtype=torch.long, device=model.device)
-        hook = KeptPredictions(self.steps, like, unit.sampler, model)
+        hook = KeptPredictions(self.steps, like)
         return {**arguments, "forward_type": WholeCompletions, "hooks": [*arguments["hooks"], hook]}
 
 

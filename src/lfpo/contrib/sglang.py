@@ -40,8 +40,6 @@ from lfpo.models import MaskedDiffusionLM
 from lfpo.models.loading import save_model
 
 AT_ONCE = 64  # requests that this rank keeps open at each server
-TRIES = 5  # connections to a server before it is lost
-PAUSE = 1.0  # seconds before the second one; doubled after each
 
 
 class SGLangEngine:
@@ -185,21 +183,16 @@ class SGLangEngine:
 
     def _post(self, url: str, path: str, body: Json) -> Any:
         """A server's answer. Raises UserError for one that it refuses, and ProcessLost where it does not answer."""
-        data, pause = json.dumps(body).encode(), PAUSE
-        for attempt in range(TRIES):
-            asked = urllib.request.Request(f"{url}/{path}", data, {"Content-Type": "application/json"})
-            try:
-                with urllib.request.urlopen(asked, timeout=self.timeout) as answer:
-                    return json.load(answer)
-            except urllib.error.HTTPError as error:
-                text = error.read().decode(errors="replace")
-                raise UserError(f"engine sglang: {url}/{path} refused ({error.code}: {text[:200]})") from error
-            except (OSError, ValueError) as error:
-                why = first_line(error)
-            if attempt < TRIES - 1:
-                time.sleep(pause)
-                pause *= 2
-        raise ProcessLost(
-            f"engine sglang: the server at {url} does not answer ({why}); checkpoints are intact: start it again, then "
-            "continue with --resume"
-        )
+        data = json.dumps(body).encode()
+        asked = urllib.request.Request(f"{url}/{path}", data, {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(asked, timeout=self.timeout) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            text = error.read().decode(errors="replace")
+            raise UserError(f"engine sglang: {url}/{path} refused ({error.code}: {text[:200]})") from error
+        except OSError as error:
+            raise ProcessLost(
+                f"engine sglang: the server at {url} does not answer ({first_line(error)}); checkpoints are intact: "
+                "start it again, then continue with --resume"
+            ) from error

@@ -37,7 +37,6 @@ from lfpo.eval.store import (
 from lfpo.eval.terminal import open_console, progress, show
 from lfpo.models import MaskedDiffusionLM, load_model, load_tokenizer
 from lfpo.models.loading import resolve, trained_block_length, without_weights
-from lfpo.models.tensor_files import check_memory
 from lfpo.prompts.sources import PromptSource, kept_columns, make_source
 from lfpo.prompts.tasks import Row
 from lfpo.rollout.sampling import as_it_is
@@ -105,8 +104,6 @@ def plan(config: EvalConfig, console: Console, digest: Callable[[Path], str]) ->
             check_context(job.sampler, model, f"lfpo eval: {protocol}task {job.source.name!r}: sampler")
             places = [f"{protocol}{job.source.place('eval', i)}" for i in range(len(job.prompted))]
             encode_rows(job.prompted, tokenizer, model, job.sampler.gen_length, places)
-        dtype = getattr(torch, config.dtype)
-        collectives.together(lambda: check_memory(resolve(config.model), dtype, collectives.device()))
     return list(zip(jobs, stored, strict=True))
 
 

@@ -35,7 +35,7 @@ def reason_against(args: TrainingConfig, width: int) -> str:
     return ""
 
 
-def described(args: TrainingConfig, device: str, width: int) -> str:
+def precision_of(args: TrainingConfig, device: str, width: int) -> str:
     """The precision of products, for the line about a run."""
     if not args.bf16:
         return f"products in {args.dtype}"

@@ -14,16 +14,10 @@ def expect(config: Json, **known: tuple[object, ...]) -> None:
 
 
 def check_config(config: Json, *, windows: bool) -> None:
-    """Raise UserError for quantised weights, contradictory rotary embeddings and, unless the family has them
-    (`windows`), windows of attention.
+    """Raise UserError for quantised weights and, unless the family has them (`windows`), windows of attention.
 
     config: config.json, or its section of the text model.
     """
     expect(config, quantization_config=(None,))
     if not windows and (config.get("use_sliding_window") or set(config.get("layer_types") or ()) - {"full_attention"}):
         raise UserError("config.json: use_sliding_window and layer_types other than 'full_attention' are not supported")
-    rope = config.get("rope_parameters") or {}
-    for name in ("rope_theta", "partial_rotary_factor"):
-        top, inner = config.get(name), rope.get(name)
-        if None not in (top, inner) and top != inner:
-            raise UserError(f"config.json: {name} is {top!r}, and in rope_parameters {inner!r}; keep the right one")

@@ -5,10 +5,8 @@ which starts as the mean of the others. Written in the layout of dllm's a2d mode
 its model type, and the fields `block_size`, `logit_shift` and `mask_token_id`.
 """
 
-import importlib.util
 import shutil
-import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,7 @@ from lfpo.models.family import build_backbone, replace_prefix
 from lfpo.models.gguf_tokenizer import ADVICE, own_tokenizer
 from lfpo.models.loading import GENERATION, listed, read_tokenizer, resolve, save_tokenizer
 from lfpo.models.mask_token import MaskToken, set_mask_token
-from lfpo.models.tensor_files import check_disk, write_shards
+from lfpo.models.tensor_files import write_shards
 from lfpo.models.weights import ROWS, reading, tensor_files
 
 TABLES = ("model.embed_tokens.weight", "lm_head.weight")  # with a row for each token
@@ -51,9 +49,6 @@ GGUF_NAMES = (
 # Fields of GGUF, behind the architecture's name, that a model is read wrong without.
 GGUF_FIELDS: tuple[str, ...] = ("context_length", "embedding_length", "block_count", "feed_forward_length")
 GGUF_FIELDS += ("attention.head_count", "attention.head_count_kv", "attention.layer_norm_rms_epsilon")
-# What transformers and gguf raise for a file that is not as they expect it.
-UNREADABLE: tuple[type[Exception], ...] = (OSError, ValueError, LookupError, AttributeError, NotImplementedError)
-UNREADABLE += (RuntimeError, struct.error)
 ROPE_FACTORS = "rope_freqs.weight"  # in GGUF: by what each rotary frequency is divided
 # The scaling of Llama 3.1 to 3.3. GGUF holds only the factors that follow from it.
 LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -82,13 +77,10 @@ class Source:
 
 def run_convert(settings: ConvertConfig) -> Path:
     """Write the folder, under a hidden name until it is complete; print and return its path. Raises UserError where
-    the source cannot be converted or the folder not written."""
-    folder, source = user_path(settings.folder), opened(settings)
-    try:
-        with new_folder(folder) as partial:
-            mask = write_model(source, settings, partial)
-    except OSError as error:
-        raise UserError(f"{folder}: could not be written ({error})") from error
+    the source cannot be converted."""
+    folder, source = user_path(settings.folder), open_source(settings)
+    with new_folder(folder) as partial:
+        mask = write_model(source, settings, partial)
     attends = f"blocks of {settings.block_length} tokens" if settings.block_length else "full"
     print(f"mask token  {mask.text} (id {mask.id}): {mask.about}")
     print(f"attention   {attends}")
@@ -97,7 +89,7 @@ def run_convert(settings: ConvertConfig) -> Path:
     return folder
 
 
-def opened(settings: ConvertConfig) -> Source:
+def open_source(settings: ConvertConfig) -> Source:
     """The source, of which only headers are read yet; a .gguf file is read whole. Raises UserError where it cannot be
     converted."""
     if settings.is_gguf:
@@ -106,7 +98,7 @@ def opened(settings: ConvertConfig) -> Source:
     config = read_json(folder / "config.json")
     check_kind(config, folder / "config.json")
     family = family_of({**config, "model_type": f"a2d-{config['model_type']}"}, folder / "config.json")
-    backbone: Any = build_backbone(family, config, folder / "config.json")
+    backbone: Any = build_backbone(family, config)
     files = tensor_files(backbone, family, folder)
 
     def read(name: str, rows: slice) -> torch.Tensor:
@@ -123,38 +115,31 @@ def opened(settings: ConvertConfig) -> Source:
 
 def gguf_source(path: Path, dtype: str | None) -> Source:
     """A .gguf file, which transformers reads with the package gguf: all its weights at once, not tensor by tensor."""
-    if importlib.util.find_spec("gguf") is None:
-        raise UserError(f"{path}: reading a .gguf file needs the package gguf: pip install gguf")
+    place = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
+    hf_config = transformers.AutoConfig.from_pretrained(**place)  # says so where the package gguf is missing
     from gguf import GGUFReader
 
-    place = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
-    try:
-        held = GGUFReader(path)
-        fields = {name: field.contents() for name, field in held.fields.items()}
-        hf_config = transformers.AutoConfig.from_pretrained(**place)
-        check_kind({**hf_config.to_dict(), "architectures": None}, path)
-        check_fields(path, fields)
-        tokenizer = own_tokenizer(transformers.AutoTokenizer.from_pretrained(**place), fields, path)
-        weights_dtype = getattr(torch, dtype or "float32")
-        with torch.device("meta"):
-            state = transformers.AutoModelForCausalLM.from_config(hf_config).state_dict()
-        shapes = {name: list(t.shape) for name, t in state.items()}
-        if hf_config.tie_word_embeddings:
-            del shapes[TABLES[1]]
-        tensors = {tensor.name: tensor for tensor in held.tensors}
-        if ROPE_FACTORS in tensors and scale_rope(hf_config, torch.tensor(tensors[ROPE_FACTORS].data)):
-            del tensors[ROPE_FACTORS]
-        check_gguf(path, shapes, {name: tensor.shape.tolist()[::-1] for name, tensor in tensors.items()}, fields)
-        model = transformers.AutoModelForCausalLM.from_pretrained(**place, dtype=weights_dtype)
-    except UNREADABLE as error:
-        raise UserError(f"{path}: not readable as a model in GGUF ({' '.join(str(error).split())})") from error
+    held = GGUFReader(path)
+    fields = {name: field.contents() for name, field in held.fields.items()}
+    check_kind({**hf_config.to_dict(), "architectures": None}, path)
+    check_fields(path, fields)
+    tokenizer = own_tokenizer(transformers.AutoTokenizer.from_pretrained(**place), fields, path)
+    weights_dtype = getattr(torch, dtype or "float32")
+    with torch.device("meta"):
+        state = transformers.AutoModelForCausalLM.from_config(hf_config).state_dict()
+    needed = set(state) - ({TABLES[1]} if hf_config.tie_word_embeddings else set())
+    tensors = {tensor.name: tensor for tensor in held.tensors}
+    if ROPE_FACTORS in tensors and scale_rope(hf_config, torch.tensor(tensors[ROPE_FACTORS].data)):
+        del tensors[ROPE_FACTORS]
+    check_gguf(path, needed, list(tensors), fields)
+    model = transformers.AutoModelForCausalLM.from_pretrained(**place, dtype=weights_dtype)
     # The classes have defaults for ids, which are those of other models.
     ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ("bos", "eos", "pad")}
     # The end of a chat turn, where the file names it beside the end of a text.
     ids["eos_token_id"] = [ids["eos_token_id"], *listed(fields.get("tokenizer.ggml.eot_token_id"))]
     config = {**model.config.to_dict(), "rope_parameters": hf_config.rope_parameters, **ids}
     config = {k: v for k, v in config.items() if k not in DROPPED}
-    state = {name: tensor for name, tensor in model.state_dict().items() if name in shapes}
+    state = {name: tensor for name, tensor in model.state_dict().items() if name in needed}
     like = {name: tensor.to("meta") for name, tensor in state.items()}
     return Source(path, config, tokenizer, like, lambda name, rows: state[name][rows])
 
@@ -183,25 +168,20 @@ def check_fields(path: Path, fields: Json) -> None:
         raise UserError(f"{path}: the field {missing[0]!r} is missing; {ADVICE}")
 
 
-def check_gguf(path: Path, names: dict[str, list[int]], tensors: dict[str, list[int]], fields: Json) -> None:
+def check_gguf(path: Path, needed: set[str], tensors: Iterable[str], fields: Json) -> None:
     """Raise UserError where transformers would read another model than a .gguf file holds: it leaves out tensors and
     fields that it does not know, and takes random numbers for missing tensors.
 
-    names: shapes of the parameters of the model that transformers makes. tensors: of those in the file.
+    needed: names of the parameters of the model that transformers makes. tensors: names of the file's.
     """
     found = {replace_prefix(name, GGUF_NAMES): name for name in tensors}
-    if missing := sorted(names.keys() - found.keys()):
+    if missing := sorted(needed - found.keys()):
         raise UserError(
             f"{path}: {len(missing)} tensors are missing, first {missing[0]!r}; make one file of the parts of a split "
             f"model (llama.cpp's gguf-split --merge), or {ADVICE}"
         )
-    if extra := sorted(found[name] for name in found.keys() - names):
+    if extra := sorted(found[name] for name in found.keys() - needed):
         raise UserError(f"{path}: {len(extra)} tensors are not read from GGUF, first {extra[0]!r}; {ADVICE}")
-    for name, shape in names.items():
-        if tensors[found[name]] != shape:
-            raise UserError(
-                f"{path}: {found[name]} has shape {tensors[found[name]]}, and the file's fields say {shape}; {ADVICE}"
-            )
     if scaled := [name for name in fields if ".rope.scal" in name]:
         raise UserError(f"{path}: scaled rotary embeddings ({scaled[0]}) are not read from GGUF; {ADVICE}")
 
@@ -213,14 +193,7 @@ def write_model(source: Source, settings: ConvertConfig, folder: Path) -> MaskTo
     tokenizer, mask = set_mask_token(source.tokenizer, rows, settings.mask_token)
     # All tokens that end a completion, the tokenizer's first.
     ends = list(dict.fromkeys(listed(tokenizer.eos_token_id) + listed(source.config.get("eos_token_id"))))
-    if not ends:
-        raise UserError(
-            f"{source.where}: neither tokenizer nor config.json names the EOS token; name it in one of them"
-        )
     new_rows = max(rows, max(tokenizer.get_vocab().values()) + 1)  # tokens may have been added
-    for eos in ends:
-        if type(eos) is not int or not 0 <= eos < new_rows:
-            raise UserError(f"{source.where}: eos_token_id {eos!r} must be a whole number from 0 to {new_rows - 1}")
     dtype = None if settings.dtype is None else getattr(torch, settings.dtype)
     target = {
         name: torch.empty(
@@ -228,7 +201,6 @@ def write_model(source: Source, settings: ConvertConfig, folder: Path) -> MaskTo
         )
         for name, t in source.like.items()
     }
-    check_disk(folder, sum(t.numel() * t.element_size() for t in target.values()))
 
     def value(name: str, writer: int) -> torch.Tensor:
         like = target[name]

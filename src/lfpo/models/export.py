@@ -21,9 +21,9 @@ from lfpo.models.family import Family, build_backbone
 from lfpo.models.loading import (
     GENERATION,
     copy_files,
-    described,
     load_model,
     load_tokenizer,
+    read_config,
     save_model,
     save_tokenizer,
     token_ids,
@@ -42,10 +42,10 @@ def export_transformers(source: Path, folder: Path, *, consume: bool = False) ->
 
     consume: delete each file of `source` once it is written anew. Raises UserError as `load_model` does.
     """
-    family, config = described(source)
+    family, config = read_config(source)
     if family.build is not None:
         raise UserError(_no_other_layout(family))
-    backbone = build_backbone(family, config, source / "config.json")
+    backbone = build_backbone(family, config)
     files = tensor_files(backbone, family, source)
     parts = pieces_of_each("key", family, state_shapes(backbone))
     names: dict[str, Path] = {}
@@ -75,7 +75,7 @@ def export_transformers(source: Path, folder: Path, *, consume: bool = False) ->
         weight_map = {name: file.name for name, file in sorted(names.items())}
         write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
     hf_config = family.hf_config(config)
-    ids, blocks = token_ids(config, hf_config.vocab_size, source), family.block_length(config)
+    ids, blocks = token_ids(config, source), family.block_length(config)
     settings = {
         **hf_config.to_diff_dict(),
         "architectures": [family.architecture],

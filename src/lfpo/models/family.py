@@ -8,10 +8,8 @@ from typing import Any
 
 import torch
 import transformers
-from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 
-from lfpo.config.errors import UserError
 from lfpo.config.json import Json
 from lfpo.core.attention import NAME as ATTENTION
 from lfpo.core.attention import FullPrecisionRope
@@ -91,17 +89,10 @@ class Family:
     copies: tuple[tuple[str, str], ...] = ()
     template_prefix: str = ""
 
-    def block_length(self, config: Json, where: object = "config.json") -> int | None:
-        """Tokens of a block: a token attends to its own block and to those before it. None: full attention. Raises
-        UserError, beginning with `where`, for a block length that is not a positive whole number."""
-        if self.block_key is None:
-            return None
-        length = config.get(self.block_key)
-        if length is None:
-            return self.block_default
-        if not isinstance(length, int) or isinstance(length, bool) or length < 1:
-            raise UserError(f"{where}: {self.block_key} {length!r} must be a whole number of at least 1")
-        return length
+    def block_length(self, config: Json) -> int | None:
+        """Tokens of a block: a token attends to its own block and to those before it. None: full attention."""
+        length: int | None = None if self.block_key is None else config.get(self.block_key)
+        return self.block_default if length is None else length
 
     def to_checkpoint(self, key: str) -> str:
         """The family's own name of a transformers parameter, or of the tensor that holds its rows among others'. The
@@ -120,45 +111,19 @@ def replace_prefix(key: str, pairs: Iterable[tuple[str, str]]) -> str:
     return key
 
 
-REFUSED = (
-    UserError,
-    StrictDataclassError,
-    TypeError,
-    ValueError,
-    ArithmeticError,
-    RuntimeError,
-    AttributeError,
-    IndexError,
-)
-
-
-def build_backbone(family: Family, config: Json, where: object = "config.json") -> nn.Module:
+def build_backbone(family: Family, config: Json) -> nn.Module:
     """The transformers model of a family's config.json on the meta device, bidirectional, with float32 RoPE (its
-    inv_freq buffer holds real values, on the CPU). Raises UserError, beginning with `where`, for a wrong field."""
-    try:
-        for fields in (config,) if family.text_section is None else (config, config[family.text_section]):
-            check_config(fields, windows=family.build is not None)
-        hf_config = family.hf_config(config)
-    except KeyError as error:
-        raise UserError(f"{where}: field {error} is missing") from error
-    except REFUSED as error:
-        raise UserError(_wrong(error, where)) from error
-    try:
-        hf_config.is_causal = False  # read by transformers when it builds the mask from padding
-        hf_config._attn_implementation = ATTENTION
-        hf_config._experts_implementation = EXPERTS
-        with torch.device("meta"):
-            backbone: Any = (family.build or getattr(transformers, family.architecture))(hf_config)
-        # Checkpoints do not hold inv_freq: rebuild it in float32, outside of the meta device.
-        backbone.model.rotary_emb = FullPrecisionRope(type(backbone.model.rotary_emb)(config=hf_config))
-    except (KeyError, *REFUSED) as error:  # a KeyError: transformers has a table of the values that it knows
-        raise UserError(_wrong(error, where)) from error
+    inv_freq buffer holds real values, on the CPU). Raises UserError for a field that would make another network,
+    KeyError for a missing one, and what the class of transformers raises for a wrong one."""
+    for fields in (config,) if family.text_section is None else (config, config[family.text_section]):
+        check_config(fields, windows=family.build is not None)
+    hf_config = family.hf_config(config)
+    hf_config.is_causal = False  # read by transformers when it builds the mask from padding
+    hf_config._attn_implementation = ATTENTION
+    hf_config._experts_implementation = EXPERTS
+    with torch.device("meta"):
+        backbone: Any = (family.build or getattr(transformers, family.architecture))(hf_config)
+    # Checkpoints do not hold inv_freq: rebuild it in float32, outside of the meta device.
+    backbone.model.rotary_emb = FullPrecisionRope(type(backbone.model.rotary_emb)(config=hf_config))
     without_autocast(backbone)
     return backbone
-
-
-def _wrong(error: Exception, where: object) -> str:
-    """What a refused config.json is told of; a family's own UserError does not know the file."""
-    if isinstance(error, UserError):
-        return str(error).replace("config.json", str(where), 1)
-    return f"{where}: a field has a wrong value ({' '.join(str(error).split())})"

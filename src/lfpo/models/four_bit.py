@@ -14,10 +14,7 @@ from lfpo.config.errors import UserError
 from lfpo.models.experts import routers
 from lfpo.models.narrow_products import is_slow
 
-NOT_IN_4BIT = (
-    "load_in_4bit: bitsandbytes takes linear layers only, and the experts of this model, most of its weights, are "
-    "stacked in one parameter for each layer; train this model without load_in_4bit"
-)
+NOT_IN_4BIT = "load_in_4bit: bitsandbytes takes linear layers only, and the experts of this model are no such layers"
 BLOCK = 64  # weights that share a scale
 # peft imports bitsandbytes, which warns on some CPUs of a missing package that would only make it faster.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
@@ -42,10 +39,7 @@ def linear_weights(backbone: Any) -> list[str]:
     for name, module in linear.items():
         # On a CPU bitsandbytes (seen in 0.50.2) dequantises a block that spans two rows with the wrong scale.
         if module.in_features % BLOCK:
-            raise UserError(
-                f"load_in_4bit: layer {name} has rows of {module.in_features} numbers, not a multiple of {BLOCK}, the "
-                "number of weights that share a scale; train this model without load_in_4bit"
-            )
+            raise UserError(f"load_in_4bit: layer {name} has rows of {module.in_features}, not a multiple of {BLOCK}")
     return [f"model.layers.{name}.weight" for name in linear]
 
 

@@ -8,7 +8,7 @@ from tokenizers import Regex, pre_tokenizers
 
 from lfpo.config.errors import UserError
 from lfpo.config.json import Json
-from lfpo.models.mask_token import rebuilt
+from lfpo.models.mask_token import with_backend
 
 # Names, in tokenizer.ggml.pre, of how text is split before byte-level BPE. GPT2_SPLIT: as GPT-2 does, which
 # transformers also takes for names that it does not know. DIGITS_SPLIT: first into single digits, then as GPT-2 does.
@@ -47,7 +47,7 @@ def own_tokenizer(tokenizer: Any, fields: Json, path: Path) -> Any:
     words = {word: number for word, number in state["model"]["vocab"].items() if number not in whole}
     state["model"]["vocab"] = words | {tokens[number]: number for number in whole}
     split = own.get("pre")
-    made = rebuilt(tokenizer, state, **{f"{role}_token": tokens[number] for role, number in roles.items()})
+    made = with_backend(tokenizer, state, **{f"{role}_token": tokens[number] for role, number in roles.items()})
     if own["model"] != "gpt2" or split in GPT2_SPLIT or split in known_splits():
         return made
     if split not in DIGITS_SPLIT:

@@ -86,9 +86,9 @@ def resolve(name: str | Path) -> Path:
         ) from error
 
 
-def described(source: Path) -> tuple[Family, Json]:
+def read_config(source: Path) -> tuple[Family, Json]:
     """The family and config.json of a checkpoint's folder, with the block length where its name tells it. Raises
-    UserError as `family_of` and `Family.block_length`."""
+    UserError as `family_of`."""
     config = read_json(source / "config.json")
     family = family_of(config, source / "config.json")
     if family.named_block is not None and family.block_key not in config:  # null says that there are no blocks
@@ -96,7 +96,6 @@ def described(source: Path) -> tuple[Family, Json]:
         named = re.search(pattern, _own_name(source))
         if length := family.block_default if named is None else length or int(named[1]):
             config[str(family.block_key)] = length  # what is saved says it too, whatever its folder's name
-    family.block_length(config, source / "config.json")
     return family, config
 
 
@@ -110,16 +109,16 @@ def trained_block_length(model: str | Path | MaskedDiffusionLM) -> int | None:
     """MaskedDiffusionLM.block_length of a model; that of a checkpoint from its config.json alone."""
     if isinstance(model, MaskedDiffusionLM):
         return model.block_length
-    family, config = described(resolve(model))
+    family, config = read_config(resolve(model))
     return family.block_length(config)
 
 
 def without_weights(name: str | Path) -> MaskedDiffusionLM:
     """A model whose weights are on the meta device: it says what prompts fit. Raises UserError as `load_model`."""
     source = resolve(name)
-    family, config = described(source)
-    backbone: Any = build_backbone(family, config, source / "config.json")
-    ids = token_ids(config, backbone.config.vocab_size, source)
+    family, config = read_config(source)
+    backbone: Any = build_backbone(family, config)
+    ids = token_ids(config, source)
     return _model(backbone, family, config, source, **ids)
 
 
@@ -169,7 +168,7 @@ def init_model(
     Raises UserError for an unknown family and a missing or wrong field.
     """
     family = family_of(config, "init config")
-    backbone: Any = build_backbone(family, config, "init config")
+    backbone: Any = build_backbone(family, config)
     generator = torch.Generator(device=device).manual_seed(seed)
     std = float(config.get("init_std", 0.02))
     tie(backbone)
@@ -191,7 +190,7 @@ def init_model(
         if family.head_bias is not None:
             backbone.lm_head.weight[:, backbone.config.hidden_size :] = 0
     backbone.requires_grad_(True)
-    ids = token_ids(config, backbone.config.vocab_size, None, tokenizer)
+    ids = token_ids(config, None, tokenizer)
     model = _model(backbone, family, config, None, **ids)
     _freeze_routers(model)
     return model
@@ -210,7 +209,7 @@ def _freeze_routers(model: MaskedDiffusionLM) -> None:
         router.requires_grad_(False)
 
 
-def token_ids(config: Json, vocab_size: int, source: Path | None, tokenizer: Any = None) -> Json:
+def token_ids(config: Json, source: Path | None, tokenizer: Any = None) -> Json:
     """The ids of the mask, eos and pad tokens (mask_id ...), from the configuration or else from the tokenizer."""
     where = source or "init config"
     family = family_of(config, where)
@@ -245,9 +244,6 @@ def token_ids(config: Json, vocab_size: int, source: Path | None, tokenizer: Any
     for name, value in ids.items():
         if value is None:
             raise UserError(f"{where}: neither the configuration nor the tokenizer names the {name} token")
-        if (name == "mask" and family.mask_token is None) or (type(value) is int and 0 <= value < vocab_size):
-            continue
-        raise UserError(f"{where}: {name}_token_id {value!r} must be a whole number from 0 to {vocab_size - 1}")
     for name in ("eos", "pad"):
         if ids["mask"] == ids[name]:  # a finished completion would be one of blanks
             raise UserError(f"{where}: the mask token is the {name} token, too (id {ids['mask']}); it must be another")
@@ -261,9 +257,9 @@ def listed(ids: Any) -> list[Any]:
 
 def load_tokenizer(name: str | Path) -> Any:
     """The tokenizer of a checkpoint (`name` as in `load_model`), with its mask token set; remote code is not run.
-    Raises UserError for missing or corrupt tokenizer files, and for one without a mask token."""
+    Raises UserError for missing tokenizer files, and for one without a mask token."""
     source = resolve(name)
-    family, config = described(source)
+    family, config = read_config(source)
     tokenizer = read_tokenizer(source, family)
     named = config.get("mask_token_id")
     token = tokenizer.convert_ids_to_tokens(named) if isinstance(named, int) and named >= 0 else None
@@ -291,19 +287,15 @@ def _tokenizer_class(folder: Path, family: Family) -> str | None:
 
 
 def read_tokenizer(folder: Path, family: Family) -> Any:
-    """The tokenizer of a folder as it is; remote code is not run. Raises UserError where there is none, or a corrupt
-    one."""
+    """The tokenizer of a folder as it is; remote code is not run. Raises UserError where there is none."""
     import transformers
 
     class_name = _tokenizer_class(folder, family)
     if class_name is None:
         raise UserError(f"{folder}: no tokenizer.json; copy the tokenizer files beside config.json")
-    try:
-        # Some tokenizers ask for BERT's rule, which takes the blank before punctuation out of a decoded text; only some
-        # versions of transformers follow it. A completion's text is that of its tokens.
-        return getattr(transformers, class_name).from_pretrained(folder, clean_up_tokenization_spaces=False)
-    except Exception as error:  # the tokenizers library raises bare Exception for a malformed file
-        raise UserError(f"{folder}: the tokenizer files are corrupt ({error})") from error
+    # Some tokenizers ask for BERT's rule, which takes the blank before punctuation out of a decoded text; only some
+    # versions of transformers follow it. A completion's text is that of its tokens.
+    return getattr(transformers, class_name).from_pretrained(folder, clean_up_tokenization_spaces=False)
 
 
 def save_tokenizer(tokenizer: Any, folder: Path) -> None:
@@ -368,9 +360,10 @@ def _write_companions(model: MaskedDiffusionLM, folder: Path, tokenizer: Any) ->
         try:
             save_tokenizer(tokenizer, folder)
         except Exception as error:
+            # tokenizers has no class for a write that failed; as an OSError the run says so and keeps what it saved.
             if type(error) is not Exception:
                 raise
-            raise OSError(f"{folder}: {error}") from error  # a failed write, for which tokenizers has no class
+            raise OSError(f"{folder}: {error}") from error
 
 
 def copy_files(source: Path, folder: Path, *patterns: str) -> None:

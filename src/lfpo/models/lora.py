@@ -35,7 +35,6 @@ from lfpo.models.tensor_files import save_tensors, weights_digest
 # Fields of a LoraConfig that are taken over, and those that say nothing about the adapter.
 TAKEN = {"r", "lora_alpha", "target_modules", "target_parameters", "peft_type"}
 TAKEN |= {"task_type", "inference_mode", "base_model_name_or_path", "revision", "peft_version", "auto_mapping"}
-MLP = ("experts", "gate", "gate_up_proj", "gate_proj", "up_proj", "down_proj", "shared_experts")
 # The list in the code of d1 (arXiv 2504.12216) and its successors, in Llama's names.
 PUBLISHED = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj", "gate_proj")
 # Fields of a saved adapter that change what its factors add, and neither their names nor their shapes.
@@ -89,7 +88,7 @@ def inject(model: MaskedDiffusionLM, settings: LoraSettings) -> MaskedDiffusionL
     config = LoraConfig(
         r=settings.r,
         lora_alpha=settings.lora_alpha,
-        target_modules=target_names(model, settings.target_modules, experts=settings.experts),
+        target_modules=target_names(model, settings.target_modules),
         target_parameters=_expert_matrices(model) if settings.experts else None,
     )
     # The folder may hold other weights later, onto which the adapter must not be added.
@@ -139,17 +138,15 @@ def _expert_matrices(model: MaskedDiffusionLM) -> list[str]:
     return [name if within_mlp else name.removeprefix("mlp.") for name in MATRICES]
 
 
-def target_names(model: MaskedDiffusionLM, targets: str | list[str], *, experts: bool = False) -> list[str]:
+def target_names(model: MaskedDiffusionLM, targets: str | list[str]) -> list[str]:
     """The last parts of the target layers' transformers names, sorted. targets: see LoraSettings.target_modules.
 
     In a mixture of experts these are layers of the attention only: peft takes the names in `mlp` for the experts', of
-    dense layers and shared experts too. experts: whether the experts are adapted too; then the list may be empty.
-    Raises UserError for a name that matches no such layer.
+    dense layers and shared experts too. Raises UserError for a name that matches no such layer.
     """
     linear = [n for n, m in model.backbone.named_modules() if isinstance(m, nn.Linear) and n != "lm_head"]
     linear = [n for n in linear if ".router." not in n]
-    mixture = bool(model.family.stacked)
-    if mixture:
+    if model.family.stacked:
         linear = [n for n in linear if ".mlp." not in n]
     # The family's own name of each layer -> transformers' names; LLaDA2 has one for three layers.
     names: dict[str, set[str]] = {}
@@ -159,25 +156,11 @@ def target_names(model: MaskedDiffusionLM, targets: str | list[str], *, experts:
     if targets == "all-linear":
         return sorted(every)
     if targets == "as-published":
-        if names.keys().isdisjoint(PUBLISHED):
-            raise UserError(
-                f"lora target_modules 'as-published': {model.family.name} models have no layer of d1's list; take "
-                f"all-linear, or name some of {', '.join(sorted(every))}"
-            )
         return sorted(set().union(*(names[name] for name in PUBLISHED if name in names)))
-    if isinstance(targets, str):
-        raise UserError(f"lora target_modules {targets!r}: expected 'all-linear', 'as-published' or a list of names")
     known = {**names, **{n: {n} for n in every}}
     for name in targets:
-        if name not in known and mixture and name in MLP:
-            raise UserError(
-                f"lora target_modules: {name!r}: in a mixture of experts only the attention takes adapters by name "
-                f"({', '.join(sorted(every))}); leave it out, and adapt the experts with `experts: true`"
-            )
-        if name not in known:
-            raise UserError(f"lora target_modules: {name!r} is not a linear layer of this model{nearest(name, known)}")
-    if not targets and not experts:
-        raise UserError("lora target_modules: the list is empty")
+        if name not in known:  # peft would adapt the others and say nothing
+            raise UserError(f"lora target_modules: {name!r} is no layer that takes an adapter{nearest(name, known)}")
     return sorted(set().union(*(known[name] for name in targets)))
 
 

@@ -82,10 +82,10 @@ def renamed(tokenizer: Any, old: str) -> PreTrainedTokenizerFast:
     else:  # Unigram's: pairs of text and score
         state["model"]["vocab"] = [[MASK if word == old else word, score] for word, score in words]
     roles = {role: getattr(tokenizer, role) for role in ROLES if getattr(tokenizer, role) is not None}
-    return rebuilt(tokenizer, state, mask_token=MASK, **roles)
+    return with_backend(tokenizer, state, mask_token=MASK, **roles)
 
 
-def rebuilt(tokenizer: Any, state: Json, **roles: str) -> PreTrainedTokenizerFast:
+def with_backend(tokenizer: Any, state: Json, **roles: str) -> PreTrainedTokenizerFast:
     """The tokenizer with another state of its backend. roles: its special tokens that have one."""
     return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(json.dumps(state)),

@@ -73,21 +73,15 @@ def load_policies(
 
 
 def check_trainable(args: TrainingConfig, model: MaskedDiffusionLM) -> None:
-    """Raise UserError for a loaded model that cannot be trained."""
-    dtypes = {p.dtype for p in model.parameters()}
-    if model.adapter is not None or model.unsplit:
-        left = "has a LoRA adapter" if model.adapter is not None else "is split over ranks"
-        raise UserError(f"model: it {left} already; load it again by load_model")
-    if any(p.is_meta for p in model.parameters()):
-        raise UserError("model: its weights are on the device 'meta', without values; load them by load_model")
-    if torch.float16 in dtypes:
-        raise UserError("model: its weights are in float16, which overflows in training; call model.float() first")
-    if torch.bfloat16 in dtypes and args.lora is None and not args.load_in_4bit:
+    """Raise UserError for a loaded model whose training would go wrong without a word."""
+    if model.adapter is not None:
+        raise UserError("model: it has a LoRA adapter already; load it again by load_model")
+    narrow = {p.dtype for p in model.parameters()} & {torch.float16, torch.bfloat16}
+    if narrow and args.lora is None and not args.load_in_4bit:
+        name = str(narrow.pop()).removeprefix("torch.")
         raise UserError(
-            "model: its weights are in bfloat16, which rounds small steps away; call model.float() first, or set lora"
+            f"model: its weights are in {name}, which rounds small steps away; call model.float() first, or set lora"
         )
-    if args.lora is None and not any(p.requires_grad for p in model.parameters()):
-        raise UserError("model: none of its weights is trained; call model.requires_grad_(True) first, or set lora")
 
 
 def checkpoint_layers(model: MaskedDiffusionLM) -> None:

@@ -1,29 +1,25 @@
 """Tensors as safetensors files, written by all ranks in parallel; no rank holds more than one file at a time.
 
 A tensor split by FSDP is gathered on the rank that writes its file, on no other. The files have Hugging Face's layout
-(one file, or several shard files with an index), so other tools and any number of ranks can read them. `check_memory`
-and `check_disk` ask whether there is room, before weights are loaded or written.
+(one file, or several shard files with an index), so other tools and any number of ranks can read them.
 """
 
 import functools
 import hashlib
 import json
 import math
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]  # accelerate needs it too
 import torch
 from huggingface_hub import split_state_dict_into_shards_factory
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from lfpo.base import distributed
-from lfpo.config.errors import UserError
 from lfpo.core import collectives
 from lfpo.core.collectives import local
 
@@ -173,38 +169,3 @@ def own_rows(parameter: torch.Tensor) -> slice:
     size = math.ceil(parameter.shape[0] / parameter.device_mesh.size(dim))
     start = min(parameter.device_mesh.get_local_rank(dim) * size, parameter.shape[0])
     return slice(start, start + size)
-
-
-def weight_bytes(folder: Path, dtype: torch.dtype) -> int:
-    """Bytes of a checkpoint's weights in `dtype`, from the headers of its files."""
-    numbers = 0
-    for path in folder.glob("*.safetensors"):
-        with safe_open(path, framework="pt") as file:
-            numbers += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
-    return numbers * dtype.itemsize
-
-
-def check_memory(folder: Path, dtype: torch.dtype, device: torch.device | str) -> None:
-    """Raise UserError where the weights of a checkpoint in `dtype` are larger than the device's free memory."""
-    try:
-        needed = weight_bytes(folder, dtype)
-    except (OSError, SafetensorError):
-        return  # load_model says what is wrong with the file
-    on_gpu = torch.device(device).type == "cuda"
-    free = torch.cuda.mem_get_info(device)[0] if on_gpu else psutil.virtual_memory().available
-    if needed > free:
-        advice = "choose a smaller model" if dtype == torch.bfloat16 else "give --dtype bfloat16, which halves them"
-        raise UserError(
-            f"{folder}: its weights take {needed / GIB:.1f} GiB in {str(dtype).removeprefix('torch.')}, and "
-            f"{free / GIB:.1f} GiB of memory are free on this {'GPU' if on_gpu else 'machine'}; {advice}"
-        )
-
-
-def check_disk(folder: Path, needed: int) -> None:
-    """Raise UserError where the disk of `folder` has less than `needed` bytes free."""
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise UserError(
-            f"{folder}: the model takes {needed / GIB:.1f} GiB, and {free / GIB:.1f} GiB are free on this disk; free "
-            "disk space, or write to another disk"
-        )

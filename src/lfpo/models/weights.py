@@ -28,7 +28,6 @@ from lfpo.models.modernbert import EXTRA
 from lfpo.models.tensor_files import own_rows
 
 EMBEDDINGS = "model.embed_tokens.weight"
-FLOATS = ("F64", "F32", "F16", "BF16")  # dtypes of weights, as safetensors names them
 ROWS = 4096  # of a table that are read at a time
 
 
@@ -142,26 +141,14 @@ def overlap(piece: Piece, held: slice, own: torch.Tensor) -> tuple[slice, torch.
 
 
 def weight_files(source: Path) -> list[Path]:
-    """The safetensors files of a checkpoint, chosen as transformers does: model.safetensors, else what the index names;
-    else all but adapters. Raises UserError where there is none, or one that the index names is missing."""
+    """The safetensors files of a checkpoint, chosen as transformers does: model.safetensors, else what the index names.
+    Raises UserError where there is neither."""
     if (whole := source / "model.safetensors").exists():
         return [whole]
-    files = [file for file in sorted(source.glob("*.safetensors")) if not file.name.startswith("adapter_")]
     index = source / "model.safetensors.index.json"
-    if index.exists():
-        listed = read_json(index).get("weight_map")
-        if not isinstance(listed, dict) or not listed or not all(isinstance(name, str) for name in listed.values()):
-            raise UserError(f"{index}: 'weight_map' must name a file for each tensor; copy the checkpoint again")
-        named = sorted(set(listed.values()))
-        missing = [n for n in named if not (source / n).exists()]
-        if missing:
-            raise UserError(f"{source}: {missing[0]}, named by {index.name}, is missing; copy the checkpoint again")
-        files = [source / n for n in named]
-    if not files:
-        raise UserError(
-            f"{source}: no *.safetensors file; pickled checkpoints are not read, convert this one to safetensors"
-        )
-    return files
+    if not index.exists():
+        raise UserError(f"{source}: no model.safetensors and no {index.name}; pickled weights are not read")
+    return [source / name for name in sorted(set(read_json(index)["weight_map"].values()))]
 
 
 @contextlib.contextmanager
@@ -206,16 +193,7 @@ def tensor_files(backbone: Any, family: Family, source: Path) -> dict[str, Path]
                     continue  # old checkpoints hold it; it follows from config.json
                 if key.startswith(family.carried):
                     continue
-                if key in files:
-                    both = f"both {files[key].name} and {file.name} have {key}"
-                    raise UserError(f"{source}: {both}; remove the file that is not this model's")
-                part = opened.get_slice(key)
-                if (dtype := part.get_dtype()) not in FLOATS:
-                    raise UserError(
-                        f"{source}: {key} is {dtype}, expected float32, bfloat16 or float16; take the checkpoint "
-                        "before quantisation"
-                    )
-                files[key], shapes[key] = file, part.get_shape()
+                files[key], shapes[key] = file, opened.get_slice(key).get_shape()
     expected = checkpoint_shapes(family, state_shapes(backbone))
     copies = {key: replace_prefix(key, family.copies) for key in sorted(files.keys() - expected.keys())}
     copies = {key: original for key, original in copies.items() if original != key}

@@ -22,7 +22,7 @@ from lfpo.models.families import family_of
 from lfpo.models.family import build_backbone
 from lfpo.models.fsdp import tie
 from lfpo.models.layouts import LAYOUTS, PUBLISHED, with_layers
-from lfpo.models.loading import SHIPPED, described
+from lfpo.models.loading import SHIPPED, read_config
 from lfpo.models.lora import inject
 from lfpo.models.policies import checkpoint_layers
 
@@ -57,14 +57,14 @@ def model_config(name: str) -> Json:
         return LAYOUTS[PUBLISHED.get(name, name)]
     folder = SHIPPED.get(name, user_path(name))
     if folder.is_dir():
-        return described(folder)[1]
+        return read_config(folder)[1]
     known = ", ".join(LAYOUTS)
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise UserError(f"model {name!r}: no such folder; give one, a hub id, or a layout: {known}")
     from huggingface_hub import hf_hub_download
 
     try:
-        return described(Path(hf_hub_download(name, "config.json")).parent)[1]
+        return read_config(Path(hf_hub_download(name, "config.json")).parent)[1]
     except (OSError, ValueError) as error:
         raise UserError(
             f"model {name!r}: its config.json could not be downloaded from the hub ({first_line(error)}); give a "

@@ -30,8 +30,7 @@ from lfpo.models.export import (
     merge_adapter,
     with_saved_adapter,
 )
-from lfpo.models.loading import described, load_model, resolve
-from lfpo.models.tensor_files import FILE_BYTES, check_disk, weight_bytes
+from lfpo.models.loading import load_model, read_config, resolve
 from lfpo.models.weights import reading, weight_files
 from lfpo.report.data import run_data
 from lfpo.report.html import page
@@ -106,8 +105,6 @@ def find_source(settings: ExportConfig | PushConfig) -> Source:
         raise UserError(f"{folder}: the run has neither a trained model nor a checkpoint yet")
     if settings.adapter and not (checkpoint / "model" / ADAPTER).exists():
         raise UserError(f"{checkpoint}: holds no adapter, since the run has no 'lora'; leave out --adapter")
-    if not checkpoint.name.removeprefix("step-").isdecimal():
-        raise UserError(f"{checkpoint}: the folder of a checkpoint is named step-NUMBER; rename it")
     return Source(checkpoint / "model", run, config, step_of(checkpoint))
 
 
@@ -166,7 +163,7 @@ def _write_weights(source: Source, settings: ExportConfig | PushConfig, folder: 
     """Write weights, config.json and tokenizer; returns how they are used, for the card. scratch: a folder for files
     that are written in between."""
     adapted = (source.weights / ADAPTER).exists()
-    family, config = described(source.base.folder if adapted else source.weights)
+    family, config = read_config(source.base.folder if adapted else source.weights)
     own_names = settings.layout == "family"
     if settings.adapter:
         base = Path(source.base_name).name if user_path(source.base_name).exists() else source.base_name
@@ -174,9 +171,6 @@ def _write_weights(source: Source, settings: ExportConfig | PushConfig, folder: 
         made = f"`{base}`" if own_names else f"what `lfpo export {base} --layout transformers` writes"
         return ADAPTER_USE.format(base=made)
     dtype = getattr(torch, settings.dtype) if settings.dtype else source.held if adapted else None
-    needed = weight_bytes(source.base.folder, dtype) if adapted and dtype else 0
-    needed = needed or sum(path.stat().st_size for path in source.weights.glob("*.safetensors"))
-    check_disk(folder, needed + (min(needed, FILE_BYTES) if adapted and not own_names else 0))
     if adapted and dtype:
         merged = folder if own_names else scratch / "merged"
         merge_adapter(source.base, source.weights, merged, dtype)

@@ -25,7 +25,7 @@ from lfpo.core.objective import Objective
 from lfpo.core.optim import Average
 from lfpo.core.rollouts import FreshRollouts
 from lfpo.models import MaskedDiffusionLM
-from lfpo.models.autocast import described
+from lfpo.models.autocast import precision_of
 from lfpo.models.loading import name_of
 from lfpo.models.policies import load_policies
 from lfpo.objectives.needs import check_rollouts, samplers
@@ -33,7 +33,6 @@ from lfpo.prompts.dataset import is_stream
 from lfpo.prompts.sources import PromptSource, make_source
 from lfpo.rewards import RewardFunction
 from lfpo.rollout.episodes import Environment, Played
-from lfpo.rollout.hinted import Hinted
 from lfpo.rollout.variants import check_context
 from lfpo.train.adamw import build_adamw
 from lfpo.train.inputs import environment_class
@@ -59,7 +58,7 @@ def about(args: TrainingConfig, model: MaskedDiffusionLM) -> str:
 
 
 def about_device(args: TrainingConfig, model: MaskedDiffusionLM) -> str:
-    return f"{describe_environment()}, {described(args, model.device.type, model.backbone.config.hidden_size)}"
+    return f"{describe_environment()}, {precision_of(args, model.device.type, model.backbone.config.hidden_size)}"
 
 
 @dataclass(frozen=True)
@@ -141,10 +140,6 @@ def make_rollouts(
     )
     queue = RolloutQueue(engine, args, reference.pad_id) if args.engine.max_staleness else None
     rollouts: RolloutSource = sampled if queue is None else Queued(queue, sampled)
-    if args.hints.column is not None:
-        if args.hints.column not in source.train_row(0):
-            raise UserError(f"hints.column: the training rows have no column {args.hints.column!r}")
-        rollouts = Hinted(sampled)
     if inputs.environment is not None:
         rollouts = Played(inputs.environment, sampled)
     return objective.rewarded(rollouts, policies.tokenizer, source.score, args.num_generations), queue

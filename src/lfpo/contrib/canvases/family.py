@@ -2,9 +2,6 @@
 
 from typing import Any
 
-from transformers import __version__ as VERSION
-
-from lfpo.config.errors import UserError
 from lfpo.config.json import Json
 from lfpo.contrib.canvases.model import CanvasModel
 from lfpo.models.config_checks import expect
@@ -12,14 +9,9 @@ from lfpo.models.family import Family
 
 
 def diffusion_gemma_config(config: Json) -> object:
-    """The text model's configuration. Raises UserError also for a transformers without the class."""
-    try:
-        from lfpo.contrib.canvases.stack import text_config
-    except ImportError as error:
-        raise UserError(
-            f"transformers {VERSION} has no DiffusionGemma, which came later; install 5.23 or later: "
-            "pip install -U transformers"
-        ) from error
+    """The text model's configuration. Raises ImportError for transformers before 5.23, which has no such class."""
+    from lfpo.contrib.canvases.stack import text_config
+
     expect(config, tie_word_embeddings=(True, None))  # False would untie the context's layers from the canvas's
     fields = config["text_config"]
     expect(fields, use_bidirectional_attention=(None, "vision"), tie_word_embeddings=(True, None))
