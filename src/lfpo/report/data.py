@@ -3,6 +3,7 @@
 import math
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from lfpo.config.build import load_yaml, to_dict, yaml_text
 from lfpo.config.errors import UserError
@@ -156,7 +157,7 @@ def columns(metrics: list[Metrics]) -> dict[str, list[float | None]]:
     return {name: [_short(m.get(name)) for m in metrics] for name in names}
 
 
-def _finite(value: float | None) -> float | None:
+def _finite(value: Any) -> Any:
     """A number of metrics.jsonl; None where it is not finite, as the norm of a gradient may be."""
     return value if value is not None and math.isfinite(value) else None
 
