@@ -33,9 +33,7 @@ def test_the_page_and_its_data_follow_the_run(tmp_path: Path):
         _, headers, body = get(server, "/data.json")
         assert json.loads(body)["step"] == 2
         assert get(server, "/data.json", If_None_Match=headers["ETag"])[0] == 304
-        status, headers, nothing = get(server, "/data.json", "HEAD")
-        assert (status, headers["Content-Length"], nothing) == (200, str(len(body)), "")
-        assert get(server, "/nowhere", "HEAD")[::2] == (404, "")
+        assert get(server, "/nowhere")[0] == 404
         add_iteration(folder, 3)
         status, _, body = get(server, "/data.json", If_None_Match=headers["ETag"])
         assert (status, json.loads(body)["step"]) == (200, 3)

@@ -113,19 +113,7 @@ def needs_solution(prompts, completions, solution):
     return [0.0] * len(prompts)
 
 
-def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    return 0.0
-
-
-def logs(prompts, completions, log_metric, **columns):
-    return [0.0] * len(prompts)
-
-
 def logs_if_it_can(prompts, completions, log_metric=None, trainer_state=None):
-    return [0.0] * len(prompts)
-
-
-def by_position(prompts, completions, /):
     return [0.0] * len(prompts)
 
 
@@ -162,9 +150,6 @@ def test_a_function_gets_the_arguments_that_it_names():
             needs_solution,
             "'needs_solution': needs 'solution', which it is not given: the rows have tests; rename",
         ),
-        (compute_score, "'compute_score': needs 'data_source', .* verl's functions take one completion; call it in a "),
-        (logs, "'logs': needs 'log_metric', which it is not given: TRL passes it, lfpo does not"),
-        (by_position, "'by_position': takes 'prompts' by position, and arguments are given by name; remove the '/'"),
         (waits, "is asynchronous; give a plain function, or run it by asyncio.run"),
         (Late(), "is asynchronous; give a plain function"),
         (gives_a_coroutine, "gives_a_coroutine'?: is asynchronous; give a plain function"),

@@ -78,15 +78,8 @@ def check_signature(function: RewardFunction, row: Row) -> None:
     needed = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
     columns = [name for name in row if name != "prompt"]
     what = f"reward function {reward_name(function)!r}"
-    for p in needed:
-        if p.kind is p.POSITIONAL_ONLY:
-            raise UserError(f"{what}: takes {p.name!r} by position, and arguments are given by name; remove the '/'")
     if missing := [p.name for p in needed if p.name not in {"prompts", "completions", *ROLLOUT_ARGUMENTS, *columns}]:
-        advice = (
-            f"the rows have {', '.join(columns) or 'no column but prompt'}; rename one by `columns`, or use map_row"
+        raise UserError(
+            f"{what}: needs {missing[0]!r}, which it is not given: the rows have "
+            f"{', '.join(columns) or 'no column but prompt'}; rename one by `columns`, or use map_row"
         )
-        if {"solution_str", "ground_truth"} & set(missing):
-            advice = "verl's functions take one completion; call it in a function f(prompts, completions, **columns)"
-        elif missing[0] in ("trainer_state", "log_metric", "log_extra"):
-            advice = "TRL passes it, lfpo does not; leave it out"
-        raise UserError(f"{what}: needs {missing[0]!r}, which it is not given: {advice}")

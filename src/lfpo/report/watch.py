@@ -19,9 +19,9 @@ from lfpo.report.overview import print_overview, runs_in
 from lfpo.report.text import print_report
 from lfpo.runs.directory import Run
 
-HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+HEADERS = {"Cache-Control": "no-store"}
 SECONDS = 2.0  # between two looks at a run that is printed
-AGAIN = {"Refresh": "2", "Retry-After": "2"}  # seconds
+AGAIN = {"Refresh": "2"}  # seconds
 
 
 def run_watch(config: WatchConfig) -> None:
@@ -116,8 +116,6 @@ class Handler(BaseHTTPRequestHandler):
         made = ("text/html; charset=utf-8", page(data)) if url.path == "/" else ("application/json", embedded(data))
         self._answer(HTTPStatus.OK, *made, ETag=tag)
 
-    do_HEAD = do_GET  # _answer leaves out the body
-
     def _answer(self, status: HTTPStatus, kind: str, text: str, **headers: str) -> None:
         """headers: beside HEADERS."""
         body = text.encode()
@@ -125,8 +123,7 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in {**HEADERS, "Content-Type": kind, "Content-Length": str(len(body)), **headers}.items():
             self.send_header(name, value)
         self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
         """Log no requests."""
