@@ -38,7 +38,6 @@ from lfpo.eval.store import file_sha256
 from lfpo.models.loading import resolve as resolve_model
 from lfpo.prompts.tasks import Row, Task, get_task
 from lfpo.runs.context import StopRequests
-from lfpo.runs.directory import Run
 
 # Two of three solutions of a test split are for evaluation, the rest for tuning. The base has seen no demonstration of
 # either, and no run trains on them.
@@ -146,8 +145,6 @@ def run_cell(folder: Path) -> None:
     more: dict[str, Any] = {}
     samples = asked["study"]["tasks"][asked["cell"]["task"]].get("samples")
     drawn = asked["study"].get("rollouts")
-    if cell["train"] and config.log_completions:
-        more["unsolved"] = unsolved(Path(config.output_dir), config.num_generations)
     if config.reward_funcs:
         more["reward"] = graded(cell, config)
     if samples:
@@ -156,20 +153,6 @@ def run_cell(folder: Path) -> None:
         more |= sampled(cell, config, **drawn)
     if more:
         replace_file(folder / "result.json", json.dumps({**read_json(folder / "result.json"), **more}) + "\n")
-
-
-def unsolved(run: Path, generations: int) -> list[float]:
-    """The share of groups without a right rollout in each iteration, before hints replaced any."""
-    metrics = [row for row in Run(run).read_metrics() if row["step"]]
-    if "hints/unsolved" in metrics[0]:
-        return [row["hints/unsolved"] for row in metrics]
-    shares = []
-    for row in metrics:
-        lines = (run / "rollouts" / f"step-{row['step']}.jsonl").read_text().splitlines()
-        rewards = [json.loads(line)["reward"] for line in lines]
-        groups = [rewards[i : i + generations] for i in range(0, len(rewards), generations)]
-        shares.append(sum(max(group) < 1 for group in groups) / len(groups))
-    return shares
 
 
 def graded(cell: dict[str, Any], config: LFPOConfig) -> float:
@@ -299,7 +282,7 @@ def run(study: dict[str, Any], path: Path, stages: list[str], workers: int, chec
 
     def finish(label: str, folder: Path) -> str:
         result, key = read_json(folder / "result.json"), labels[label]
-        names = ["forwards", "frontier", "reward", "pass_at_k", "pass", "distinct", "same_ending", "unsolved"]
+        names = ["forwards", "frontier", "reward", "pass_at_k", "pass", "distinct", "same_ending"]
         names += ["entropy", "flops", "seconds"]
         kept = {name: result[name] for name in names if name in result}
         kept["curve"] = [{k: p[k] for k in ("step", "flops", "accuracy", "nfe")} for p in result["curve"] if p["step"]]

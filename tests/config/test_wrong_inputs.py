@@ -121,7 +121,6 @@ COMMANDS = {
     "dpo sudoku": "this recipe is for `lfpo train`",
     "train old --resume": "config 'old': a folder; the configuration of its run is old/config.yaml",
     "plan full": "config 'full': a folder; give a YAML file or a recipe's name (a model's folder: --model)",
-    "train sudoku --output_dir rows.jsonl/x": "rows.jsonl/x: rows.jsonl is a file; give another output_dir",
     "train old/config.yaml --resume --model embedded-block": "holds a run with model embedded, not embedded-block",
     "train sudoku --nothing_like_it 1": "unknown key 'nothing_like_it'; `lfpo train --help` lists the keys",
     "train sudoku --objective spg": "objective: expected key: value pairs, found 'spg'",
@@ -155,9 +154,6 @@ NEED_TORCH = {
     f"{TRAIN} --objective.name mdpo --sampler.threshold 0.9": "MDPO needs whole predictions at scheduled steps",
     f"{TRAIN} --objective.name mdpo --sampler.block_length 2 --sampler.cache dual": "MDPO needs whole predictions",
     f"{TRAIN} --engine.max_staleness -1": "max_staleness -1 must not be negative",
-    f"{TRAIN} --engine.max_staleness 1 --engine.name rw:Engine": (
-        "engine 'rw:Engine' has no 'submit' and 'result', which engine.max_staleness 1 needs"
-    ),
     f"{TRAIN} --lora.experts true": "this model has no experts",
     f"{TRAIN} --sampler.gen_length 1000": "exceeds the model's context of 512",
 }
@@ -167,7 +163,6 @@ CODE = {
     "LFPOConfig(output_dir='out', max_steps='5')": "LFPOConfig: max_steps: expected a whole number, found '5'",
     "LFPOConfig(output_dir='out', sampler={'stps': 3})": "LFPOConfig: sampler: unknown key 'stps'",
     "LFPOConfig(output_dir='out', stop_on='never')": "stop_on[0]: 'never' is not valid; valid: accuracy_falls",
-    "LFPOTrainer(args={'output_dir': 'out'})": "args: expected an LFPOConfig, found dict",
     "LFPOTrainer(args=LFPOConfig(output_dir='out', task='choice'), reward_funcs=5)": "reward_funcs: expected functions",
     "LFPOTrainer(args=LFPOConfig(output_dir='out'), reward_funcs=ok, train_dataset='rows')": "could not load the train",
     "LFPOTrainer(args=LFPOConfig(output_dir='out'), reward_funcs=ok, train_dataset=[3])": "train_dataset[0]",

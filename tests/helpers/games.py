@@ -60,11 +60,3 @@ class WrongForThree(Letters):
 class Gym(Letters):
     def reset(self, row, seed):
         return "first observation"
-
-
-class NoStep:
-    def reset(self, row, seed):
-        pass
-
-
-number = 5

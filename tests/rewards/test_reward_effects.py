@@ -28,7 +28,7 @@ from letter_runs import config, metrics
 from lfpo.config.errors import UserError
 from lfpo.config.plugins import resolve
 from lfpo.core import learner
-from lfpo.core.attempts import handling, time_limit
+from lfpo.core.attempts import handling
 from lfpo.eval.evaluate import grade
 from lfpo.prompts.problems import reward_function
 from lfpo.prompts.sources import task_judge
@@ -89,19 +89,6 @@ def test_an_argument_that_cannot_be_copied_is_given_as_it_is():
         [lambda prompts, completions, lock: [float(lock[0].locked())]], [1.0], ["p"], ["c"], [[1]], {"lock": [lock]}
     )
     assert rewards.reward_B.tolist() == [0.0] and not rewards.failed
-
-
-class Uncopyable:
-    def __deepcopy__(self, memo: object) -> None:
-        raise ValueError("one of a kind")
-
-
-def test_an_object_whose_copying_fails_is_given_as_it_is():
-    given = Uncopyable()
-    rewards = score(
-        [lambda prompts, completions, it: [float(it[0] is given)]], [1.0], ["p"], ["c"], [[1]], {"it": [given]}
-    )
-    assert rewards.reward_B.tolist() == [1.0] and not rewards.failed
 
 
 def test_a_function_without_a_signature_is_one_sentence():
@@ -281,9 +268,8 @@ def doubled(x: int) -> int:
 
 
 def test_forked_children_have_default_handlers_and_the_parent_keeps_its_own():
-    with StopRequests() as stop, time_limit(60):
+    with StopRequests() as stop:
         assert ended_by(signal.SIGTERM) == -signal.SIGTERM
-        assert ended_by(signal.SIGALRM) == -signal.SIGALRM
         assert ended_by(signal.SIGUSR1) == -signal.SIGUSR1
         with multiprocessing.get_context("fork").Pool(2) as pool:  # its end terminates the workers
             assert pool.map(doubled, [1, 2]) == [2, 4]
@@ -300,9 +286,7 @@ def test_nested_handlers_are_put_back_in_their_order():
     with handling({signal.SIGUSR1: lambda *_: calls.append("outer")}):
         with handling({signal.SIGUSR1: lambda *_: calls.append("inner")}):
             signal.raise_signal(signal.SIGUSR1)
-            assert ended_by(signal.SIGUSR1) == -signal.SIGUSR1
         signal.raise_signal(signal.SIGUSR1)
-        assert ended_by(signal.SIGUSR1) == -signal.SIGUSR1
     assert calls == ["inner", "outer"] and signal.getsignal(signal.SIGUSR1) is before
 
 

@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -372,29 +371,6 @@ def test_an_interrupt_of_a_reward_function_ends_the_call_and_an_exit_its_batch(r
             (said,) = scored(sent, ["a", "leave"]).failed.values()
             assert re.fullmatch(r"SystemExit: 3 \(task_rewards.py:\d+\)", said)
             assert scored(sent, ["a"]).failed == {}
-
-
-@pytest.mark.long
-def test_a_reward_function_that_cannot_be_sent_is_one_sentence(
-    ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    lock = threading.Lock()
-
-    def locked(completions: list[str], **_: Any) -> list[float]:
-        with lock:
-            return [1.0] * len(completions)
-
-    (tmp_path / "only_here.py").write_text("def reward(completions, **columns):\n    return [1.0] * len(completions)\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    import only_here  # type: ignore[import-not-found]
-
-    settings, closing = EngineSettings(reward_workers=1), contextlib.ExitStack()
-    with pytest.raises(UserError, match=r"'locked' cannot be sent to another process \(.*lock.*leave out engine.rew"):
-        by_tasks([length, locked], settings, closing)
-    with pytest.raises(UserError, match=r"a worker cannot load a reward function \(No module named 'only_here'\); put"):
-        by_tasks([only_here.reward], settings, closing)
-    with pytest.raises(UserError, match="9 reward workers with a CPU each need 9, and the cluster has 4; lower"):
-        by_tasks([length], EngineSettings(reward_workers=9), closing)
 
 
 def connect_without_a_token(address: str) -> None:

@@ -314,27 +314,6 @@ def test_more_ranks_than_gpus_are_an_error(monkeypatch: pytest.MonkeyPatch):
         distributed.start()
 
 
-@pytest.mark.parametrize(
-    "variables",
-    [
-        {"WORLD_SIZE": "4"},
-        {"WORLD_SIZE": "two"},
-        {"WORLD_SIZE": "0", "RANK": "0", "MASTER_ADDR": "here", "MASTER_PORT": "1"},
-        {"WORLD_SIZE": "2", "RANK": "2", "MASTER_ADDR": "here", "MASTER_PORT": "1"},
-        {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "here"},
-        {"WORLD_SIZE": "2", "RANK": "-1", "MASTER_ADDR": "here", "MASTER_PORT": "1"},
-    ],
-)
-def test_a_group_named_in_part_is_an_error(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch):
-    for name in distributed.LAUNCHED:
-        monkeypatch.delenv(name, raising=False)
-    distributed.start()  # without a group
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=f"WORLD_SIZE={variables['WORLD_SIZE']}.*start with torchrun"):
-        distributed.start()
-
-
 @pytest.mark.parametrize("variables", [{"RANK": "1"}, {"WORLD_SIZE": "1"}, {"WORLD_SIZE": "1", "RANK": "0"}])
 def test_what_a_scheduler_says_of_one_process_is_no_group(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch):
     for name in distributed.LAUNCHED:

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 
 from lfpo.base.heartbeat import Heartbeat, meet
-from lfpo.config.errors import ProcessLost, UserError, first_line
+from lfpo.config.errors import ProcessLost, first_line
 from lfpo.config.json import Json
 from lfpo.core.collectives import announce, collective_device, device, gather, on_collective, rank, world
 
@@ -65,19 +65,9 @@ def start() -> None:
 
 
 def launched() -> bool:
-    """Whether the environment names a group of ranks. Raises UserError where it names one in part."""
-    given = {name: os.environ[name] for name in LAUNCHED if name in os.environ}
+    """Whether the environment names a group of ranks. torch raises where it names one in part."""
     # torchrun's group of one is a group too, so that one GPU can run what many do.
-    if given.get("WORLD_SIZE", "1") == "1" and len(given) < len(LAUNCHED):
-        return False
-    wrong = [n for n in LAUNCHED if n not in given or not (n == "MASTER_ADDR" or given[n].isdecimal())]
-    if wrong or int(given["RANK"]) >= int(given["WORLD_SIZE"]):
-        found = ", ".join(f"{name}={given.get(name, '')}" for name in LAUNCHED)
-        raise UserError(
-            f"the environment has {found}, which names no rank of a group; start with torchrun, which sets all four, "
-            "or unset WORLD_SIZE for a process of its own"
-        )
-    return True
+    return os.environ.get("WORLD_SIZE", "1") != "1" or all(name in os.environ for name in LAUNCHED)
 
 
 def stop() -> None:

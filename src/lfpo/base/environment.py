@@ -9,10 +9,8 @@ import platform
 import sys
 from typing import NoReturn
 
-from lfpo.config.errors import UserError
 from lfpo.config.version import VERSION
 
-MOST_THREADS = 256  # whatever the machine has
 is_command = False  # whether this process is the `lfpo` command, which lfpo.cli.command_line.run says
 
 
@@ -78,24 +76,15 @@ def end_process(code: int) -> NoReturn:
     os._exit(code)
 
 
-def open_output() -> None:
-    """Give a process that was started without standard output or error, as by `>&-`, one that goes nowhere."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # until the process ends
-
-
 def drop_output() -> None:
     """Send standard output nowhere from here on, with what is not written yet, which Python would report at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def use_threads(number: int) -> None:
-    """Set the CPU threads of torch (0: leave torch's default). Raises UserError for so many that torch would crash."""
+    """Set the CPU threads of torch (0: leave torch's default)."""
     import torch
 
-    if number > max(MOST_THREADS, 4 * (os.cpu_count() or 1)):
-        raise UserError(f"threads {number}: this machine has {os.cpu_count()} CPU threads; give at most as many")
     if number:
         torch.set_num_threads(number)
 

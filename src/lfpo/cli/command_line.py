@@ -9,7 +9,7 @@ import traceback
 from typing import NoReturn
 
 from lfpo.base import environment
-from lfpo.base.environment import before_torch, drop_output, open_output
+from lfpo.base.environment import before_torch, drop_output
 from lfpo.cli.commands import COLLECTIVE, COMMANDS, launched_rank
 from lfpo.cli.list_recipes import wrapped
 from lfpo.config.build import recipe_names
@@ -74,7 +74,6 @@ def main(arguments: list[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     before_torch()
-    open_output()
     try:
         code = _run(arguments)
         sys.stdout.flush()

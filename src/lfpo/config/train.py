@@ -7,7 +7,6 @@ from lfpo.config.checks import Count, CountOrUnset, CountOrZero, NotNegative, Sh
 from lfpo.config.data import ProblemConfig
 from lfpo.config.engine import EngineSettings
 from lfpo.config.export import check_repo
-from lfpo.config.hints import HintSettings
 from lfpo.config.length import UNSET, Length, run_length
 from lfpo.config.objectives import ObjectiveSettings, all_settings
 from lfpo.config.other_names import TRAINING
@@ -80,10 +79,6 @@ class LFPOConfig(ProblemConfig, PolicyConfig):
     engine: EngineSettings = field(default_factory=EngineSettings)
     """Where rollouts are sampled: {name: local} in the trainer's processes, {name: ray, workers: 4, gpus_per_worker: 1}
     by workers beside it."""
-
-    hints: HintSettings = field(default_factory=HintSettings)
-    """{column: solution}: prompts that no rollout solves are sampled again with parts of that column's solution in the
-    completion."""
 
     merge_lora: bool | None = None
     """For rollouts and evaluation, add the adapter to copies of the matrices, which take 2 bytes a weight under bf16. A
@@ -188,11 +183,6 @@ class LFPOConfig(ProblemConfig, PolicyConfig):
         for name in ("max_staleness", "reward_workers"):
             if self.environment and getattr(self.engine, name):
                 raise ValueError(f"'engine.{name}' does not work with 'environment', whose turns need the ones before")
-        for name in ("fsdp", "environment") if self.hints.column is not None else ():
-            if getattr(self, name):
-                raise ValueError(f"'hints' does not work with {name!r}; leave one of them out")
-        if self.hints.column is not None and self.engine.max_staleness:
-            raise ValueError("'hints' needs rewards before it samples again; set 'engine.max_staleness' to 0")
         rollouts = self.prompts_per_iteration * self.num_generations
         if rollouts < self.optimizer_steps_per_iteration:
             raise ValueError(

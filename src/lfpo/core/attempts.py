@@ -12,20 +12,6 @@ from lfpo.config.errors import ProcessLost, UserError, last_line
 
 Handler = Callable[[int, FrameType | None], object]
 
-# Of each signal that `handling` handles now, the handler that it had before.
-_handler_before: dict[int, Any] = {}
-
-
-def _as_before() -> None:
-    """Restore the handlers in a forked child: the pool of a reward function ends its workers by SIGTERM."""
-    for number, handler in _handler_before.items():
-        signal.signal(number, signal.SIG_DFL if handler is None else handler)
-    _handler_before.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_as_before)
-
 
 class RewardFailed(Exception):
     """A reward function returned nothing for this batch. The message is the reason to log."""
@@ -87,11 +73,8 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def handling(handlers: Mapping[int, Handler]) -> Iterator[None]:
-    """Handle these signals in this block, and as before after it.
-
-    A process that is forked in the block has the handlers from before it: a reward function's child ends on SIGTERM,
-    as it would without lfpo. Does nothing outside the main thread, where Python delivers no signals.
-    """
+    """Handle these signals in this block, and as before after it. Does nothing outside the main thread, where Python
+    delivers no signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -99,12 +82,9 @@ def handling(handlers: Mapping[int, Handler]) -> Iterator[None]:
     try:
         for number, handler in handlers.items():
             own[number] = signal.getsignal(number)
-            _handler_before.setdefault(number, own[number])  # in nested blocks that of the outermost
             signal.signal(number, handler)
         yield
     finally:
         for number, handler in own.items():
             # None stands for a handler that was not set from Python, which Python cannot set again.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-            if _handler_before.get(number) is handler:
-                del _handler_before[number]

@@ -37,8 +37,6 @@ class ScoredRollouts:
 
     turns [B]: what a row is. trajectory [B rows]: on the policy's device. rewards: of the rank's rollouts, on the CPU.
     version: of the weights that sampled them: the number of iterations that these had been trained for.
-    discarded: rows that were sampled and are not learned from; their FLOPs count.
-    unscored [B, C] bool: positions that no loss scores, of hints (see lfpo.rollout.hinted); None: there are none.
     By metric name: metrics, the same on all ranks; times, seconds, reported as the maximum over ranks; sums, (sum,
     count), reported as the mean over ranks; totals, reported as the sum over ranks.
     """
@@ -47,8 +45,6 @@ class ScoredRollouts:
     trajectory: Trajectory
     rewards: Rewards
     version: int
-    discarded: Trajectory | None = None
-    unscored: torch.Tensor | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     times: dict[str, float] = field(default_factory=dict)
     sums: dict[str, tuple[float, int]] = field(default_factory=dict)
@@ -67,7 +63,7 @@ class Batch:
 
     A rollout has a row, or with an environment one for each of its turns; B counts rows.
 
-    turns, trajectory, rewards, version, discarded, unscored: see ScoredRollouts.
+    turns, trajectory, rewards, version: see ScoredRollouts.
     rollout_B: int64 [B], on the CPU: the number of each row's rollout among all R.
     reward_R, group_R [R]: reward (float64) and prompt number (int64) of every rollout on every rank, on the CPU. A NaN
         is neutral: nothing is learned from that rollout (see lfpo.core.objective.signal_of).
@@ -85,8 +81,6 @@ class Batch:
     failed: dict[str, str]
     metrics: dict[str, float]
     version: int
-    discarded: Trajectory | None = None
-    unscored: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)

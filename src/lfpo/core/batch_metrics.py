@@ -51,8 +51,6 @@ def gathered(rolled: ScoredRollouts, prompts: int, generations: int) -> Batch:
         failed,
         metrics,
         rolled.version,
-        rolled.discarded,
-        rolled.unscored,
     )
 
 

@@ -44,7 +44,6 @@ def denoise(
     forwarded: Forwarded | None = None,
     forward_type: type[Forward] = Forward,
     hooks: Sequence[Hook] = (),
-    shown: Sequence[Sequence[int]] = (),
 ) -> Trajectory:
     """Denoise one completion for each of B prompts that fit the model; lfpo.rollout.sampling.rollout says what most
     arguments are.
@@ -52,16 +51,15 @@ def denoise(
     sampler: with its lengths filled in. rule: the reveal rule that it selects.
     forward_type: of what runs the model for the rows in flight.
     hooks: called after each forward, before the rows change.
-    shown: see Request. Such tokens count as revealed at step 0, with confidence 1 and entropy 0.
     """
     device = model.device
     sizes_of_rows = [block_sizes(len(prompt), sampler, model) for prompt in prompts]
     counts = reveal_schedule(sampler, rule) if rule.schedule else torch.zeros(0, dtype=torch.long)
     # On a GPU each question to the device waits for all queued work. A rule whose numbers of reveals follow from the
     # schedule has a plan, and with it the loop knows without asking how many positions are masked, and often also when
-    # a row ends. A plan counts masks in whole blocks, so it does not fit rows that are shown some tokens.
+    # a row ends.
     pace = None
-    if rule.plan is not None and not shown:
+    if rule.plan is not None:
         knows_ends = not (sampler.stops_at_eos or model.block_length)
         stores = forward_type.stores_blocks
         pace = Pace(rule.plan, sampler, counts.tolist(), seeds, sizes_of_rows, knows_ends=knows_ends, stores=stores)
@@ -70,12 +68,6 @@ def denoise(
     rows = before_first_step(prompts, seeds, sampler, model)
     # Over a causal context a row's first forward reads the prompt and stores it.
     rows.storing |= forward.runs_between_blocks and forward.structure.causal
-    if shown:
-        given_BC = torch.tensor(shown, device=device)
-        rows.tokens = torch.where(given_BC >= 0, given_BC, rows.tokens)
-        rows.reveal_step = torch.where(given_BC >= 0, 0, rows.reveal_step)
-        rows.confidence = (given_BC >= 0).float()
-        forward.started.update(range(len(prompts)))  # rows of a prompt differ, so none is run for the others
 
     # Longest first: memory is highest at the start, and rows of similar length run together.
     lengths = list(map(len, prompts))

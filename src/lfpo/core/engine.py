@@ -26,8 +26,6 @@ class Request:
     variant: another way to denoise: gives the arguments of lfpo.core.denoise.denoise, of the model, the unit of rows
         that are denoised together, and the plain arguments. None: the plain way. An engine that can takes "variant"
         among what it `gives`; one with workers elsewhere pickles it.
-    shown: for each row gen_length token ids that stand in the completion from the start, -1 where there is a mask;
-        empty: all are masks.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -35,7 +33,6 @@ class Request:
     sampler: Sampler
     generations: int = 1
     variant: Variant | None = None
-    shown: Sequence[Sequence[int]] = ()
 
 
 # (model, unit, arguments of denoise) -> arguments of denoise

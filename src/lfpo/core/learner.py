@@ -135,7 +135,6 @@ def optimizer_step(
             sampled = sampled.in_rounds()  # so that one forward replays a step of every block
         views = objective.views(sampled, signal_B, seeds, step.inner)
         views = policies[CURRENT].noised_views(views, seeds, step.inner)
-        views = views if batch.unscored is None else views.without(batch.unscored[rows])
     else:  # no views, but this rank joins the collectives below; any signal serves the dummy, which gets weight 0
         assert dummy is not None
         views, signal_B = dummy.select(rows), signal_B[:1]

@@ -26,9 +26,11 @@ def rendered(tokenizer: Any, prompt: list[Json], where: str) -> str:
             "the prompts are message lists, but the tokenizer has no chat template; "
             "use an instruct checkpoint, or give plain text prompts"
         )
+    from jinja2 import TemplateError
+
     try:
         return _open_turn(tokenizer, prompt)
-    except Exception as error:  # a template may raise anything
+    except TemplateError as error:
         place, reason = where or f"prompt {str(prompt)[:60]!r}", " ".join(last_line(error).split())
         raise UserError(
             f"{place}: the chat template cannot render the prompt ({reason}); change the messages, or the template in "

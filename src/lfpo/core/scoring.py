@@ -93,7 +93,7 @@ class Scorer:
             call = partial(function, **{key: copied(values) for key, values in arguments.items()})
             own = str(getattr(function, "__module__", "")).startswith("lfpo.")
             with nullcontext() if own else torch_state_kept():
-                returned, why = attempt(call, self.timeout, partial(as_rewards, name=name, expected=len(completions)))
+                returned, why = attempt(call, self.timeout, partial(checked, name=name, expected=len(completions)))
             if why is not None:
                 failed[name] = why
             parts[name] = [None] * len(completions) if returned is None else returned
@@ -117,15 +117,8 @@ def as_completions(rows: Sequence[Row], texts: Sequence[str]) -> list[str | list
 
 
 def columns_of(rows: Sequence[Row]) -> Json:
-    """Every column but the prompt, as name -> list of values, as reward functions get them. Raises UserError if the
-    rows have different columns."""
-    names = [n for n in rows[0] if n != "prompt"]
-    for row in rows:
-        if row.keys() != rows[0].keys():
-            raise UserError(
-                f"rows differ in their columns: {sorted(rows[0])} and {sorted(row)}; give every row the same"
-            )
-    return {n: [row[n] for row in rows] for n in names}
+    """Every column but the prompt, as name -> list of values, as reward functions get them."""
+    return {n: [row[n] for row in rows] for n in rows[0] if n != "prompt"}
 
 
 def weighted_sum(values: Sequence[float | None], weights: Sequence[float]) -> float:
@@ -141,7 +134,7 @@ def copied(values: Sequence[object]) -> list[Any]:
     def copy_of(value: object) -> object:
         try:
             return copy.deepcopy(value)
-        except Exception:  # a lock, an open file, a generator; an object's own __deepcopy__ may raise anything
+        except TypeError:  # a lock, an open file, a generator
             return value
 
     return [copy_of(value) for value in values]
@@ -153,11 +146,3 @@ def accepted(function: RewardFunction, arguments: Json) -> Json:
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return arguments
     return {k: v for k, v in arguments.items() if k in parameters}
-
-
-def as_rewards(values: Any, name: str, expected: int) -> list[float | None]:
-    """The rewards that function `name` returned for so many completions. Raises UserError as `checked`."""
-    plain = type(values) is list and len(values) == expected
-    if plain and all(value is None or (type(value) is float and math.isfinite(value)) for value in values):
-        return list(values)  # as most functions return them
-    return checked(values, name, expected)

@@ -56,12 +56,6 @@ class Views:
     def select(self, index: torch.Tensor) -> Views:
         return dataclasses.replace(self, **{name: value[index] for name, value in tensor_fields(self).items()})
 
-    def without(self, unscored_BC: torch.Tensor) -> Views:
-        """The same views without targets at these completion positions of their rollouts."""
-        unscored_SL = F.pad(unscored_BC[self.row], (self.target.shape[1] - unscored_BC.shape[1], 0))
-        weight = self.weight.masked_fill(unscored_SL, 0)
-        return dataclasses.replace(self, target=self.target & ~unscored_SL, weight=weight)
-
     def forward_tokens(self) -> torch.Tensor:
         """Tokens of the forward of each view, [S] int64."""
         return self.attention_mask.sum(-1)

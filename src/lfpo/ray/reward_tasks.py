@@ -19,13 +19,7 @@ class Interrupted(Exception):
 @functools.cache
 def _loaded(pickled: bytes) -> RewardFunction:
     """A function, unpickled once in a process."""
-    try:
-        return pickle.loads(pickled)
-    except (ImportError, AttributeError) as error:
-        raise UserError(
-            f"engine.reward_workers: a worker cannot load a reward function ({error}); put its module on every "
-            "machine, for example by `ray job submit --working-dir .`"
-        ) from error
+    return pickle.loads(pickled)
 
 
 def load(*pickled: bytes) -> dict[str, str]:

@@ -3,12 +3,11 @@
 import contextlib
 import itertools
 import os
-import pickle
 from collections.abc import Sequence
 from typing import Any
 
 from lfpo.config.engine import EngineSettings
-from lfpo.config.errors import UserError, first_line
+from lfpo.config.errors import first_line
 from lfpo.core import collectives
 from lfpo.core.attempts import RewardFailed, RewardTimeout
 from lfpo.core.scoring import accepted
@@ -27,8 +26,10 @@ def by_tasks(
     A task gets whole prompts: all completions of a prompt that are in the batch, which follow each other. Its process
     is kept for the next batch, and is killed when the batch's time limit ends the call.
     closing: at its end this process leaves Ray, if it joined here.
-    Raises UserError for a function that cannot be pickled, or that a worker cannot load.
+    Raises UserError for a function that a worker cannot load.
     """
+    from ray import cloudpickle
+
     first = collectives.rank() == 0
 
     def join(*cluster: str | None) -> tuple[str, str | None]:
@@ -39,7 +40,7 @@ def by_tasks(
 
     cluster = collectives.together(lambda: join() if first else ())[0]
     collectives.together(lambda: None if first else join(*cluster))
-    sent = collectives.together(lambda: [_pickled(function) for function in functions])[collectives.rank()]
+    sent = [cloudpickle.dumps(function) for function in functions]
     tasks = max(1, settings.reward_workers // collectives.world())
     ray = import_ray()
     loading, stored = ray.remote(num_cpus=1)(load), [ray.put(pickled) for pickled in sent]
@@ -96,16 +97,3 @@ def _result(task: Any) -> list[float | None]:
             raise RewardFailed(f"its Ray task was lost ({first_line(error)})") from None
         except TimeoutError:
             check_head()
-
-
-def _pickled(function: RewardFunction) -> bytes:
-    from ray import cloudpickle
-
-    try:
-        return cloudpickle.dumps(function)
-    except (TypeError, ValueError, AttributeError, RecursionError, pickle.PicklingError) as error:
-        raise UserError(
-            f"engine.reward_workers: reward function {reward_name(function)!r} cannot be sent to another process "
-            f"({first_line(error)}); let it open files, locks and connections when it is called, or leave out "
-            "engine.reward_workers"
-        ) from error

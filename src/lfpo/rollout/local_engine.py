@@ -5,7 +5,6 @@ import functools
 from collections.abc import Callable, Collection
 from typing import Any
 
-from lfpo.config.errors import UserError
 from lfpo.config.json import Json
 from lfpo.core.denoise import Finished, Forwarded, denoise
 from lfpo.core.engine import Request, Ticket, Version
@@ -80,8 +79,7 @@ def units_of(request: Request, rows: int) -> list[Request]:
     """A request cut into units of so many rows (0: one unit), in order; a multiple of its `generations`."""
     size = rows or max(1, len(request.prompts))
     cuts = [slice(i, i + size) for i in range(0, len(request.prompts), size)]
-    parts = ({name: getattr(request, name)[cut] for name in ("prompts", "seeds", "shown")} for cut in cuts)
-    return [dataclasses.replace(request, **part) for part in parts]
+    return [dataclasses.replace(request, prompts=request.prompts[cut], seeds=request.seeds[cut]) for cut in cuts]
 
 
 def run_unit(
@@ -98,13 +96,6 @@ def run_unit(
     # Plain denoising runs whole rows, and revealed tokens stay. Any of these needs another rule, forward or hook.
     special = hook, unit.variant, model.block_length, sampler.first_token, sampler.edits, sampler.cache != "none"
     options["rule"] = rule
-    if unit.shown:
-        if any(special) or sampler.stops_at_confidence:
-            raise UserError(
-                "hints: tokens can be shown from the start only in plain denoising of a model that attends to all "
-                "tokens, without sampler.cache, early_stop confidence, edits and kept predictions; leave hints out"
-            )
-        return denoise(model, unit.prompts, sampler, unit.seeds, shown=unit.shown, **options)
     if any(special) or sampler.stops_at_confidence:
         options |= variant(model, unit, sampler, rule, hook, store_blocks=store_blocks)
     return denoise(model, unit.prompts, sampler, unit.seeds, **options)

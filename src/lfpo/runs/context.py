@@ -55,6 +55,7 @@ class StopRequests:
 
     def __init__(self, observer: Observer | None = None) -> None:
         self.observer = observer or Observer()
+        self.process = os.getpid()
         self.received: int | None = None
         self.asked = 0.0  # when, by the monotonic clock
         self._handled = ExitStack()
@@ -68,6 +69,10 @@ class StopRequests:
         self._handled.close()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self.process:  # forked: the pool of a reward function ends its workers by SIGTERM
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
         if self.received is not None:
             if time.monotonic() - self.asked < ONE_REQUEST:
                 return

@@ -179,9 +179,6 @@ def check_folder(path: Path, config: object, *, resume: bool, kind: str) -> None
             # A scheduler's log or a tracker's folder may lie there; only what a run writes could be another run's.
             if found := [name for name in WRITTEN if (path / name).exists()]:
                 raise UserError(f"{path}: holds {found[0]} and no config.yaml of a run; give another output_dir")
-            parent = next(p for p in path.absolute().parents if p.exists())
-            if not parent.is_dir():
-                raise UserError(f"{path}: {os.path.relpath(parent)} is a file; give another output_dir")
             return
         if not resume:
             raise UserError(

@@ -105,8 +105,6 @@ def find_source(settings: ExportConfig | PushConfig) -> Source:
         raise UserError(f"{folder}: the run has neither a trained model nor a checkpoint yet")
     if settings.adapter and not (checkpoint / "model" / ADAPTER).exists():
         raise UserError(f"{checkpoint}: holds no adapter, since the run has no 'lora'; leave out --adapter")
-    if not checkpoint.name.removeprefix("step-").isdecimal():
-        raise UserError(f"{checkpoint}: the folder of a checkpoint is named step-NUMBER; rename it")
     return Source(checkpoint / "model", run, config, step_of(checkpoint))
 
 

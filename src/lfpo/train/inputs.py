@@ -1,13 +1,10 @@
 """What a training command checks before torch is loaded, which takes seconds: files, tasks, reward functions, trackers,
 the folder. Keys and values are checked by the configuration itself."""
 
-import inspect
 import os
-from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from lfpo.config.errors import UserError
 from lfpo.config.files import user_path
 from lfpo.config.models import check_model_folder, check_model_name
 from lfpo.config.plugins import resolve
@@ -16,7 +13,6 @@ from lfpo.config.train import LFPOConfig
 from lfpo.prompts.examples import demonstration, preference, read_examples
 from lfpo.prompts.problems import check_problems
 from lfpo.prompts.tasks import get_task
-from lfpo.rewards import RewardFunction, reward_name
 from lfpo.runs import trackers
 from lfpo.runs.directory import check_folder
 
@@ -53,25 +49,6 @@ def _check_prompts(args: LFPOConfig) -> None:
     environment_class(args.environment)
 
 
-def check_engine_gives(functions: Sequence[RewardFunction], gives: Collection[str]) -> None:
-    """Raise UserError for a reward function that asks for what the engine's rollouts do not have."""
-    for function in functions:
-        asked = inspect.signature(function).parameters.keys() & {"forwards", "reveal_step"}
-        if missing := sorted(asked - set(gives)):
-            raise UserError(
-                f"reward function {reward_name(function)!r} asks for {missing[0]!r}, which this engine does not give; "
-                "take another engine, or leave out the function"
-            )
-
-
 def environment_class(path: str | None) -> Any:
-    """The class of environments at a dotted path, or what else makes them. Raises UserError for what cannot, and for a
-    class without `reset` or `step`."""
-    environment = None if path is None else resolve(path, {}, kind="environment")
-    methods = ("reset", "step") if isinstance(environment, type) else ("__call__",)
-    if path is not None and not all(hasattr(environment, name) for name in methods):
-        raise UserError(
-            f"environment {path!r}: expected a class with reset(row, seed) and step(text) -> (reply, reward, done), "
-            f"found {environment!r}"
-        )
-    return environment
+    """The class of environments at a dotted path, or what else makes them."""
+    return None if path is None else resolve(path, {}, kind="environment")

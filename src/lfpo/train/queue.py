@@ -40,17 +40,12 @@ class RolloutQueue:
     `staleness` further batches are in the queue. Batches are numbered by their iteration, counted from 0.
 
     No batch after the run's last iteration is sampled.
-    engine: takes the requests. Raises UserError for one that cannot sample ahead. pad_id: of the model.
+    engine: takes the requests. pad_id: of the model.
     """
 
     def __init__(self, engine: Engine, args: LFPOConfig, pad_id: int):
         self.staleness, self.args = args.engine.max_staleness, args
         self.generations, self.pad_id = args.num_generations, pad_id
-        if not (hasattr(engine, "submit") and hasattr(engine, "result")):
-            raise UserError(
-                f"engine {args.engine.name!r} has no 'submit' and 'result', which engine.max_staleness "
-                f"{self.staleness} needs; set it to 0, or take another engine"
-            )
         self.engine = cast(AsyncEngine, engine)
         self.tickets: dict[int, Ticket] = {}  # of all batches in the queue
         self.sampled: dict[int, Trajectory] = {}  # this rank's rollouts of those that the engine has given back

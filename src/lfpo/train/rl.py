@@ -40,7 +40,6 @@ from lfpo.train.average import AverageFiles, in_place, swap
 from lfpo.train.callbacks import Callbacks
 from lfpo.train.export import make_repository, run_push
 from lfpo.train.held_out import held_out
-from lfpo.train.inputs import check_engine_gives
 from lfpo.train.preflight import preflight
 from lfpo.train.records import rollout_records
 from lfpo.train.run import run_trainer
@@ -79,10 +78,6 @@ class LFPOTrainer(Trainer):
         for name in others:
             arguments = list(inspect.signature(LFPOTrainer).parameters)[:-1]
             raise UserError(f"LFPOTrainer: {refusal(name, ARGUMENTS | LFPOConfig.REFUSED, arguments)}")
-        if not isinstance(args, LFPOConfig | None):
-            raise UserError(f"args: expected an LFPOConfig, found {type(args).__name__}; write LFPOConfig(KEY=VALUE)")
-        if tokenizer is not None and not hasattr(tokenizer, "convert_ids_to_tokens"):
-            raise UserError(f"tokenizer: expected one that load_tokenizer(NAME) returns, found {tokenizer!r:.60}")
         args = args or LFPOConfig(output_dir="runs/lfpo")
         if peft_config is not None:
             args = replace(args, lora=settings_of(peft_config))
@@ -114,7 +109,6 @@ class LFPOTrainer(Trainer):
         self.closing = contextlib.ExitStack()  # what is given back when training ends
         self.engine = make_engine(args)
         self.closing.callback(self.engine.close)
-        check_engine_gives(source.reward_functions, self.engine.gives)
         if args.engine.reward_workers:
             from lfpo.ray.rewards import by_tasks
 
@@ -192,8 +186,7 @@ class LFPOTrainer(Trainer):
         context, passes = context or Context(), list[PolicyForward]()
         context.observer.passes = passes
         batch, signal_R, metrics = self.iterate(step, context.observer)
-        sampled = [t for t in (batch.trajectory, batch.discarded) if t is not None]
-        flops = sum(rollout_flops(self.policies[OLD], trajectory) for trajectory in sampled)
+        flops = rollout_flops(self.policies[OLD], batch.trajectory)
         flops += sum(pass_flops(self.policies[ran.policy], ran) for ran in passes)
         self.state["flops"] += collectives.sum_number(flops)
         self.log_rollouts(step, batch, signal_R[batch.rollout_B], context)

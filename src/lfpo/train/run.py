@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
-
 from lfpo.base import distributed
 from lfpo.base.environment import keep_freed_memory, use_threads
 from lfpo.base.progress import duration
@@ -351,11 +349,6 @@ def run_trainer(trainer: Trainer, *, resume: object = False, display: Display | 
         raise UserError(
             f"resume {str(resume)!r}: expected True or False. True goes on from the newest intact checkpoint in "
             f"{folder}; to go on from an older one, move the newer step-N folders away first"
-        )
-    if not torch.is_grad_enabled() or any(p.is_inference() for p in trainer.model.parameters()):
-        raise UserError(
-            "gradients are off: make the trainer and call train() outside of torch.no_grad(), torch.inference_mode() "
-            "and torch.set_grad_enabled(False)"
         )
     with distributed.watched(trainer.args.rank_timeout, trainer.args.progress_timeout):
         return TrainingRun(trainer, resume=resume, display=display).train()

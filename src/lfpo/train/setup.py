@@ -33,7 +33,6 @@ from lfpo.prompts.dataset import is_stream
 from lfpo.prompts.sources import PromptSource, make_source
 from lfpo.rewards import RewardFunction
 from lfpo.rollout.episodes import Environment, Played
-from lfpo.rollout.hinted import Hinted
 from lfpo.rollout.variants import check_context
 from lfpo.train.adamw import build_adamw
 from lfpo.train.inputs import environment_class
@@ -141,10 +140,6 @@ def make_rollouts(
     )
     queue = RolloutQueue(engine, args, reference.pad_id) if args.engine.max_staleness else None
     rollouts: RolloutSource = sampled if queue is None else Queued(queue, sampled)
-    if args.hints.column is not None:
-        if args.hints.column not in source.train_row(0):
-            raise UserError(f"hints.column: the training rows have no column {args.hints.column!r}")
-        rollouts = Hinted(sampled)
     if inputs.environment is not None:
         rollouts = Played(inputs.environment, sampled)
     return objective.rewarded(rollouts, policies.tokenizer, source.score, args.num_generations), queue

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from lfpo.config.errors import UserError, last_line
 from lfpo.config.torch_state import torch_state_kept
 from lfpo.core.attempts import RewardFailed, RewardTimeout
-from lfpo.core.reward_values import shortened
-from lfpo.core.scoring import Row, as_rewards
+from lfpo.core.reward_values import checked, shortened
+from lfpo.core.scoring import Row
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def verdicts(name: str, call: Callable[[], object], count: int) -> list[bool | N
     name: for messages. Raises UserError where it fails, or returns anything but numbers; RewardFailed where it cannot
     judge."""
     with users_code(name):
-        values = as_rewards(call(), name, count)
+        values = checked(call(), name, count)
     return [None if value is None else value == 1.0 for value in values]
 
 
