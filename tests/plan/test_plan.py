@@ -297,7 +297,14 @@ def test_a_plan_counts_the_prompts_that_a_task_makes_and_says_what_it_assumes(
 def test_a_prompt_beyond_the_models_context_is_an_error_or_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     most = load_model("embedded").max_length - 8
     (tmp_path / "rows.jsonl").write_text(f'{{"prompt": "1 2"}}\n{{"prompt": "{"1" * (most + 1)}"}}\n')
-    rows = ["--data_file", str(tmp_path / "rows.jsonl"), "--reward_funcs", "my.own", "--sampler.gen_length", "8"]
+    rows = [
+        "--data_file",
+        str(tmp_path / "rows.jsonl"),
+        "--reward_funcs",
+        "lfpo.rewards.formats.tag_format",
+        "--sampler.gen_length",
+        "8",
+    ]
     for arguments, tokens, left in (
         (rows, most + 1, most),
         (["--task", "countdown", "--prompt_length", str(most + 1)], most + 1, most),

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,9 +21,8 @@ from lfpo.report.completions import (
     reward_histograms,
     sudoku_grid,
 )
-from lfpo.report.data import columns, evaluation_pairs, paired_change, percents, run_data, times
+from lfpo.report.data import evaluation_pairs, paired_change, percents, run_data, times
 from lfpo.report.html import embedded
-from lfpo.report.records import Kept
 from lfpo.runs.directory import Run
 from tiny import byte_alphabet, byte_level
 from written_runs import HOSTILE, policy_metrics, record, write_rows, write_run
@@ -91,12 +89,6 @@ def test_token_texts_join_where_tokens_hold_parts_of_two_characters():
     assert token_texts(tokenizer, [32, 256, 257, 258, 32]) == [" ", "", "", "日本", " "]
 
 
-def test_the_largest_numbers_stay_finite():
-    largest = sys.float_info.max
-    row = {"a": largest, "b": -largest, "c": 1.234567e300, "d": None, "e": 3}
-    assert columns([row]) == {"a": [largest], "b": [-largest], "c": [1.2346e300], "d": [None], "e": [3]}
-
-
 def test_whatever_a_model_writes_stays_text(tmp_path: Path):
     broken = "half \ud83d a character \u2028 and \x00 control"
     page = write_report(Run(write_run(tmp_path / "run", [HOSTILE, broken], eval_texts=[HOSTILE])))
@@ -134,9 +126,8 @@ def test_reveal_map_by_hand():
 def test_histogram_by_hand():
     assert histogram([0.0, 0.5, 1.0, 1.0], (0.0, 1.0))["counts"] == [1, *[0] * 9, 1, *[0] * 8, 2]
     assert histogram([2.0, 2.0]) == {"low": 2.0, "high": 2.0, "counts": [2]}
-    assert histogram([float("nan")])["counts"] == []
+    assert histogram([])["counts"] == []
     assert histogram([-1.0, 0.0], (0.0, 1.0))["low"] == -1.0  # outside the range: the range gives way
-    assert histogram([-1e308, 1e308, 1e308]) == {"low": -1e308, "high": 1e308, "counts": [3]}
 
 
 def test_group_agreement_by_hand():
@@ -213,18 +204,18 @@ def test_the_change_is_paired_by_problem(tmp_path: Path):
         rows = [{"sampler": "greedy", "problem": i, "correct": bool(v)} for i, v in enumerate(verdicts)]
         write_rows(tmp_path / f"eval/step-{step}.jsonl", rows)
     first, last = {"step": 0, "accuracy": 0.5}, {"step": 4, "accuracy": 0.625}
-    found = paired_change(Kept(tmp_path), "greedy", first, last)
+    found = paired_change(tmp_path, "greedy", first, last)
     assert found is not None
     assert (found["mean"], found["gained"], found["lost"]) == (0.125, 2, 1)
     assert -0.4 < found["low"] < 0 < found["high"] < 0.6
     for step in (0, 4):  # a row that cannot be judged on this machine
         path = tmp_path / f"eval/step-{step}.jsonl"
         path.write_text(path.read_text() + '{"sampler": "greedy", "problem": 8, "correct": null}\n')
-    assert paired_change(Kept(tmp_path), "greedy", first, last) == found
-    assert paired_change(Kept(tmp_path), "other", first, last) is None
+    assert paired_change(tmp_path, "greedy", first, last) == found
+    assert paired_change(tmp_path, "other", first, last) is None
     with (tmp_path / "eval/step-4.jsonl").open("a") as file:  # another number of problems
         file.write('{"sampler": "greedy", "problem": 9, "correct": true}\n')
-    assert paired_change(Kept(tmp_path), "greedy", first, last) is None
+    assert paired_change(tmp_path, "greedy", first, last) is None
 
 
 def test_the_change_is_over_problems_that_both_evaluations_judged(tmp_path: Path):
@@ -232,7 +223,7 @@ def test_the_change_is_over_problems_that_both_evaluations_judged(tmp_path: Path
     for step, verdicts in ((0, before), (4, after)):
         rows = [{"sampler": "greedy", "problem": i, "correct": verdict} for i, verdict in enumerate(verdicts)]
         write_rows(tmp_path / f"eval/step-{step}.jsonl", rows)
-    found = paired_change(Kept(tmp_path), "greedy", {"step": 0}, {"step": 4})
+    found = paired_change(tmp_path, "greedy", {"step": 0}, {"step": 4})
     assert found is not None and (found["mean"], found["gained"], found["lost"]) == (0.0, 0, 0)
 
 

@@ -23,7 +23,6 @@ from lfpo.objectives import make_objective
 from lfpo.objectives.needs import samplers
 from lfpo.plan.estimate import Estimate
 from lfpo.report.completions import rollout_sample
-from lfpo.report.records import Kept
 from lfpo.rollout.episodes import Environment, play
 from lfpo.rollout.sampling import as_it_is
 from lfpo.train.records import rollout_records
@@ -152,7 +151,7 @@ def test_trains_evaluates_reports_and_resumes(llada: Path, tmp_path: Path):
     assert lines[0]["eval/greedy/reward"] == pytest.approx(sum(r["reward"] for r in last) / 3)
     assert last[2]["prompt"] == "".join(("dd", *(r["completion"] + r["reply"] for r in records[3:5])))
     # The report takes each episode once, with its conversation, in groups of a prompt.
-    groups = rollout_sample(Kept(tmp_path / "run"), vars(args), 2)["groups"]
+    groups = rollout_sample(tmp_path / "run", vars(args), 2)["groups"]
     assert [len(group["rows"]) for group in groups] == [4] * 4
     for group in groups:
         starts = {

@@ -137,7 +137,8 @@ def make_source(
         source = replace(source, files=[] if file is None else [file])
     else:
         correct = None if args.correct is None else _limited(args, args.correct)
-        functions = functions or ([] if correct is None else [correct])
+        given = [*functions, *([] if correct is None else [correct])]
+        functions = functions or given
         records = {}
         if "train" in splits:
             records["train"] = read_rows(args, "train", train_dataset, most)
@@ -157,9 +158,9 @@ def make_source(
             verify=None if correct is None else verified_by(correct, args.reward_timeout),
             rows=rows,
             stream=is_stream(train_dataset),
-            files=sorted({file for f in (*functions, correct) if (file := _file_of(f)) is not None}),
+            files=sorted({file for f in given if (file := _file_of(f)) is not None}),
         )
-        functions = [*functions, *([] if correct is None else [correct])]
+        functions = given
     first = [source.train_row(0)] if "train" in splits else source.eval_rows[:1]
     for function in functions if first else ():
         check_signature(function, first[0])

@@ -6,11 +6,12 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TypeVar
 
 from lfpo.base.spacing import evenly_spaced
 from lfpo.config.json import Json
-from lfpo.report.records import Kept, Record
+from lfpo.report.records import Record, numbered, read_records
 from lfpo.rewards.answers import prompt_text
 
 T = TypeVar("T")
@@ -23,21 +24,19 @@ BINS = 20  # of a histogram
 CELLS = (64, 32)  # most positions and most steps of a reveal map
 
 
-def evaluation_samples(kept: Kept, config: Json, last: int) -> tuple[Json, str]:
+def evaluation_samples(folder: Path, config: Json, last: int) -> tuple[Json, str]:
     """Kept completions of the first evaluation and of the last one up to iteration `last`, and a note.
 
-    problems: sampler -> one list [first, last] a problem. maps: the reveal maps of each sampler. The note says
-    what was left out, "" for nothing.
+    folder: the run's. problems: sampler -> one list [first, last] a problem. maps: the reveal maps of each sampler. The
+    note says what was left out, "" for nothing.
     """
-    files = kept.numbered("eval", last)
-    # Of the first and the last file that can be read; the others are not read.
-    ends = [next(((s, r) for s, path in order if (r := kept.read(path))), None) for order in (files, files[::-1])]
-    if ends[0] is None or ends[1] is None:
+    files = numbered(folder / "eval", last)
+    if not files:
         return {"problems": {}, "maps": []}, "this run kept no completions of its evaluations"
     by_problem: dict[str, dict[int, list[Record]]] = {}
     by_sampler: dict[str, dict[int, list[Record]]] = {}
-    for step, records in dict([ends[0], ends[1]]).items():
-        for record in records:
+    for step, path in dict([files[0], files[-1]]).items():
+        for record in read_records(path):
             # Of other problems it holds verdicts only.
             if "completion" in record:
                 entries = by_problem.setdefault(record["sampler"], {}).setdefault(record["problem"], [])
@@ -52,23 +51,22 @@ def evaluation_samples(kept: Kept, config: Json, last: int) -> tuple[Json, str]:
     return {"problems": shown, "maps": maps}, note
 
 
-def verdicts(kept: Kept, step: int) -> dict[str, dict[int, bool | float | None]]:
+def verdicts(folder: Path, step: int) -> dict[str, dict[int, bool | float | None]]:
     """The verdicts, or rewards, of the evaluation after `step` iterations, for each sampler by problem. None: not
     judged there."""
     by_sampler: dict[str, dict[int, bool | float | None]] = {}
-    path = kept.folder / f"eval/step-{step}.jsonl"
-    for record in kept.read(path) if path.exists() else []:
+    path = folder / f"eval/step-{step}.jsonl"
+    for record in read_records(path) if path.exists() else []:
         if "correct" in record or "reward" in record:
             value = record["correct"] if "correct" in record else record["reward"]
             by_sampler.setdefault(record["sampler"], {})[record["problem"]] = value
     return by_sampler
 
 
-def rollout_sample(kept: Kept, config: Json, last: int) -> Json:
+def rollout_sample(folder: Path, config: Json, last: int) -> Json:
     """Groups of rollouts, histograms and reveal maps, from iterations spread evenly up to iteration `last`."""
-    files = kept.numbered("rollouts", last)
-    chosen = evenly_spaced(files, FILES)
-    parts = [(step, records) for step, path in chosen if (records := kept.read(path))]
+    files = numbered(folder / "rollouts", last)
+    parts = [(step, read_records(path)) for step, path in evenly_spaced(files, FILES)]
     groups: list[Json] = []
     histograms, maps = [], []
     for number, (step, records) in enumerate(parts):
@@ -240,17 +238,16 @@ def reward_histograms(rollouts: list[list[Record]], is_target: bool) -> Json:
 
 
 def histogram(values: Sequence[float], ends: tuple[float, float] | None = None) -> Json:
-    """low, high and counts of BINS equal bins, or of one bin where all values are equal. Ignores NaN and infinities.
+    """low, high and counts of BINS equal bins, or of one bin where all values are equal.
 
     ends: the range to cover. If a value lies outside it, the range is that of the values.
     """
-    finite = [v for v in values if math.isfinite(v)]
-    if not finite:
+    if not values:
         return {"low": 0.0, "high": 0.0, "counts": []}
-    low, high = min(finite), max(finite)
+    low, high = min(values), max(values)
     if ends and ends[0] <= low and high <= ends[1]:
         low, high = ends
-    bins = BINS if high > low and math.isfinite(high - low) else 1  # a range beyond float has no width
+    bins = BINS if high > low else 1
     width = (high - low) or 1
-    counts = Counter(min(bins - 1, int((v - low) / width * bins)) if bins > 1 else 0 for v in finite)
+    counts = Counter(min(bins - 1, int((v - low) / width * bins)) if bins > 1 else 0 for v in values)
     return {"low": round(low, 4), "high": round(high, 4), "counts": [counts[i] for i in range(bins)]}

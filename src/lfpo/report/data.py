@@ -1,8 +1,8 @@
 """The data of a page, as one JSON object. `lfpo watch` sends it again whenever the run has changed."""
 
 import math
-import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from lfpo.config.build import load_yaml, to_dict, yaml_text
@@ -14,7 +14,6 @@ from lfpo.config.train import LFPOConfig
 from lfpo.eval.estimates import over_problems, students_interval
 from lfpo.report.charts import POLICY, SIGNAL, reward_parts
 from lfpo.report.completions import evaluation_samples, rollout_sample, rollouts_to_play, verdicts
-from lfpo.report.records import Kept
 from lfpo.runs.directory import Run, data_of
 from lfpo.runs.display import evaluations, measure_of
 
@@ -36,8 +35,7 @@ def page_data(run: Run) -> Json:
 
 def run_data(run: Run) -> Json:
     """The data of a run's page. Raises UserError when the folder holds no run with at least one line of metrics."""
-    kept = Kept(run.dir)
-    metrics = [{key: _number(value) for key, value in row.items()} for row in run.read_metrics()]
+    metrics = [{key: _finite(value) for key, value in row.items()} for row in run.read_metrics()]
     if not metrics or not (run.dir / "config.yaml").exists():
         missing = "config.yaml" if metrics else "metrics.jsonl with at least one line"
         raise UserError(f"{run.dir}: no {missing}; give a folder written by lfpo train")
@@ -47,8 +45,8 @@ def run_data(run: Run) -> Json:
     config["objective"] = {"name": "lfpo", **config["objective"]}
     last = metrics[-1]["step"]
     total = info.get("iterations") or max(config["max_steps"], last)
-    samples, samples_note = evaluation_samples(kept, config, last)
-    rollouts = rollout_sample(kept, config, last)
+    samples, samples_note = evaluation_samples(run.dir, config, last)
+    rollouts = rollout_sample(run.dir, config, last)
     held_out = bool(samples["problems"])
     if not held_out:
         samples = rollouts_to_play(rollouts["groups"])
@@ -75,7 +73,7 @@ def run_data(run: Run) -> Json:
             "signal": [asdict(c) for c in (reward_parts(values), *SIGNAL)],
             "policy": [asdict(c) for c in POLICY],
         },
-        "evaluations": [{**pair, "change": paired_change(kept, **pair)} for pair in pairs],
+        "evaluations": [{**pair, "change": paired_change(run.dir, **pair)} for pair in pairs],
         "times": spent,
         "percents": percents(spent),
         "samplers": {n: _settings(s) for n, s in {"rollouts": config["sampler"], **config["eval_samplers"]}.items()},
@@ -84,7 +82,6 @@ def run_data(run: Run) -> Json:
         "held_out": held_out,
         "samples_note": samples_note,
         **rollouts,
-        "remarks": kept.left_out,
     }
 
 
@@ -121,11 +118,11 @@ def evaluation_pairs(metrics: list[Metrics]) -> list[Json]:
     return [{"name": name, "first": rows[0], "last": rows[-1]} for name, rows in sorted(by_sampler.items())]
 
 
-def paired_change(kept: Kept, name: str, first: Metrics, last: Metrics) -> Metrics | None:
+def paired_change(folder: Path, name: str, first: Metrics, last: Metrics) -> Metrics | None:
     """Score of the last evaluation minus that of the first, over the problems that both judged, with its 95 % interval
     over problems (of verdicts by a bootstrap, of rewards Student's t), and how many problems it gained and lost. None
     unless both kept verdicts or rewards, and of the same problems."""
-    before, after = (verdicts(kept, int(e["step"])).get(name, {}) for e in (first, last))
+    before, after = (verdicts(folder, int(e["step"])).get(name, {}) for e in (first, last))
     judged = [i for i in before if before[i] is not None and after.get(i) is not None]
     if first["step"] == last["step"] or not judged or before.keys() != after.keys():
         return None
@@ -160,16 +157,13 @@ def columns(metrics: list[Metrics]) -> dict[str, list[float | None]]:
     return {name: [_short(m.get(name)) for m in metrics] for name in names}
 
 
-def _number(value: Any) -> Any:
-    """A number of metrics.jsonl; None for what is none, or not finite."""
-    return value if isinstance(value, int | float) and abs(value) <= sys.float_info.max else None
+def _finite(value: Any) -> Any:
+    """A number of metrics.jsonl; None where it is not finite, as the norm of a gradient may be."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _short(value: float | None) -> float | None:
-    if not isinstance(value, float):
-        return value
-    short = float(f"{value:.5g}")
-    return short if math.isfinite(short) else value  # the largest numbers are infinite when they are rounded up
+    return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 def _latest(metrics: list[Metrics], key: str) -> float:

@@ -48,8 +48,6 @@ def print_report(run: Run, console: Console | None = None, data: Json | None = N
             say(f"{e['name']}: {change_text(e['change'], measure_of(e['last']))}, paired by problem")
     for note in data["notes"]:
         say(f"iteration {note['step']}, {note['rule']}: {note['text']}")
-    for remark in data["remarks"]:
-        say(remark)
     shares = data["percents"]
     say("\ntime: " + ", ".join(f"{n} {s:.0f} s ({shares[n]} %)" for n, s in data["times"].items() if shares.get(n)))
     say(f"rollouts on the page: {data['rollouts_note']}")

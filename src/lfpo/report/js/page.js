@@ -75,9 +75,8 @@ function runPage(main) {
     document.title = `${data.name}: lfpo report`;
     heading.replaceChildren(...runHeading(data));
     tiles.replaceChildren(...runTiles(data));
-    notes.hidden = !(data.notes.length + data.remarks.length);
-    notes.replaceChildren(...data.notes.map((n) => el("li", {}, el("b", {}, `Iteration ${n.step}: `), visible(n.text))),
-      ...data.remarks.map((text) => el("li", {}, visible(text))));
+    notes.hidden = !data.notes.length;
+    notes.replaceChildren(...data.notes.map((n) => el("li", {}, el("b", {}, `Iteration ${n.step}: `), visible(n.text))));
     play.update(data.samples);
     shown.hidden = play.root.hidden && !data.samples_note;
     lead.textContent = data.held_out ? "The same held-out prompt before and after training, step by step. It opens on the kept problem where training changed most; the list has the others."
