@@ -230,7 +230,7 @@ def test_old_checkpoints_hold_inv_freq_which_is_dropped(tmp_path: Path):
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
         ({"model_type": "a2d-llama"}, "already"),
         ({"is_causal": False, "logit_shift": 0}, "already"),
-        ({"use_sliding_window": True}, "sliding windows"),
+        ({"use_sliding_window": True}, "use_sliding_window"),
     ],
 )
 def test_each_source_that_is_no_plain_language_model_is_one_sentence(

@@ -68,17 +68,10 @@ def check_kind(config: Json, where: object) -> None:
         raise UserError(
             f"{where}: is a masked diffusion model already (model_type {kind!r}), which lfpo loads as it is"
         )
-    # What these kinds may hold beside a plain language model, and what would be converted to something else in silence.
-    quantization = config.get("quantization_config")
     if kind not in KINDS:
         why = f"model_type {kind!r}"
     elif classes and "ForCausalLM" not in classes:
         why = f"a model without a language model's head ({classes})"
-    elif quantization:
-        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
-        why = f"weights are quantised ({method}); take the checkpoint before quantisation, or a .gguf file"
-    elif config.get("use_sliding_window"):
-        why = "layers attend in sliding windows"
     else:
         return
     raise UserError(f"{where}: lfpo convert takes plain Llama, Qwen2 and Qwen3 language models; {why}")

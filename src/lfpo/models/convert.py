@@ -64,7 +64,7 @@ DROPPED = (
 
 
 @dataclass(frozen=True)
-class Source:
+class Autoregressive:
     """An autoregressive model: its config.json and tokenizer; shapes and dtypes of its tensors, and how to read rows of
     one. where: for messages."""
 
@@ -89,7 +89,7 @@ def run_convert(settings: ConvertConfig) -> Path:
     return folder
 
 
-def open_source(settings: ConvertConfig) -> Source:
+def open_source(settings: ConvertConfig) -> Autoregressive:
     """The source, of which only headers are read yet; a .gguf file is read whole. Raises UserError where it cannot be
     converted."""
     if settings.is_gguf:
@@ -110,10 +110,10 @@ def open_source(settings: ConvertConfig) -> Source:
     like, state = {}, backbone.state_dict()
     for name in files:
         like[name] = torch.empty(state[name].shape, dtype=read(name, slice(0, 1)).dtype, device="meta")
-    return Source(folder, config, read_tokenizer(folder, family), like, read)
+    return Autoregressive(folder, config, read_tokenizer(folder, family), like, read)
 
 
-def gguf_source(path: Path, dtype: str | None) -> Source:
+def gguf_source(path: Path, dtype: str | None) -> Autoregressive:
     """A .gguf file, which transformers reads with the package gguf: all its weights at once, not tensor by tensor."""
     place = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
     hf_config = transformers.AutoConfig.from_pretrained(**place)  # says so where the package gguf is missing
@@ -141,7 +141,7 @@ def gguf_source(path: Path, dtype: str | None) -> Source:
     config = {k: v for k, v in config.items() if k not in DROPPED}
     state = {name: tensor for name, tensor in model.state_dict().items() if name in needed}
     like = {name: tensor.to("meta") for name, tensor in state.items()}
-    return Source(path, config, tokenizer, like, lambda name, rows: state[name][rows])
+    return Autoregressive(path, config, tokenizer, like, lambda name, rows: state[name][rows])
 
 
 def scale_rope(config: transformers.PreTrainedConfig, factors: torch.Tensor) -> bool:
@@ -186,7 +186,7 @@ def check_gguf(path: Path, needed: set[str], tensors: Iterable[str], fields: Jso
         raise UserError(f"{path}: scaled rotary embeddings ({scaled[0]}) are not read from GGUF; {ADVICE}")
 
 
-def write_model(source: Source, settings: ConvertConfig, folder: Path) -> MaskToken:
+def write_model(source: Autoregressive, settings: ConvertConfig, folder: Path) -> MaskToken:
     """Write weights, config.json and tokenizer into the existing `folder`; its mask token."""
     rows = source.like[TABLES[0]].shape[0]
     known = len(source.tokenizer)

@@ -131,7 +131,7 @@ class KeyValueCache:
             self._memory[layer] = like.new_zeros(numbers), like.new_zeros(numbers)
             self.layers[layer] = self._views(layer, like)
 
-    def keep(self, rows: torch.Tensor) -> None:
+    def keep_rows(self, rows: torch.Tensor) -> None:
         """Hold only these rows from now on, in this order."""
         for key, value in self.layers.values():  # one tensor at a time, so that one is held twice
             key[: len(rows)] = key[rows]

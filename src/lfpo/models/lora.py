@@ -37,8 +37,6 @@ TAKEN = {"r", "lora_alpha", "target_modules", "target_parameters", "peft_type"}
 TAKEN |= {"task_type", "inference_mode", "base_model_name_or_path", "revision", "peft_version", "auto_mapping"}
 # The list in the code of d1 (arXiv 2504.12216) and its successors, in Llama's names.
 PUBLISHED = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj", "gate_proj")
-# Fields of a saved adapter that change what its factors add, and neither their names nor their shapes.
-SCALING = ("lora_alpha", "use_rslora", "alpha_pattern")
 BASE_FILE = "base.json"  # beside a saved adapter: a digest of the weights that it was trained on
 
 
@@ -164,7 +162,7 @@ def target_names(model: MaskedDiffusionLM, targets: str | list[str]) -> list[str
     return sorted(set().union(*(known[name] for name in targets)))
 
 
-def added(module: Any, name: str, adapter: str) -> torch.Tensor | None:
+def adapter_delta(module: Any, name: str, adapter: str) -> torch.Tensor | None:
     """What an adapter adds to the parameter `name` of a layer, in the dtype of its factors; None if none adapts it."""
     while hasattr(module, "base_layer") and getattr(module, "parameter_name", "weight") != name:
         module = module.base_layer
@@ -201,12 +199,9 @@ def load_adapter(policy: MaskedDiffusionLM, folder: Path) -> None:
     factors = {f"base_model.model.{n}": p for n, p in policy.factors()}
     if saved.keys() != factors.keys() or any(saved[n].shape != p.shape for n, p in factors.items()):
         raise UserError(f"{folder}: the saved adapter has other layers or rank than 'lora' in the configuration")
-    settings, own = read_json(folder / "adapter_config.json"), policy.backbone.peft_config[policy.adapter]
-    for key in SCALING:
-        if key in settings and settings[key] != getattr(own, key):
-            raise UserError(
-                f"{folder}: the saved adapter has {key} {settings[key]}, and 'lora' in the configuration "
-                f"{getattr(own, key)}; give the saved one, or the factors would add something else"
-            )
+    # lora_alpha changes what the factors add, and neither their names nor their shapes.
+    alpha = read_json(folder / "adapter_config.json")["lora_alpha"]
+    if alpha != (own := policy.backbone.peft_config[policy.adapter].lora_alpha):
+        raise UserError(f"{folder}: the saved adapter has lora_alpha {alpha}, and 'lora' in the configuration {own}")
     for name, parameter in factors.items():
         parameter.data.copy_(saved[name])

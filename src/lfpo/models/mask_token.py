@@ -76,11 +76,8 @@ def renamed(tokenizer: Any, old: str) -> PreTrainedTokenizerFast:
     for token in state["added_tokens"]:
         if token["content"] == old:
             token["content"] = MASK
-    words = state["model"]["vocab"]
-    if isinstance(words, dict):
-        state["model"]["vocab"] = {MASK if word == old else word: number for word, number in words.items()}
-    else:  # Unigram's: pairs of text and score
-        state["model"]["vocab"] = [[MASK if word == old else word, score] for word, score in words]
+    words = state["model"]["vocab"]  # of BPE, which the models that are converted have
+    state["model"]["vocab"] = {MASK if word == old else word: number for word, number in words.items()}
     roles = {role: getattr(tokenizer, role) for role in ROLES if getattr(tokenizer, role) is not None}
     return with_backend(tokenizer, state, mask_token=MASK, **roles)
 

@@ -16,7 +16,7 @@ from lfpo.core.model import MaskedDiffusionLM
 from lfpo.core.rank_tensors import whole
 from lfpo.models.experts import base_layer, routers
 from lfpo.models.four_bit import dequantized
-from lfpo.models.lora import added
+from lfpo.models.lora import adapter_delta
 
 
 def frozen_copy_on_cpu(model: MaskedDiffusionLM) -> MaskedDiffusionLM:
@@ -130,7 +130,7 @@ def merged(policy: MaskedDiffusionLM, name: str, collect: Callable[[torch.Tensor
     module_name, _, kind = name.rpartition(".")
     module = policy.backbone.get_submodule(module_name)
     weight = collect(dequantized(getattr(base_layer(module), kind)).detach())
-    delta = None if policy.adapter is None or weight is None else added(module, kind, policy.adapter)  # float32
+    delta = None if policy.adapter is None or weight is None else adapter_delta(module, kind, policy.adapter)  # float32
     return weight if delta is None else delta.detach().to(weight.device).add_(weight).to(weight.dtype)
 
 

@@ -59,7 +59,7 @@ class CachedForward(Forward):
         come before new ones."""
         stay = [place for place, row in enumerate(self.cached) if row in set(row_ids)]
         if len(stay) < len(self.cached):
-            self.cache.keep(device_index(stay, self.model.device))
+            self.cache.keep_rows(device_index(stay, self.model.device))
         self.cached = list(row_ids)
         return super()._inputs(active, row_ids)
 

@@ -134,8 +134,8 @@ class Callbacks:
         collective."""
         if not self.in_use or self.epoch is None:
             return ""
-        early, over = self.asks("should_epoch_stop"), math.floor(self._passed(step)) != self.epoch
-        if not (early or over or self.asks("should_training_stop") or step >= self.state.max_steps):
+        early, over = self.is_set("should_epoch_stop"), math.floor(self._passed(step)) != self.epoch
+        if not (early or over or self.is_set("should_training_stop") or step >= self.state.max_steps):
             return ""
         self.epoch = None
         self.call("on_epoch_end", step)
@@ -177,7 +177,7 @@ class Callbacks:
             self.state.best_model_checkpoint = str(best) if best.is_dir() else None
             self.call("on_save", step)
 
-    def asks(self, what: str) -> bool:
+    def is_set(self, what: str) -> bool:
         """Whether this flag of `control` is set, on any rank. A collective where there are callbacks."""
         flag = bool(getattr(self.control, what))
         return any(collectives.gather(flag)) if self.in_use else flag

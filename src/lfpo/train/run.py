@@ -99,7 +99,7 @@ class TrainingRun:
         with self.folder.locked(), removed_if_unused(self.folder):
             logged = self.restore()
             self.folder.write_config(trainer.user_args, max(trainer.total_steps, self.done), self.done)
-            self.recall(logged)
+            self.restore_health(logged)
             distributed.begin_work()
             keep_freed_memory(sum(original_shape(p).numel() for p in trainer.model.parameters()))
             shown = to_dict(self.args)
@@ -124,10 +124,10 @@ class TrainingRun:
                         evaluate, save = trainer.evaluates_after(self.done), self.saves_after(self.done)
                         self.callbacks.set_flags(log=bool(self.unlogged), evaluate=evaluate, save=save)
                         self.callbacks.call("on_step_end", self.done)
-                        self.finish(self.unlogged)
+                        self.log_evaluate_save(self.unlogged)
                         self.end_epoch()
                         self.context.stop.check()
-                        if self.callbacks.asks("should_training_stop"):
+                        if self.callbacks.is_set("should_training_stop"):
                             break
                     if self.done < trainer.total_steps:
                         self.note(f"a callback ended the training after iteration {self.done}")
@@ -135,7 +135,7 @@ class TrainingRun:
                         self.save()
                     self.callbacks.call("on_train_end", self.done)
                 except Stopped as stopped:
-                    raise Stopped(stopped.number, f"{stopped}: {self.keep()}") from None
+                    raise Stopped(stopped.number, f"{stopped}: {self.save_progress()}") from None
                 except BaseException as error:  # also a KeyboardInterrupt or SystemExit of the user's code
                     self.end_with(error)
             self.context.observer.begin("")
@@ -148,15 +148,15 @@ class TrainingRun:
     def saves_after(self, step: int) -> bool:
         return bool(step % self.args.save_steps == 0 or step == self.trainer.total_steps)
 
-    def finish(self, metrics: Json) -> None:
+    def log_evaluate_save(self, metrics: Json) -> None:
         """What follows an iteration, as the flags of `control` say: evaluation, checkpoint. Each flag is read when its
         turn comes, as an event before it may set it. Every line of metrics is written."""
-        if metrics and self.callbacks.asks("should_log"):
+        if metrics and self.callbacks.is_set("should_log"):
             self.callbacks.log(self.done, metrics)
-        if self.callbacks.asks("should_evaluate"):
+        if self.callbacks.is_set("should_evaluate"):
             metrics = {"step": self.done, **metrics, **self.evaluated()}
         self.log(metrics)
-        if self.callbacks.asks("should_save"):
+        if self.callbacks.is_set("should_save"):
             self.save()
         self.stop_on_a_rule()
 
@@ -169,12 +169,14 @@ class TrainingRun:
         """Where an epoch ends, or a callback ends it: on_epoch_end and what it asks for."""
         if not (ends := self.callbacks.ends_epoch(self.done)):
             return
-        if self.callbacks.asks("should_evaluate") and (metrics := self.evaluated()):  # the iteration is logged already
+        if self.callbacks.is_set("should_evaluate") and (
+            metrics := self.evaluated()
+        ):  # the iteration is logged already
             self.log({"step": self.done, **metrics})
         if ends == "early":
             self.trainer.skip_epoch(self.done)
         # A resume must know which rows were left out.
-        if self.callbacks.asks("should_save") or (ends == "early" and self.saved == self.done):
+        if self.callbacks.is_set("should_save") or (ends == "early" and self.saved == self.done):
             self.save()
         self.stop_on_a_rule()
 
@@ -197,7 +199,7 @@ class TrainingRun:
         if not metrics:
             return
         collectives.together(lambda: self.folder.log(metrics))  # rank 0 writes; all stop where it cannot
-        self.unlogged = {}  # also where showing it fails: `keep` must not write the line again
+        self.unlogged = {}  # also where showing it fails: `save_progress` must not write the line again
         self.display.update(metrics)
         for rule, text in self.health.update(metrics).items():
             collectives.together(partial(self.folder.add_note, self.done, rule, text))
@@ -235,7 +237,7 @@ class TrainingRun:
         chat = bool(getattr(self.trainer.tokenizer, "chat_template", None))
         return model_card(self.folder, to_dict(self.args), self.trainer.kind, step=self.done, chat=chat)
 
-    def keep(self) -> str:
+    def save_progress(self) -> str:
         """Save what was learned since the last checkpoint; returns a sentence that says how to go on."""
         if self.done == 0:
             return f"no iteration was finished; {RESUME}, starts {self.folder.dir} from the beginning"
@@ -261,7 +263,9 @@ class TrainingRun:
         if self.saving or not (shared or isinstance(error, UserError | OSError)):
             raise error
         remedy = (
-            self.keep() if shared else f"{RESUME}, goes on from iteration {self.saved}, the last one that was saved"
+            self.save_progress()
+            if shared
+            else f"{RESUME}, goes on from iteration {self.saved}, the last one that was saved"
         )
         if isinstance(error, UserError | OSError):  # OSError: a full disk, a lost connection
             text = str(error) if isinstance(error, UserError) else last_line(error)
@@ -315,7 +319,7 @@ class TrainingRun:
         self.callbacks.restore(self.done, callback_state)
         return before
 
-    def recall(self, logged: list[Json]) -> None:
+    def restore_health(self, logged: list[Json]) -> None:
         """Of a resumed run, the rules of lfpo.runs.health that hold already. logged: its metrics."""
         if not self.resume:
             return
