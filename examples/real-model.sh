@@ -1,18 +1,17 @@
 #!/usr/bin/env bash
 # A real language model on a CPU: SmolLM2-135M-Instruct becomes a masked diffusion model that answers word problems in
 # plain English, is trained with LFPO, measured and exported. `make real` installs what this needs and runs it.
-#   examples/real-model.sh           TIME
+#   examples/real-model.sh           under two hours on two cores with bfloat16 instructions, about four without
 #   examples/real-model.sh --short   ten minutes: the same parts with fewer steps, too few to learn from
-#   FINETUNE=1 examples/real-model.sh    fine-tunes all weights, half an hour, in place of the base in real-base/
+#   BASE=base.safetensors examples/real-model.sh    from a base that real_base.py packed, the same on every machine, in
+#                                    place of fine-tuning
 # Start it again after an interruption: every part goes on where it stopped.
 set -euo pipefail
 
 OUT=${OUT:-runs/real${1:+-short}}
 SOURCE=${SOURCE:-}          # a folder, hub id or .gguf file in place of SmolLM2
-# A file of factors over SmolLM2's weights (real_base.py): the same base on every machine.
-BASE=${BASE:-$(dirname "$0")/real-base/competent.safetensors}
-FINETUNE=${FINETUNE:-$SOURCE}   # anything but empty makes the base anew; another source has no packed base
-SFT=${SFT:-}                # further keys of lfpo sft, as "--steps 800"
+FINETUNE=${FINETUNE:-}      # further keys of lfpo sft, as "--steps 800"
+BASE=${BASE:-}              # a file of factors over SmolLM2's weights
 TRAIN=${TRAIN:-}            # further keys of lfpo train
 EVAL="--n 100 --n_samples 32"
 TEST="--n 200"
@@ -22,7 +21,7 @@ ANYWAY=${ANYWAY:-}          # set it to train although the base is not competent
 LEAST=30 MOST=60 PASS=90    # per cent of single samples, and of 32 samples a problem
 
 if [ "${1:-}" = --short ]; then
-    SFT="--steps 8 --warmup_steps 2 --save_steps 4 $SFT"
+    FINETUNE="--steps 8 --warmup_steps 2 --save_steps 4 $FINETUNE"
     TRAIN="--max_steps 2 --prompts_per_iteration 2 --num_generations 4 --eval_size 4 --eval_steps 2 $TRAIN"
     EVAL="--n 2 --n_samples 4" TEST="--n 2" ANYWAY=1
 elif [ $# -gt 0 ]; then
@@ -52,12 +51,12 @@ fi
 
 say "2 of 6: a base, fine-tuned on solutions, half of which get the last change wrong"
 if [ ! -e "$OUT/finetune/model/config.json" ]; then
-    if [ -z "$FINETUNE" ]; then
+    if [ -n "$BASE" ]; then
         mkdir -p "$OUT/finetune"
         python "$(dirname "$0")/real_base.py" merge "$OUT/converted" "$BASE" "$OUT/finetune/model"
     else
         # shellcheck disable=SC2086
-        lfpo sft real-finetune --model "$OUT/converted" --output_dir "$OUT/finetune" --resume $SFT
+        lfpo sft real-finetune --model "$OUT/converted" --output_dir "$OUT/finetune" --resume $FINETUNE
     fi
 fi
 
@@ -74,7 +73,7 @@ if right > float(most):
     print("More than needed: training will have little to gain. Fewer steps of fine-tuning leave more.")
 if right < float(least) or passed < float(least_pass):
     print("Not competent yet: rewards would select one answer for all prompts, not the right ones. Fine-tune longer:")
-    print(f"remove {out}/finetune and {out}/competence, and start again with FINETUNE=1 SFT='--steps 800'; or take easier problems.")
+    print(f"remove {out}/finetune and {out}/competence, and start again with FINETUNE='--steps 800'; or take easier problems.")
     if not anyway:
         sys.exit("Stopped; ANYWAY=1 goes on.")
 PYTHON
