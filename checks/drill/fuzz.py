@@ -166,35 +166,27 @@ def _rows(folder: Path) -> Inputs:
 
 
 def _headers(folder: Path) -> Inputs:
-    """A small checkpoint whose safetensors header or config.json was changed."""
+    """A small checkpoint whose safetensors header was changed. Wrong values in config.json are for transformers to tell."""
     good, bad = folder / "good", folder / "bad"
     save_model(init_model(TINY, seed=0), good)
     bad.mkdir()
+    (bad / "config.json").write_text(json.dumps(TINY))
     weights = (good / "model.safetensors").read_bytes()
     size = struct.unpack("<Q", weights[:8])[0]
-    plain = st.none() | st.booleans() | st.integers(-3, 64) | st.floats() | st.text(max_size=5)
-    small = plain | st.lists(st.integers()) | VALUES.filter(_no_giant)
-    fields = st.dictionaries(st.sampled_from(sorted(TINY)), small, min_size=1, max_size=2)
     flips = st.lists(st.tuples(st.integers(0, 8 + size - 1), st.integers(0, 255)), min_size=1, max_size=4)
     cut = st.integers(0, len(weights) - 1)
 
     def take(value: Any) -> None:
-        data, config = bytearray(weights), json.dumps({**TINY, **value} if isinstance(value, dict) else TINY)
+        data = bytearray(weights)
         if isinstance(value, int):
             del data[value:]
-        elif isinstance(value, list):
+        else:
             for place, byte in value:
                 data[place] = byte
         (bad / "model.safetensors").write_bytes(data)
-        (bad / "config.json").write_text(config)
         load_model(bad)
 
-    return st.one_of(fields, flips, cut), take
-
-
-def _no_giant(value: Any) -> bool:
-    """No large size, which would be built: a model of ten million layers is a valid request."""
-    return not isinstance(value, int | float) or value != value or abs(value) <= 64
+    return st.one_of(flips, cut), take
 
 
 def _completions(folder: Path) -> Inputs:

@@ -1,7 +1,6 @@
 """What a plan must know of a recipe's prompts: how many rows there are, and how long the longest prompt is."""
 
 import math
-from collections.abc import Sequence
 
 from lfpo.config.errors import UserError
 from lfpo.config.files import user_path
@@ -9,28 +8,37 @@ from lfpo.config.train import LFPOConfig
 from lfpo.core.encoding import encode_prompt
 from lfpo.models.loading import SHIPPED, load_tokenizer
 from lfpo.plan.model import model_config, model_shape
-from lfpo.prompts.sources import PromptSource, make_source
-from lfpo.prompts.tasks import DataTask, Row, get_task
+from lfpo.prompts.dataset import read_rows
+from lfpo.prompts.sources import PromptSource
+from lfpo.prompts.tasks import DataTask, get_task
 
 
 def training_rows(args: LFPOConfig) -> int:
     """Distinct training rows of a recipe, 0 where a task makes them without end. With filter_overlong_prompts those
     that fit, if the model is a folder with its tokenizer."""
-    source = _source(args)
+    task = None if args.task is None else get_task(args.task)
+    rows = [record.values for record in read_rows(args, "train")] if task is None else task.train_rows()
     tokenizer = _tokenizer(args) if args.filter_overlong_prompts else None
-    return len(source.rows) if tokenizer is None else len(_lengths(args, source, tokenizer, source.rows))
+    if tokenizer is None:
+        return len(rows)
+    most = room_for_prompt(args)
+    return sum(len(encode_prompt(tokenizer, row["prompt"])) <= most for row in rows)
 
 
 def longest_prompt(args: LFPOConfig) -> int | None:
     """Tokens of the longest prompt in `data_file`, or of the first iteration's that a task makes; with
     filter_overlong_prompts of the longest that fits. None for others, and where the model is not a folder or has no
     tokenizer: weights and data are not downloaded for a plan."""
-    elsewhere = args.data_file is None if args.task is None else isinstance(get_task(args.task), DataTask)
-    if elsewhere or (tokenizer := _tokenizer(args)) is None:
+    task = None if args.task is None else get_task(args.task)
+    if isinstance(task, DataTask) or (task is None and args.data_file is None) or (found := _tokenizer(args)) is None:
         return None
-    source = _source(args)
-    rows = source.rows or [source.train_row(i) for i in range(args.prompts_per_iteration)]
-    return max(_lengths(args, source, tokenizer, rows), default=None)
+    if task is None:
+        lengths = [len(encode_prompt(found, record["prompt"], record.where)) for record in read_rows(args, "train")]
+    else:
+        rows = (task.row("train", i, args.seed) for i in range(args.prompts_per_iteration))
+        lengths = [len(encode_prompt(found, row["prompt"])) for row in rows]
+    most = room_for_prompt(args) if args.filter_overlong_prompts else math.inf
+    return max((length for length in lengths if length <= most), default=None)
 
 
 def room_for_prompt(args: LFPOConfig) -> int:
@@ -38,17 +46,6 @@ def room_for_prompt(args: LFPOConfig) -> int:
     model = model_shape(model_config(args.model))[1]
     default = (PromptSource if args.task is None else get_task(args.task)).gen_length
     return model.max_length - args.sampler.fitted("sampler", default, model.block_length).gen_length
-
-
-def _source(args: LFPOConfig) -> PromptSource:
-    return make_source(args, seed=args.seed, n_eval=0, splits=["train"], environment=args.environment)
-
-
-def _lengths(args: LFPOConfig, source: PromptSource, tokenizer: object, rows: Sequence[Row]) -> list[int]:
-    """Tokens of the prompts of training rows; with filter_overlong_prompts of those that fit."""
-    lengths = [len(encode_prompt(tokenizer, row["prompt"], source.place("train", i))) for i, row in enumerate(rows)]
-    most = room_for_prompt(args) if args.filter_overlong_prompts else math.inf
-    return [length for length in lengths if length <= most]
 
 
 def _tokenizer(args: LFPOConfig) -> object:
