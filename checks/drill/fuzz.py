@@ -166,7 +166,7 @@ def _rows(folder: Path) -> Inputs:
 
 
 def _headers(folder: Path) -> Inputs:
-    """A small checkpoint whose safetensors header was changed. Wrong values in config.json are for transformers to tell."""
+    """A small checkpoint whose safetensors header was changed."""
     good, bad = folder / "good", folder / "bad"
     save_model(init_model(TINY, seed=0), good)
     bad.mkdir()
