@@ -1,7 +1,7 @@
 """A fine-tuned base of `make real` as a file of 5 MB: LoRA factors in 8 bits over a converted SmolLM2-135M.
 
 lfpo sft real-finetune --lora '{r: 16, lora_alpha: 32}' --learning_rate 2e-3 --output_dir FOLDER
-python examples/real_base.py pack FOLDER/checkpoints/step-360/model base.safetensors
+python examples/real_base.py pack FOLDER/checkpoints/step-160/model base.safetensors
 python examples/real_base.py merge runs/real/converted base.safetensors runs/real/finetune/model
 
 `pack` rounds the factors of a checkpoint. `merge` writes the model that they give, with the same bits on every

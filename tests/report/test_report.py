@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, models
@@ -20,6 +21,9 @@ from lfpo.report.completions import (
     reveal_map,
     reward_histograms,
     sudoku_grid,
+)
+from lfpo.report.completions import (
+    verdicts as verdicts_after,
 )
 from lfpo.report.data import evaluation_pairs, paired_change, percents, run_data, times
 from lfpo.report.html import embedded
@@ -197,6 +201,11 @@ def test_time_of_a_run_has_evaluation_and_rest():
     assert times(rows) == {"rollout": 2.0, "reward": 0.5, "update": 1.0, "eval": 3.0, "rest": 0.5}
 
 
+def change(folder: Path, name: str, first: dict[str, Any], last: dict[str, Any]) -> Any:
+    at = {end["step"]: verdicts_after(folder, end["step"]) for end in (first, last)}
+    return paired_change(at, name, first, last)
+
+
 def test_the_change_is_paired_by_problem(tmp_path: Path):
     """By hand: of eight problems two are gained and one is lost, so the mean is 1/8; pairs without change count 0."""
     before, after = [1, 1, 1, 1, 0, 0, 0, 0], [1, 1, 1, 0, 1, 1, 0, 0]
@@ -204,18 +213,18 @@ def test_the_change_is_paired_by_problem(tmp_path: Path):
         rows = [{"sampler": "greedy", "problem": i, "correct": bool(v)} for i, v in enumerate(verdicts)]
         write_rows(tmp_path / f"eval/step-{step}.jsonl", rows)
     first, last = {"step": 0, "accuracy": 0.5}, {"step": 4, "accuracy": 0.625}
-    found = paired_change(tmp_path, "greedy", first, last)
+    found = change(tmp_path, "greedy", first, last)
     assert found is not None
     assert (found["mean"], found["gained"], found["lost"]) == (0.125, 2, 1)
     assert -0.4 < found["low"] < 0 < found["high"] < 0.6
     for step in (0, 4):  # a row that cannot be judged on this machine
         path = tmp_path / f"eval/step-{step}.jsonl"
         path.write_text(path.read_text() + '{"sampler": "greedy", "problem": 8, "correct": null}\n')
-    assert paired_change(tmp_path, "greedy", first, last) == found
-    assert paired_change(tmp_path, "other", first, last) is None
+    assert change(tmp_path, "greedy", first, last) == found
+    assert change(tmp_path, "other", first, last) is None
     with (tmp_path / "eval/step-4.jsonl").open("a") as file:  # another number of problems
         file.write('{"sampler": "greedy", "problem": 9, "correct": true}\n')
-    assert paired_change(tmp_path, "greedy", first, last) is None
+    assert change(tmp_path, "greedy", first, last) is None
 
 
 def test_the_change_is_over_problems_that_both_evaluations_judged(tmp_path: Path):
@@ -223,7 +232,7 @@ def test_the_change_is_over_problems_that_both_evaluations_judged(tmp_path: Path
     for step, verdicts in ((0, before), (4, after)):
         rows = [{"sampler": "greedy", "problem": i, "correct": verdict} for i, verdict in enumerate(verdicts)]
         write_rows(tmp_path / f"eval/step-{step}.jsonl", rows)
-    found = paired_change(tmp_path, "greedy", {"step": 0}, {"step": 4})
+    found = change(tmp_path, "greedy", {"step": 0}, {"step": 4})
     assert found is not None and (found["mean"], found["gained"], found["lost"]) == (0.0, 0, 0)
 
 

@@ -138,7 +138,6 @@ def make_source(
     else:
         correct = None if args.correct is None else _limited(args, args.correct)
         given = [*functions, *([] if correct is None else [correct])]
-        functions = functions or given
         records = {}
         if "train" in splits:
             records["train"] = read_rows(args, "train", train_dataset, most)
@@ -154,13 +153,13 @@ def make_source(
             train_row=(lambda i: rows[i % len(rows)]) if is_stream(train_dataset) else in_epochs(rows, seed),
             eval_rows=[record.values for record in held_out],
             place=lambda split, i: records[split][i].where,
-            reward_functions=functions,
+            reward_functions=functions or given,
             verify=None if correct is None else verified_by(correct, args.reward_timeout),
             rows=rows,
             stream=is_stream(train_dataset),
             files=sorted({file for f in given if (file := _file_of(f)) is not None}),
         )
-        functions = given
+        functions = given  # the verifier is called with the rows' columns, too
     first = [source.train_row(0)] if "train" in splits else source.eval_rows[:1]
     for function in functions if first else ():
         check_signature(function, first[0])

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from lfpo.config.build import load_yaml, to_dict, yaml_text
@@ -52,6 +51,8 @@ def run_data(run: Run) -> Json:
         samples = rollouts_to_play(rollouts["groups"])
         samples_note = "this run kept no evaluation, so these are training rollouts" if samples["problems"] else ""
     values, spent, pairs = columns(metrics), times(metrics), evaluation_pairs(metrics)
+    compared = {int(pair[end]["step"]) for pair in pairs for end in ("first", "last")}  # the same for most samplers
+    verdicts_at = {step: verdicts(run.dir, step) for step in compared}
     return {
         "kind": "run",
         "name": run.dir.resolve().name,
@@ -73,7 +74,7 @@ def run_data(run: Run) -> Json:
             "signal": [asdict(c) for c in (reward_parts(values), *SIGNAL)],
             "policy": [asdict(c) for c in POLICY],
         },
-        "evaluations": [{**pair, "change": paired_change(run.dir, **pair)} for pair in pairs],
+        "evaluations": [{**pair, "change": paired_change(verdicts_at, **pair)} for pair in pairs],
         "times": spent,
         "percents": percents(spent),
         "samplers": {n: _settings(s) for n, s in {"rollouts": config["sampler"], **config["eval_samplers"]}.items()},
@@ -118,11 +119,16 @@ def evaluation_pairs(metrics: list[Metrics]) -> list[Json]:
     return [{"name": name, "first": rows[0], "last": rows[-1]} for name, rows in sorted(by_sampler.items())]
 
 
-def paired_change(folder: Path, name: str, first: Metrics, last: Metrics) -> Metrics | None:
+def paired_change(
+    verdicts_at: dict[int, dict[str, dict[int, bool | float | None]]], name: str, first: Metrics, last: Metrics
+) -> Metrics | None:
     """Score of the last evaluation minus that of the first, over the problems that both judged, with its 95 % interval
     over problems (of verdicts by a bootstrap, of rewards Student's t), and how many problems it gained and lost. None
-    unless both kept verdicts or rewards, and of the same problems."""
-    before, after = (verdicts(folder, int(e["step"])).get(name, {}) for e in (first, last))
+    unless both kept verdicts or rewards, and of the same problems.
+
+    verdicts_at: of `verdicts`, by the number of iterations before the evaluation.
+    """
+    before, after = (verdicts_at[int(e["step"])].get(name, {}) for e in (first, last))
     judged = [i for i in before if before[i] is not None and after.get(i) is not None]
     if first["step"] == last["step"] or not judged or before.keys() != after.keys():
         return None

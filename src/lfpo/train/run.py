@@ -169,9 +169,8 @@ class TrainingRun:
         """Where an epoch ends, or a callback ends it: on_epoch_end and what it asks for."""
         if not (ends := self.callbacks.ends_epoch(self.done)):
             return
-        if self.callbacks.is_set("should_evaluate") and (
-            metrics := self.evaluated()
-        ):  # the iteration is logged already
+        # The iteration is logged already.
+        if self.callbacks.is_set("should_evaluate") and (metrics := self.evaluated()):
             self.log({"step": self.done, **metrics})
         if ends == "early":
             self.trainer.skip_epoch(self.done)
