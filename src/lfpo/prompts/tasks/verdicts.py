@@ -11,17 +11,16 @@ from lfpo.core.scoring import Row
 
 
 @contextmanager
-def users_code(what: str, given: object = None) -> Iterator[None]:
+def users_code(what: str, where: str = "") -> Iterator[None]:
     """A call of one of a task's own functions, which may raise anything but ends in a UserError that begins with
-    `what`; RewardFailed, of a verifier that cannot judge, stays. given: the record or row that it was called with."""
+    `what`; RewardFailed, of a verifier that cannot judge, stays. where: of the record that it was called with."""
     try:
         with torch_state_kept():
             yield
     except (UserError, RewardFailed, KeyboardInterrupt, RewardTimeout):
         raise
     except BaseException as error:  # user code may raise anything
-        place = "" if given is None else f" for {getattr(given, 'where', '') or f'row {shortened(given)}'}"
-        raise UserError(f"{what} failed{place}: {last_line(error)}") from error
+        raise UserError(f"{what} failed{f' for {where}' if where else ''}: {last_line(error)}") from error
 
 
 def verdicts(name: str, call: Callable[[], object], count: int) -> list[bool | None]:
