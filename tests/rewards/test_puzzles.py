@@ -79,6 +79,7 @@ def test_a_column_without_numbers_is_an_error(columns: dict[str, Any]) -> None:
 
 PUZZLES: list[Any] = [PUZZLE, PUZZLE.replace("0", "_"), PUZZLE.replace("0", "."), int(PUZZLE), np.int64(PUZZLE)]
 
+
 @pytest.mark.parametrize("puzzle", PUZZLES, ids=repr)
 def test_a_puzzle_is_read_whatever_marks_its_empty_cells(puzzle: Any) -> None:
     other = "1243342143122134"  # a grid that does not keep the puzzle
