@@ -81,14 +81,6 @@ def test_edits_are_not_seen_by_the_next_function_nor_by_other_rollouts_of_the_ro
     assert seen == [before, before] and arguments == before
 
 
-def test_an_argument_that_cannot_be_copied_is_given_as_it_is():
-    lock = threading.Lock()
-    rewards = score(
-        [lambda prompts, completions, lock: [float(lock[0].locked())]], [1.0], ["p"], ["c"], [[1]], {"lock": [lock]}
-    )
-    assert rewards.reward_B.tolist() == [0.0] and not rewards.failed
-
-
 def without_prompts(completions, answer):
     return [float(a == c) for a, c in zip(answer, completions, strict=True)]
 
