@@ -12,10 +12,6 @@ class UserError(Exception):
     The command line prints it on one line and exits with code 2; anything else is a bug and keeps its traceback.
     """
 
-    def __str__(self) -> str:
-        """Never empty: between ranks an empty text stands for no error."""
-        return super().__str__() or "a UserError was raised without a text; raise it with a sentence"
-
 
 class CannotGoOn(UserError):
     """Raised on all ranks at the same place, so that they can still do something together: a run saves what was learned
