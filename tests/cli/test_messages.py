@@ -181,7 +181,7 @@ def test_a_resume_from_a_folder_says_what_to_do(model: Path, tmp_path: Path, cap
     with pytest.raises(UserError, match=says):
         train_sft(SFTConfig(str(tmp_path / "sft"), model="embedded", tasks={"choice": 1}, steps=1), resume=str(older))
     assert main(["train", "choice", "--output_dir", str(tmp_path / "run"), "--resume", str(older)]) == 2
-    assert "--resume takes no value and goes on from the newest checkpoint of output_dir" in capsys.readouterr().err
+    assert "--resume takes no value" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

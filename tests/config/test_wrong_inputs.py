@@ -33,7 +33,6 @@ COMMANDS = {
     "train broken.yaml": "broken.yaml:2: not readable as YAML (expected",
     "train twice.yaml": "key 'max_steps' is given twice",
     "train list.yaml": "expected `key: value` lines, found list",
-    "train loop.yaml": "includes itself",
     "train demo oops": "argument 'oops': expected --key value",
     "train sudoku --learning_rat 1": "did you mean 'learning_rate'",
     "train sudoku --output_dir": "output_dir: expected text, found True; a key without a value means True",
@@ -41,20 +40,16 @@ COMMANDS = {
     "train sudoku --max_steps 0": "max_steps 0 must be at least 1",
     "train sudoku --lr 1 --learning_rate 1": "mean the same",
     "train sudoku --adam_beta1 1": "adam_beta1 1.0 must be at least 0 and below 1",
-    "train sudoku --eval_samplers {a/b:{}}": "the name 'a/b' must be text without '/'",
+    "train sudoku --eval_samplers {a/b:{}}": "a name must be text without '/', found greedy",
     f"{SFT} --learning_rate .nan": "learning_rate nan must be positive",
     f"{SFT} --mask_ratios [0.8,0.3]": "'mask_ratios' [0.8, 0.3] must be two numbers, 0 <= low < high <= 1",
     f"{SFT} --loss_weight half": "loss_weight: 'half' is not valid; valid: 1/t, equal",
     f"{SFT} --init.d_model 32": "give either 'model' (a checkpoint) or 'init'",
     f"{SFT} --data_file rows.jsonl": "give one of 'tasks', 'data_file' and 'dataset_name'",
-    f"{SFT} --tasks.choice .inf": "'tasks': the share inf of 'choice' must be positive and finite",
     "sft --output_dir new --model embedded": "give one of 'tasks', 'data_file' and 'dataset_name'",
     "sft --model embedded --data_file broken.jsonl --output_dir new --right_share 1": "'right_share' is for tasks",
     "train sudoku --sampler.editing_threshold 0.9": "editing_threshold 0.9 has no effect with the reveal rule "
     "'threshold', only with low_confidence_dynamic; leave it out",
-    "train sudoku --sampler.remasking low_confidence_dynamic --sampler.threshold 0.9 --sampler.editing_threshold 0.5": (
-        "editing_threshold 0.5 is for models that attend block by block (LLaDA2.1); this model has full attention"
-    ),
     "train sudoku --sampler.num_to_transfer 2": "'num_to_transfer' is LLaDA2.1's name for the tokens that a forward",
     "train sudoku --sampler 3": "sampler: expected",
     "train sudoku --sampler.temperature 0": "temperature 0 makes all rollouts of a prompt the same",
@@ -63,7 +58,6 @@ COMMANDS = {
     "train sudoku --sampler.rule nothing": "unknown rule 'nothing'",
     "train sudoku --eval_samplers.greedy.stps 4": "did you mean 'steps'",
     "train sudoku --objective.name lfop": "unknown objective 'lfop'; did you mean 'lfpo'",
-    "train sudoku --objective.name mine:Own": "there is no module 'mine'; put mine.py into this folder",
     "train sudoku --objective.bta 1": "objective: unknown key 'bta'; did you mean 'beta'",
     "train sudoku --objective.beta -1": "beta -1.0 must be positive",
     "train sudoku --objective.reward_transform raw --objective.clip 3": "clip 3.0 has no effect with reward_transform",
@@ -96,10 +90,8 @@ COMMANDS = {
     f"{ROWS} --data_file rows.jsonl": "needs 'reward_funcs'",
     f"{ROWS} --data_file rows.jsonl --reward_funcs rw.five": "found 'rw.five', which is 5",
     f"{ROWS} --data_file rows.jsonl --reward_funcs nomod.ok": "there is no module 'nomod'; put nomod.py into this",
-    f"{TRAIN} --sampler.block_length 3": "does not divide gen_length 4",
     # Other commands
     "eval --task sudoku --n_samples 4": "n_samples 4 at temperature 0 gives the same completion 4 times",
-    "eval --task sudoku --output good.jsonl": "give a folder, or a file whose name ends in .json",
     "eval --task sudoku --protocol papr": "did you mean 'paper'",
     "sample --task sudoku --index -1": "index -1 must not be negative",
     "sample": "give either 'prompt' or 'task'",
@@ -109,24 +101,15 @@ COMMANDS = {
     "recipes all": "takes no arguments, found 'all'",
     "demo --max_steps many": "lfpo demo: max_steps: expected a whole number, found 'many'",
     "sft --output_dir out --model embedded --tasks.wrods 1": "unknown task 'wrods'; did you mean 'words'",
-    "eval --task sudoku --sampler.block_length 5": "block_length 5 does not divide gen_length 16",
     "eval --task sudoku --sampler.cache prefix --sampler.cfg_scale 1": "sampler: cache does not go with cfg_scale",
-    "sample --task sudoku --sampler.cache dual": "set block_length",  # that there is one block only the length tells
     "sample --task sudoku --sampler.cache_refresh 2": "cache_refresh needs cache",
     "sample --task sudoku --sampler.factor 1 --sampler.steps 4": "leave 'steps' out",
     "export no-such-folder": "model 'no-such-folder': no such folder",
     "train algorithm/spg": "did you mean 'algorithms/spg'",
-    "train embedded-pretrain": "this recipe is for `lfpo sft`",
-    "plan compare": "this recipe is for `lfpo compare`",
-    "dpo sudoku": "this recipe is for `lfpo train`",
-    "train old --resume": "config 'old': a folder; the configuration of its run is old/config.yaml",
-    "plan full": "config 'full': a folder; give a YAML file or a recipe's name (a model's folder: --model)",
+    "train old --resume": "config 'old': a folder; give a YAML file, of a run old/config.yaml",
     "train old/config.yaml --resume --model embedded-block": "holds a run with model embedded, not embedded-block",
     "train sudoku --nothing_like_it 1": "unknown key 'nothing_like_it'; `lfpo train --help` lists the keys",
     "train sudoku --objective spg": "objective: expected key: value pairs, found 'spg'",
-    f"{ROWS} --data_file rows.jsonl --reward_funcs syntax.ok": "SyntaxError: invalid syntax (syntax.py:1)",
-    f"{ROWS} --data_file rows.jsonl --reward_funcs leaves.ok": "cannot be imported: SystemExit: 4 (leaves.py:2)",
-    f"{ROWS} --data_file rows.jsonl --reward_funcs lacks.ok": "No module named 'no_such_package' (lacks.py:1)",
     f"{ROWS} --data_file rows.jsonl --reward_funcs Qwen/Qwen2.5-0.5B": "reward models are not taken; call it in a",
     f"{ROWS} --data_file rows.jsonl --reward_funcs rw.waits": "'rw.waits': is asynchronous; give a plain function",
     f"{ROWS} --data_file rows.jsonl --reward_funcs rw.ok --map_row rw.five_of": "rows.jsonl:1: map_row returned int",
@@ -138,6 +121,13 @@ COMMANDS = {
     "report emptied": "emptied: no config.yaml; give a folder written by lfpo train",
 }
 NEED_TORCH = {
+    "train sudoku --objective.name mine:Own": "there is no module 'mine'; put mine.py into this folder",
+    f"{TRAIN} --sampler.block_length 3": "does not divide gen_length 4",
+    "eval --task sudoku --sampler.block_length 5": "block_length 5 does not divide gen_length 16",
+    "sample --task sudoku --sampler.cache dual": "set block_length",  # that there is one block only the length tells
+    "train sudoku --sampler.remasking low_confidence_dynamic --sampler.threshold 0.9 --sampler.editing_threshold 0.5": (
+        "editing_threshold 0.5 is for models that attend block by block (LLaDA2.1); this model has full attention"
+    ),
     "plan --model llada-9b": "llada-8b",
     "plan --gpus 0": "gpus 0 must be at least 1",
     "plan --gpus 12": "multiple of gpus_per_machine 8",
@@ -179,16 +169,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "broken.yaml": "output_dir: [out\n",
         "twice.yaml": "output_dir: out\nmax_steps: 3\nmax_steps: 4\n",
         "list.yaml": "- output_dir\n",
-        "loop.yaml": "include: [loop.yaml]\n",
         "rows.jsonl": 2 * row,
         "broken.jsonl": row + '{"prompt": \n',
         "empty.jsonl": "",
         "uneven.jsonl": row + '{"prompt": "a", "answr": "b"}\n',
         "long.jsonl": long,
         "full/metrics.jsonl": "precious",
-        "syntax.py": "def ok(:\n",
-        "lacks.py": "import no_such_package\n",
-        "leaves.py": "import sys\nsys.exit(4)\n",
         "emptied/metrics.jsonl": '{"step": 0}\n',
         "old/config.yaml": "output_dir: old\nmodel: embedded\ntask: sudoku\nsampler: {gen_length: null}\n",
         "finished/model/config.json": "{}",
@@ -291,7 +277,4 @@ def test_an_own_objective_is_checked_when_it_is_made(tmp_path: Path, monkeypatch
     with pytest.raises(UserError, match="did you mean 'scale'"):
         make_objective({"name": "own_knobs:Mine", "scal": 1})
     with pytest.raises(UserError, match=r"there is no module 'nobodys'; put nobodys\.py into this folder"):
-        all_settings({"name": "nobodys:Mine"})
-    for check in (all_settings, make_objective):
-        with pytest.raises(UserError, match=r"'dtree_rpo' is an example, not in the package: see examples/objectives"):
-            check({"name": "dtree_rpo"})
+        make_objective({"name": "nobodys:Mine"})

@@ -149,7 +149,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         "lfpo.config.models.check_model_name",
         "lfpo.config.convert.check_paths",
         "lfpo.models.convert.run_convert",
-        "lfpo.cli.inputs.check_inputs",  # the pages' models and data are not here
+        "lfpo.prompts.problems.check_problems",  # the pages' models and data are not here
         "lfpo.train.inputs.check_run",
         "lfpo.train.sft.train_sft",
         "lfpo.train.dpo.train_dpo",

@@ -93,30 +93,31 @@ def dpo(rest: list[str]) -> None:
 
 
 def sample(rest: list[str]) -> None:
-    from lfpo.cli.inputs import check_inputs
     from lfpo.config.models import check_model_name
     from lfpo.config.sample import SampleConfig
+    from lfpo.prompts.problems import check_problems
 
     config, _ = configure(SampleConfig, rest, takes_file=False, command="sample")
+    check_model_name(config.model)
     if config.prompt is None:
-        check_inputs("sample", config.model, config, config.sampler)
-    else:
-        check_model_name(config.model)
+        check_problems(config, splits=("eval",))
     from lfpo.cli.sample import run_sample
 
     run_sample(config)
 
 
 def eval_(rest: list[str]) -> None:
-    from lfpo.cli.inputs import check_inputs
     from lfpo.config.eval import EvalConfig, configure_each
+    from lfpo.config.models import check_model_name
+    from lfpo.prompts.problems import check_problems
 
     about = describe(EvalConfig, "eval", takes_file=False)
     _, overrides = read_arguments(rest, "eval", about, EvalConfig, takes_file=False)
     configs = configure_each(overrides)
     for config in configs:
+        check_model_name(config.model)
         for one in config.each():
-            check_inputs("eval", config.model, one, config.sampler)
+            check_problems(one, splits=("eval",))
     from lfpo.base import distributed
     from lfpo.eval.command import run_each
 
