@@ -98,13 +98,6 @@ class Handler(BaseHTTPRequestHandler):
         self.server.closing.wait(30)
         self.close_connection = True
 
-    def fault_drips(self, text: str) -> None:
-        """A byte every 20 ms without end: no single read takes long."""
-        self.head(1_000_000)
-        while not self.server.closing.wait(0.02):
-            self.wfile.write(b" ")
-            self.wfile.flush()
-
     def fault_busy(self, text: str) -> None:
         self.reply('{"error": {"message": "too many requests"}}', 429, Retry_After="0.3")
 

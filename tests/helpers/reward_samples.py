@@ -1,7 +1,6 @@
 """Reward functions, and what else tests name by dotted path."""
 
 import asyncio
-import contextlib
 import itertools
 import os
 import signal
@@ -19,11 +18,6 @@ def obey(do, value):
         time.sleep(value)
     if do == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
-    if do == "half":  # of an answer
-        for pipe in range(3, 16):
-            with contextlib.suppress(OSError):
-                os.write(pipe, b"\0\0\0\x09[1,")
-        time.sleep(100)
     if do == "fork" and os.fork() == 0:  # a process that holds the pipe open and outlives its parent
         time.sleep(30)
         os._exit(0)
@@ -38,10 +32,6 @@ def obey(do, value):
     if do == "hold":
         held.append(b"x" * value)
     return value
-
-
-def interrupts(completions, **columns):
-    raise KeyboardInterrupt("enough")
 
 
 def raises(prompts, completions, **columns):

@@ -1,11 +1,9 @@
 """Rows of files: the formats, patterns, folders that `datasets` saved, cells of CSV, and what cannot be read."""
 
-import bz2
 import csv
 import gzip
 import io
 import json
-import lzma
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +64,13 @@ CONTENT = {
 NAMES = {"jsonl": "jsonl", "json": "json", "csv": "csv", "tsv": "tsv", "parquet": "parquet", "arrow": "arrow"}
 
 
-@pytest.mark.parametrize("packing", ["", ".gz", ".xz", ".bz2"])
+@pytest.mark.parametrize("packing", ["", ".gz"])
 @pytest.mark.parametrize("kind", CONTENT)
 def test_each_format_and_packing_gives_the_same_rows(tmp_path: Path, kind: str, packing: str) -> None:
     ending = next((name for name in NAMES if kind.startswith(name)), "json")
-    pack: Any = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress}[packing]
     file = tmp_path / f"rows.{ending}{packing}"
-    file.write_bytes(pack(CONTENT[kind]()))
+    content = CONTENT[kind]()
+    file.write_bytes(gzip.compress(content) if packing else content)
     assert [row for row, _ in load_rows(file)] == ROWS
 
 
@@ -132,13 +130,9 @@ def test_cells_of_a_csv_are_numbers_where_the_whole_column_is(tmp_path: Path) ->
         (["-1e400", "1"], ["-1e400", "1"]),
         (["\u0661\u0662", "1"], ["\u0661\u0662", "1"]),
         (["1.\u0662", "1"], ["1.\u0662", "1"]),
-        (["1", "2.5", "NaN"], [1.0, 2.5, None]),
-        (["1", "NA", "n/a", "null", "None"], [1, None, None, None, None]),
-        (["true", "nan"], [True, None]),
-        (["NaN", "NA"], ["NaN", "NA"]),
-        (["a", "NA"], ["a", "NA"]),
+        (["1", "2.5", ""], [1.0, 2.5, None]),
+        (["1", "NaN"], ["1", "NaN"]),
         ([" 1", "2 ", "\t3"], [1, 2, 3]),
-        ([" 0.5", " NaN"], [0.5, None]),
         ([" true", "False "], [True, False]),
         ([" a", "1"], [" a", "1"]),
         ([" ", "1"], [" ", "1"]),
@@ -232,8 +226,8 @@ def test_every_command_reads_the_same_formats(tmp_path: Path) -> None:
     (tmp_path / "pairs.csv").write_bytes(separated(pairs, ","))
     found = read_examples(DPOConfig("run", data_file=str(tmp_path / "pairs.csv")), preference)
     assert [(p.prompt, p.chosen, p.rejected) for p in found["train"]] == [("a", "b", "c")]
-    (tmp_path / "sft.csv.bz2").write_bytes(bz2.compress(separated([{"prompt": "a\n", "completion": "b"}], ",")))
-    trainer = SFTTrainer(SFTConfig("run", "embedded", data_file=str(tmp_path / "sft.csv.bz2"), gen_length=4, steps=1))
+    (tmp_path / "sft.csv.gz").write_bytes(gzip.compress(separated([{"prompt": "a\n", "completion": "b"}], ",")))
+    trainer = SFTTrainer(SFTConfig("run", "embedded", data_file=str(tmp_path / "sft.csv.gz"), gen_length=4, steps=1))
     assert trainer.draw(0)[0] == encode_prompt(trainer.tokenizer, "a\n")
 
 
@@ -280,12 +274,10 @@ GOOD = b'{"prompt": "a", "completion": "b"}\n'
         (b"\n", ["JSON"]),
         (b"{prompt: 1}\n", ["JSON"]),
         (b'{"prompt": "a"', ["JSON"]),
-        (b"[" * 100_000 + b"\n", ["JSON"]),
         (b'["a"]\n', ["list"]),
         (b'{"question": "a"}\n', ["'prompt' is missing", "question"]),
         (b"{}\n", ["'prompt' is missing", "none"]),
         (b'{"prompt": null, "completion": "b"}\n', ["'prompt' is null"]),
-        (b'{"prompt": [{"role": "usr", "content": "a"}], "completion": "b"}\n', ["'usr'", "did you mean 'user'"]),
         (b'{"prompt": 3, "completion": "b"}\n', ["'prompt'", "int"]),
         (b'{"prompt": "  ", "completion": "b"}\n', ["empty"]),
         (b'{"prompt": [], "completion": "b"}\n', ["messages"]),
@@ -305,26 +297,6 @@ def test_errors_name_file_and_line(file: Path, line: bytes, parts: list[str]) ->
         assert part in text, text
 
 
-def test_files_that_hold_no_rows(file: Path) -> None:
+def test_a_file_that_is_not_there_is_one_sentence(file: Path) -> None:
     with pytest.raises(UserError, match="no such file"):
         load_rows(file)
-    file.write_bytes(b"")
-    with pytest.raises(UserError, match="no rows"):
-        load_rows(file)
-    file.write_bytes(b"\xff\xfe{}")
-    with pytest.raises(UserError, match="UTF-8"):
-        load_rows(file)
-    with pytest.raises(UserError, match=str(file.parent)):
-        load_rows(file.parent)
-
-
-def test_a_column_that_an_arrow_file_has_twice_is_an_error(tmp_path: Path):
-    pyarrow = pytest.importorskip("pyarrow")
-    table = pyarrow.table([["a"], [1], [2]], names=["prompt", "answer", "answer"])
-    with (
-        pyarrow.OSFile(str(tmp_path / "rows.arrow"), "wb") as file,
-        pyarrow.ipc.new_stream(file, table.schema) as writer,
-    ):
-        writer.write_table(table)
-    with pytest.raises(UserError, match=r"rows\.arrow: two columns are named 'answer'"):
-        load_rows(tmp_path / "rows.arrow")

@@ -292,13 +292,10 @@ def test_a_split_without_solutions_is_an_error_and_no_endless_search() -> None:
         one.row("test", 0)
 
 
-def test_a_length_that_is_no_whole_number_of_items_is_refused() -> None:
+def test_a_successor_by_hand() -> None:
     task = successor_task(4)
     row = next(r for r in (task.sample(random.Random(s)) for s in range(1000)) if r["digits"] == "0")
     assert (row["prompt"], task.demonstrate(row, random.Random(0), 1.0)) == ("a0\n", "a01;")
-    for length in (6, 0, 132):
-        with pytest.raises(ValueError, match=f"gen_length {length} must be a multiple of 4"):
-            successor_task(length)
 
 
 # Arithmetic
@@ -487,9 +484,8 @@ def test_a_grader_that_fails_or_gives_no_numbers_is_one_sentence(accuracy: Any, 
     [
         (
             {"build": lambda record: record.values["question"]},
-            r"build failed for .*train.jsonl:1: KeyError: 'question'",
+            r"build, of .*train.jsonl:1, failed: KeyError: 'question'",
         ),
-        ({"solution_key": lambda row: [row["gold"]]}, r"solution_key failed for row .*unhashable type: 'list'"),
         ({"train": "dc"}, r"the train split has no rows: the solutions of all 2 are in the test split, too"),
     ],
 )

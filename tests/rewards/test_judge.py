@@ -1,4 +1,4 @@
-"""The judge against an endpoint that misbehaves, in ten ways and a few more; what it reads, asks, keeps and counts."""
+"""The judge against an endpoint that misbehaves; what it reads, asks, keeps and counts."""
 
 import asyncio
 import json
@@ -37,7 +37,6 @@ def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     client = pytest.importorskip("openai._base_client")
     monkeypatch.setattr(client, "INITIAL_RETRY_DELAY", 0.01)
-    monkeypatch.setattr("lfpo.rewards.judge.LONGEST_WAIT", 0.4)
 
 
 @pytest.fixture
@@ -58,7 +57,6 @@ def ask(function: Any, *completions: str, **columns: Any) -> list[float | None]:
 # Fault -> the attempts where it happens once; a part of the reason where it does not end.
 FAULTS = {
     "hangs": (2, "no answer within 0.2 s"),
-    "drips": (1, "no answer within 0.2 s"),
     "busy": (2, "HTTP 429: .*too many requests.*"),
     "broken": (2, "HTTP 500: .*internal.*"),
     "reset": (2, "connection lost.*"),
@@ -134,7 +132,6 @@ READ = [
     ({}, "7/10.0", 0.7),
     ({"scale": (1.0, 5.0)}, "3/5", 0.5),
     ({"scale": (0, 100)}, "8/100.", 0.08),
-    ({}, "1" + "0" * 400, None),
     ({"read": "json"}, '{"score": true}', 1.0),
     ({"read": "json"}, '{"score": false}', 0.0),
     ({"read": "json", "scale": (-1.0, 1.0)}, '{"score": false}', 0.0),
@@ -146,9 +143,6 @@ READ = [
     ({"read": lambda text: None}, "", None),
     ({"read": lambda text: "7"}, "", None),
     ({"read": lambda text: math.nan}, "", None),
-    ({"read": "json"}, f'{{"score": 1{"0" * 400}}}', None),
-    ({"read": "json"}, f'{{"score": 1{"0" * 5000}}}', None),
-    ({"read": "json"}, f'{{"score": {"[" * 100_000}{"]" * 100_000}}}', None),
 ]
 
 
@@ -161,8 +155,6 @@ def test_how_a_score_is_read(settings: dict[str, Any], text: str, expected: floa
 @pytest.mark.parametrize(
     ("read", "odd"),
     [
-        ("json", f'{{"score": 1{"0" * 400}}}'),
-        ("json", f'{{"score": {"[" * 100_000}{"]" * 100_000}}}'),
         (lambda text: json.loads(text)["score"], "no JSON"),
         (lambda text: json.loads(text)["score"], "[]"),
         (lambda text: {"odd": "7"}.get(text, 5), "odd"),
@@ -190,38 +182,14 @@ def test_what_read_says_of_an_answer_is_in_the_reason(server: Endpoint):
         ask(judge(server, read=refuses), "a", "b")
 
 
-ODD_BODIES = [
-    {"choices": "ab"},
-    {"choices": {"a": 1}},
-    {"choices": [None]},
-    {"choices": ["a"]},
-    {"choices": [{}]},
-    {"choices": [{"message": "7"}]},
-    {"choices": [{"message": {"content": [{"type": "text", "text": "7"}]}}]},
-    {"choices": [{"message": {"content": 7}}]},
-]
-
-
-@pytest.mark.parametrize("body", ODD_BODIES)
-def test_a_body_without_text_costs_its_completion_alone(body: dict[str, Any], server: Endpoint):
-    server.bodies["odd"] = json.dumps(body)
-    assert ask(judge(server, retries=0), "odd", "fine") == [None, 0.8]
-
-
-@pytest.mark.parametrize("usage", ["none", {}, [1], {"prompt_tokens": "3"}, {"prompt_tokens": 10**400}, {"x": 1}])
-def test_odd_counts_of_tokens_count_nothing(usage: Any, server: Endpoint):
-    server.bodies["odd"] = json.dumps({**chat("7"), "usage": usage})
+@pytest.mark.parametrize("usage", [None, {}])
+def test_an_answer_without_text_or_counts_of_tokens(usage: Any, server: Endpoint):
+    """A model that was cut off while it reasoned gives no content; some endpoints count nothing."""
+    server.bodies["cut off"] = json.dumps({**chat("7"), "choices": [{"message": {"content": None}}]})
+    server.bodies["uncounted"] = json.dumps({**chat("7"), "usage": usage})
     function = judge(server, retries=0)
-    assert ask(function, "odd", "fine") == [0.7, 0.8]
-    assert (function.counts["prompt_tokens"], function.counts["completion_tokens"]) == (10, 2)
-
-
-def test_a_body_that_is_nested_too_deeply_and_a_message_that_cannot_be_sent(server: Endpoint):
-    server.bodies["deep"] = "[" * 100_000 + "]" * 100_000
-    assert ask(judge(server, retries=0), "deep", "fine") == [None, 0.8]
-    with pytest.raises(RewardFailed, match=r"the message cannot be sent .*surrogates not allowed"):
-        ask(judge(server), "half \ud800")
-    assert [body["messages"][0]["content"] for body in server.seen] in (["deep", "fine"], ["fine", "deep"])
+    assert ask(function, "cut off", "uncounted", "fine") == [None, 0.7, 0.8]
+    assert (function.counts["prompt_tokens"], function.counts["completion_tokens"]) == (20, 4)
 
 
 def test_the_message_has_prompt_completion_and_columns(server: Endpoint):
@@ -310,23 +278,13 @@ def test_a_reason_is_logged_once_for_consecutive_batches(server: Endpoint, caplo
     ("settings", "named"),
     [
         ({"template": "{prompt}"}, "must contain {completion}"),
-        ({"template": "{completion} {"}, "double literal braces"),
-        ({"read": "nummer"}, "did you mean 'number'"),
-        ({"scale": (1.0, 1.0)}, "must be (lowest, highest)"),
-        ({"concurrency": 0}, "at least 1"),
-        ({"timeout": 0.0}, "above 0"),
+        ({"read": "nummer"}, "unknown read 'nummer'; valid: number, yes_no, json, or a function"),
     ],
 )
 def test_wrong_settings_are_one_sentence(settings: dict[str, Any], named: str):
     with pytest.raises(UserError, match="judge 'judge': ") as caught:
         Judge("m", **settings)
     assert named in str(caught.value)
-
-
-def test_a_missing_client_is_one_sentence(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=re.escape("openai is not installed; pip install 'lfpo[judge]'")):
-        Judge("m")
 
 
 MODULE = """

@@ -364,13 +364,12 @@ def test_reward_tasks_return_what_the_functions_return(ray: Any, monkeypatch: py
 @pytest.mark.long
 def test_an_interrupt_of_a_reward_function_ends_the_call_and_an_exit_its_batch(ray: Any):
     with contextlib.ExitStack() as closing:
-        for function in (interrupts, in_child("task_rewards:interrupts")):
-            sent = by_tasks([function], EngineSettings(reward_workers=1), closing)
-            with pytest.raises(KeyboardInterrupt, match="enough"):
-                scored(sent, ["a", "stop"])
-            (said,) = scored(sent, ["a", "leave"]).failed.values()
-            assert re.fullmatch(r"SystemExit: 3 \(task_rewards.py:\d+\)", said)
-            assert scored(sent, ["a"]).failed == {}
+        sent = by_tasks([interrupts], EngineSettings(reward_workers=1), closing)
+        with pytest.raises(KeyboardInterrupt, match="enough"):
+            scored(sent, ["a", "stop"])
+        (said,) = scored(sent, ["a", "leave"]).failed.values()
+        assert re.fullmatch(r"SystemExit: 3 \(task_rewards.py:\d+\)", said)
+        assert scored(sent, ["a"]).failed == {}
 
 
 def connect_without_a_token(address: str) -> None:

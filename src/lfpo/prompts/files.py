@@ -1,23 +1,20 @@
-"""Reads the rows of a user's files: JSONL, JSON, CSV, TSV, Parquet, Arrow; also compressed, and several by a pattern.
+"""Reads the rows of a user's files: JSONL, JSON, CSV, TSV, Parquet, Arrow; also by gzip, and several by a pattern.
 
 A file's name says its format; every other name is JSONL or a JSON list. JSON and CSV are read by the standard library,
 so that no extra is needed and a cell such as 007 stays as it is written. pyarrow, which `datasets` brings, reads
 Parquet and Arrow.
 """
 
-import bz2
 import csv
 import glob
 import gzip
 import importlib
 import io
 import json
-import lzma
 import re
 import zlib
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
 
 from lfpo.config.errors import UserError
 from lfpo.config.files import once, read_json, user_path
@@ -27,9 +24,7 @@ from lfpo.prompts.rows import check_row
 Rows = list[tuple[Json, str]]  # (row, `file:line` or `file: row N`)
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow")
-OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 TEXTS = ("prompt", "completion", "chosen", "rejected")  # columns that are text, whatever their cells look like
-MISSING = ("nan", "na", "n/a", "null", "none")  # cells without a value in a column of numbers or truth values
 LONGEST_CELL = 2**31 - 1  # characters; the csv module's own limit is 131072
 # A number with a leading zero, or with more digits than a float holds, is text: it may be a code or an identifier.
 INTEGER = re.compile(r"[+-]?(0|[1-9][0-9]{0,14})")
@@ -96,21 +91,22 @@ def _saved_files(folder: Path) -> list[Path] | None:
 
 
 def suffix_of(file: Path) -> str:
-    """The suffix of a file's name that tells its format, one of SUFFIXES, without that of a compression; or ""."""
-    name = re.sub(r"\.(gz|xz|bz2)$", "", file.name.lower())
-    return next((suffix for suffix in SUFFIXES if name.endswith(suffix)), "")
+    """The suffix of a file's name that tells its format, one of SUFFIXES, without a .gz after it; or ""."""
+    suffix = Path(file.name.lower().removesuffix(".gz")).suffix
+    return suffix if suffix in SUFFIXES else ""
 
 
 def _file_rows(file: Path) -> Rows:
     try:
-        with OPENERS.get(file.suffix.lower(), open)(file, "rb") as opened:
-            data = opened.read()
+        data = file.read_bytes()
+        if file.suffix.lower() == ".gz":
+            data = gzip.decompress(data)
         if suffix_of(file) in (".parquet", ".arrow"):
             return _table_rows(data, file)
         text = data.decode("utf-8-sig")
     except FileNotFoundError:
         raise UserError(f"{file}: no such file") from None
-    except (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError) as error:  # pyarrow's own are ValueErrors
+    except (OSError, EOFError, zlib.error, ValueError) as error:  # pyarrow's own are ValueErrors
         what = {".parquet": "Parquet", ".arrow": "Arrow"}.get(suffix_of(file), "UTF-8 text")
         raise UserError(f"{file}: not readable as {what} ({' '.join(str(error).split())})") from error
     if suffix_of(file) in (".csv", ".tsv"):
@@ -127,7 +123,7 @@ def _lines_rows(text: str, file: Path) -> Rows:
         where = f"{file}:{number}"
         try:
             rows.append((json.loads(line, object_pairs_hook=once), where))
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise UserError(f"{where}: not valid JSON ({error}); each line must be one JSON object") from error
     return rows
 
@@ -136,7 +132,7 @@ def _list_rows(text: str, file: Path) -> Rows:
     """The rows of a JSON list of objects."""
     try:
         rows = json.loads(text, object_pairs_hook=once)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UserError(f"{file}: not valid JSON ({error})") from error
     return [(row, f"{file}: row {number}") for number, row in enumerate(rows, start=1)]
 
@@ -154,7 +150,9 @@ def _csv_rows(text: str, file: Path) -> Rows:
         for cells in filter(None, reader):  # an empty line has no cells
             where = f"{file}:{reader.line_num}"
             if not names:
-                names = _different([name.strip() for name in cells], file)
+                names = [name.strip() for name in cells]
+                if twice := [name for name in names if name and names.count(name) > 1]:  # the last would be kept
+                    raise UserError(f"{file}: two columns are named {twice[0]!r}")
                 continue
             if len(cells) > len(names):  # a comma in text without quotes would move every cell after it
                 raise UserError(f"{where}: {len(cells)} cells, and the header has {len(names)}; quote text with commas")
@@ -166,15 +164,13 @@ def _csv_rows(text: str, file: Path) -> Rows:
 
 
 def _convert(name: str, rows: list[Json]) -> None:
-    """Make a column's cells numbers or truth values where all are, but for blanks around them and for cells that name a
-    missing value, which are then None."""
-    cells = {row[name]: row[name].strip() for row in rows if row.get(name) is not None}
-    values = {cell for cell in cells.values() if cell.lower() not in MISSING}
-    convert = next((make for form, make in CONVERSIONS if values and all(map(form.fullmatch, values))), None)
-    for row in rows if convert else []:
-        if convert is not None and row.get(name) is not None:  # another file of a pattern may lack the column
-            cell = cells[row[name]]
-            row[name] = convert(cell) if cell in values else None
+    """Make a column's cells numbers or truth values where all that are not empty are, but for blanks around them."""
+    filled = [row for row in rows if row.get(name) is not None]  # another file of a pattern may lack the column
+    for form, convert in CONVERSIONS:
+        if all(form.fullmatch(row[name].strip()) for row in filled):
+            for row in filled:
+                row[name] = convert(row[name].strip())
+            return
 
 
 def _table_rows(data: bytes, file: Path) -> Rows:
@@ -189,12 +185,4 @@ def _table_rows(data: bytes, file: Path) -> Rows:
     else:  # `datasets` writes streams, and pyarrow's Feather files
         opener = pyarrow.ipc.open_file if data.startswith(b"ARROW1") else pyarrow.ipc.open_stream
         table = opener(buffer).read_all()
-    _different(table.column_names, file)
     return [(row, f"{file}: row {number}") for number, row in enumerate(table.to_pylist(), start=1)]
-
-
-def _different(names: list[str], file: Path) -> list[str]:
-    """The names of columns. Raises UserError where two are the same, of which only the last would be kept."""
-    if twice := [name for name in names if name and names.count(name) > 1]:
-        raise UserError(f"{file}: two columns are named {twice[0]!r}")
-    return names

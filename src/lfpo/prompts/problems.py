@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from lfpo.config.data import ProblemConfig
 from lfpo.config.errors import UserError
 from lfpo.config.plugins import resolve
-from lfpo.core.reward_values import ASYNCHRONOUS
 from lfpo.core.scoring import ROLLOUT_ARGUMENTS
 from lfpo.prompts.dataset import read_rows
 from lfpo.prompts.tasks import Row, get_task
@@ -51,24 +50,12 @@ def check_source(
 
 def reward_function(entry: object) -> RewardFunction:
     """A reward function, or the one at a dotted path. Raises UserError for anything that cannot be called."""
-    path = isinstance(entry, str) and "/" in entry and ".py" not in entry  # of a model: `org/name`, or a folder
-    if path or any(c.__name__ == "Module" and c.__module__.startswith("torch.nn") for c in type(entry).__mro__):
-        raise UserError(
-            f"reward_funcs: {entry if path else type(entry).__name__!r}: reward models are not taken; call it in a "
-            "function f(prompts, completions, **columns), or use lfpo.rewards.judge"
-        )
     function = resolve(entry, {}, kind="reward function") if isinstance(entry, str) else entry
     if not callable(function):
         raise UserError(
             f"reward_funcs: expected functions f(prompts, completions, **columns) -> list of numbers, found {entry!r}"
             + (f", which is {function!r}" if isinstance(entry, str) else "")
         )
-    try:
-        inspect.signature(function)
-    except ValueError:
-        raise UserError(f"reward function {entry!r}: has no signature; call it in a function of your own") from None
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
-        raise UserError(f"reward function {entry!r}: {ASYNCHRONOUS}")
     return function
 
 

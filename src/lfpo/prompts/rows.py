@@ -3,11 +3,10 @@
 from collections.abc import Mapping, Sized
 from typing import Any
 
-from lfpo.config.errors import UserError, nearest
+from lfpo.config.errors import UserError
 from lfpo.config.json import Json
 
 RENDERED = ("tools", "chat_template_kwargs")  # columns that TRL gives to the chat template
-ROLES = ("system", "developer", "user", "assistant", "tool")  # of messages
 
 
 def check_row(row: object, where: str, required: tuple[str, ...] = ("prompt",)) -> None:
@@ -48,8 +47,6 @@ def check_messages(messages: list[Any], where: str) -> None:
         # An assistant that calls tools may say nothing.
         if message.get("content") is None and not message.get("tool_calls"):
             raise UserError(f"{where}: message {number}, of role {message['role']!r}, has no content")
-        if message["role"] not in ROLES and (hint := nearest(message["role"], ROLES, otherwise="")):
-            raise UserError(f"{where}: role {message['role']!r} of message {number} is not known{hint}")
 
 
 def _check_rendered(row: Json | Mapping[str, Any], where: str) -> None:

@@ -31,7 +31,6 @@ from lfpo.rewards.measured import measured, measures
 
 T = TypeVar("T")
 
-MOST_BITS = 14_000  # of an integer that Python writes in decimals: it has at most 4300 digits
 COLUMN_CHARACTERS = 2_000  # of a column that a record keeps; tests of a program may be long
 
 
@@ -260,11 +259,8 @@ def fingerprints(source: PromptSource, first: int) -> dict[str, str]:
 
 
 def plain_values(row: Row) -> Row:
-    """The prompt of a row, and its text and numbers: what is the same in every process. An integer that Python does
-    not write in decimals is hexadecimal text."""
-    values = {name: v for name, v in row.items() if name == "prompt" or isinstance(v, str | int | float | None)}
-    long = {name: hex(v) for name, v in values.items() if isinstance(v, int) and v.bit_length() > MOST_BITS}
-    return values | long
+    """The prompt of a row, and its text and numbers: what is the same in every process."""
+    return {name: v for name, v in row.items() if name == "prompt" or isinstance(v, str | int | float | None)}
 
 
 def kept_columns(row: Row) -> Row:

@@ -11,10 +11,10 @@ import ctypes
 import importlib
 import inspect
 import json
+import math
 import os
 import pickle
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -26,12 +26,12 @@ from typing import Any
 from lfpo.config.errors import UserError, last_line
 from lfpo.config.json import Json
 from lfpo.config.plugins import resolve
-from lfpo.core.attempts import RewardFailed, handling
+from lfpo.core.attempts import RewardFailed
 from lfpo.core.reward_values import ASYNCHRONOUS, NotANumber, number
 from lfpo.core.scoring import RewardFunction
 from lfpo.rewards.names import reward_name
 
-POLL_SECONDS = 0.05  # between two checks of the child's memory
+POLL_SECONDS = 0.05  # between two looks at a child that has not answered
 _PR_SET_PDEATHSIG = 1
 _MAIN = "import sys; from lfpo.rewards.child_process import main; main(*sys.argv[1:])"
 
@@ -67,48 +67,42 @@ class ChildProcess:
     def call(self, **arguments: object) -> Any:
         """What the function returns, which JSON must be able to hold.
 
-        Raises ChildFailed, also where the function raises; a UserError, and a KeyboardInterrupt of the user's function,
-        are raised here too.
+        Raises ChildFailed, also where the function raises; a UserError of the function is raised here too.
         """
         request = pickle.dumps(arguments)
         with self.lock:
-            answer = None
-            try:
-                answer = self._exchange(request)
-            finally:
-                # Also after a signal handler raised: a late answer must not be read as the answer to the next request.
-                if answer is None:
-                    self.stop()
+            # Also a signal handler may raise: a late answer must not be read as the answer to the next request.
+            with contextlib.ExitStack() as unanswered:
+                unanswered.callback(self.stop)
+                answer = self._answer(request)
+                unanswered.pop_all()
             if self.memory and self.process is not None and resident_bytes(self.process.pid) > self.memory / 2:
                 self.stop()
         if "user_error" in answer:
             raise UserError(answer["user_error"])
-        if "interrupt" in answer:
-            raise KeyboardInterrupt(answer["interrupt"])
         if "error" in answer:
             raise ChildFailed(answer["error"])
         return answer["value"]
 
-    def _exchange(self, request: bytes) -> Json:
-        """Send a request and wait for the answer. A thread kills a child that exceeds its limits, which ends the wait,
-        also that for a child that does not read."""
+    def _answer(self, request: bytes) -> Json:
+        """The answer to a request. Raises ChildFailed for a child that exceeds a limit or ends before it answers."""
         process = self._started()
-        done, exceeded = threading.Event(), list[str]()
-        watch = threading.Thread(target=self._watch, args=(process, done, exceeded), daemon=True)
-        watch.start()
+        deadline = time.monotonic() + (self.seconds or math.inf)
         try:
-            with contextlib.suppress(BrokenPipeError):  # the read reports that the child ended
-                self.pipe.send_bytes(request)
+            self.pipe.send_bytes(request)
+            while not self.pipe.poll(max(0.0, min(POLL_SECONDS, deadline - time.monotonic()))):
+                if time.monotonic() >= deadline:
+                    raise ChildFailed(f"it ran for more than {self.seconds:g} s")
+                if self.memory and (held := resident_bytes(process.pid)) > self.memory:
+                    size, limit = held / 2**30, self.memory / 2**30
+                    raise ChildFailed(f"it took {size:.2f} GiB of memory, more than {limit:.2f} GiB")
+                if process.poll() is not None:  # a process that it has forked may hold its end of the pipe open
+                    raise EOFError
             answer: Json = json.loads(self.pipe.recv_bytes())
         except (EOFError, OSError):
             code = process.wait()
             ended = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-            raise ChildFailed(exceeded[0] if exceeded else f"its process {ended}") from None
-        finally:
-            done.set()
-            watch.join()
-            if exceeded:  # an answer may have come just before the kill
-                self.stop()
+            raise ChildFailed(f"its process {ended}") from None
         return answer
 
     def _started(self) -> subprocess.Popen[bytes]:
@@ -123,27 +117,18 @@ class ChildProcess:
             command += ["ends_with_thread"] * self.is_users
             null = subprocess.DEVNULL
             out, errors = (2, None) if self.is_users else (null, null)
+            # In a process group of its own: Ctrl-C is for this process, which finishes its iteration.
             self.process = subprocess.Popen(
-                command, stdin=null, stdout=out, stderr=errors, env=env, pass_fds=[child_pipe.fileno()]
+                command,
+                stdin=null,
+                stdout=out,
+                stderr=errors,
+                env=env,
+                pass_fds=[child_pipe.fileno()],
+                process_group=0,
             )
             child_pipe.close()
         return self.process
-
-    def _watch(self, process: subprocess.Popen[bytes], done: threading.Event, exceeded: list[str]) -> None:
-        """Kill the child when it exceeds a limit before `done`, and say which."""
-        deadline = time.monotonic() + (self.seconds or float("inf"))
-        while not done.wait(min(POLL_SECONDS if self.memory else 60.0, max(0.0, deadline - time.monotonic()))):
-            if time.monotonic() >= deadline:
-                exceeded.append(f"it ran for more than {self.seconds:g} s")
-            elif self.memory and (held := resident_bytes(process.pid)) > self.memory:
-                size, limit = held / 2**30, self.memory / 2**30
-                exceeded.append(f"it took {size:.2f} GiB of memory, more than {limit:.2f} GiB")
-            if exceeded:
-                process.kill()
-                # Processes that the child started may hold the other end open, so the wait is ended here.
-                with socket.socket(fileno=os.dup(self.pipe.fileno())) as end:
-                    end.shutdown(socket.SHUT_RDWR)
-                return
 
     def stop(self) -> None:
         process, self.process = self.process, None
@@ -154,18 +139,14 @@ class ChildProcess:
 
 
 def main(path: str, descriptor: str, ends_with_thread: str = "") -> None:
-    """In the child: for each request, pickled arguments, send one JSON object: `value`, `user_error` (a UserError),
-    `interrupt` (a KeyboardInterrupt of the user's function) or `error` (any other exception)."""
-    with contextlib.suppress(OSError, AttributeError):  # Linux only
-        if ends_with_thread:  # even inside a C call. A parent that is killed cannot stop this process.
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    """In the child: for each request, pickled arguments, send one JSON object: `value`, `user_error` (a UserError) or
+    `error` (any other exception)."""
+    if ends_with_thread and sys.platform == "linux":  # even inside a C call; a parent that is killed cannot stop it
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     os.set_inheritable(int(descriptor), False)  # a program that the function starts must not answer for it
     pipe = Connection(int(descriptor))
     module, _, attribute = path.replace(":", ".").rpartition(".")
-    # Ctrl-C is for the parent, which finishes its iteration. The signal is handled, not ignored: processes that the
-    # function starts would inherit that.
-    handled = handling({signal.SIGINT: lambda number, frame: None})
-    with handled, contextlib.suppress(EOFError):  # the parent has ended
+    with contextlib.suppress(EOFError):  # the parent has ended
         while True:
             arguments = pickle.loads(pipe.recv_bytes())
             try:
@@ -176,10 +157,6 @@ def main(path: str, descriptor: str, ends_with_thread: str = "") -> None:
                 text = json.dumps({"value": value}, default=_plain)
             except UserError as error:
                 text = json.dumps({"user_error": str(error)})
-            except KeyboardInterrupt as error:
-                if not ends_with_thread:
-                    raise
-                text = json.dumps({"interrupt": str(error)})
             except BaseException as error:  # user code may raise anything, or exit; the parent handles it
                 text = json.dumps({"error": last_line(error)})
             pipe.send_bytes(text.encode())
@@ -233,8 +210,6 @@ def in_child(function: RewardFunction | str, *, memory: float = 0.0, seconds: fl
         )
     path = function if isinstance(function, str) else f"{module}:{name}"
     imported = resolve(path, {}, kind="reward function")
-    if not callable(imported):
-        raise UserError(f"reward function {path!r}: expected a function, found {type(imported).__name__}")
     child = ChildProcess(path, seconds, int(memory * 2**30), is_users=True)
 
     def reward(**arguments: object) -> Any:

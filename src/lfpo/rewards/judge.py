@@ -2,21 +2,20 @@
 
 import asyncio
 import hashlib
-import importlib.util
 import json
 import logging
 import os
 import re
-import string
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from lfpo.config.errors import UserError, last_line, nearest
+from lfpo.config.errors import UserError
 from lfpo.config.json import Json
-from lfpo.core.attempts import RewardFailed
+from lfpo.core.attempts import RewardFailed, attempt
 from lfpo.core.reward_values import NotANumber, number
 from lfpo.rewards.answers import completion_text, prompt_text
 
@@ -32,7 +31,6 @@ Answer:
 {completion}
 
 Give your reasons in a sentence or two. Then write the number alone on the last line."""
-LONGEST_WAIT = 60.0  # seconds that the client waits at most before another attempt, by what the endpoint asks for
 READERS = ("number", "yes_no", "json")
 NOT_JSON = "the endpoint's answer is not JSON"
 NO_TEXT = "the endpoint's answer has no text"
@@ -60,7 +58,7 @@ class Judge:
 
     A completion without a score gets None, also where `read` raises. If no completion of a batch has one, the batch
     fails (RewardFailed).
-    Raises UserError for settings that cannot work, a placeholder without a column, and a key that is not set.
+    Raises UserError for a template without {completion}, a placeholder without a column, and a key that is not set.
     """
 
     model: str
@@ -82,20 +80,10 @@ class Judge:
 
     def __post_init__(self) -> None:
         self.__name__ = self.name
-        try:
-            named = {name for _, name, _, _ in string.Formatter().parse(self.template)}
-        except ValueError as error:
-            raise self._wrong(f"the template cannot be filled ({error}); double literal braces") from None
-        if "completion" not in named:
+        if "{completion" not in self.template:
             raise self._wrong("the template must contain {completion}")
         if isinstance(self.read, str) and self.read not in READERS:
-            raise self._wrong(f"unknown read {self.read!r}{nearest(self.read, READERS)}")
-        if not self.scale[0] < self.scale[1]:
-            raise self._wrong(f"scale {self.scale} must be (lowest, highest)")
-        if self.concurrency < 1 or self.retries < 0 or not self.timeout > 0:
-            raise self._wrong("concurrency must be at least 1, timeout above 0, retries not negative")
-        if importlib.util.find_spec("openai") is None:
-            raise self._wrong("the package openai is not installed; pip install 'lfpo[judge]'")
+            raise self._wrong(f"unknown read {self.read!r}; valid: {', '.join(READERS)}, or a function")
 
     def _wrong(self, reason: str) -> UserError:
         return UserError(f"judge {self.name!r}: {reason}")
@@ -162,51 +150,36 @@ class Judge:
         """The score, or why there is none after all attempts."""
         import openai
 
-        # The client's timeout is for each read: an endpoint that sends a byte now and then would never end the batch.
-        deadline = (self.retries + 1) * (self.timeout + LONGEST_WAIT)
         try:
-            async with asyncio.timeout(deadline):
-                answer = await client.chat.completions.create(**request)
-        except (TimeoutError, openai.APITimeoutError):
+            answer = await client.chat.completions.create(**request)
+        except openai.APITimeoutError:
             return f"no answer within {self.timeout:g} s"
         except openai.APIStatusError as error:
             said = error.message.removeprefix(f"Error code: {error.status_code} - ")[:200]
             return f"HTTP {error.status_code}: {said}"
         except openai.APIConnectionError as error:
             return f"connection lost ({(error.__cause__ or error)!r})"
-        except UnicodeEncodeError as error:  # half of a surrogate pair, which a model may write
-            return f"the message cannot be sent ({error})"
-        except (openai.APIError, ValueError, RecursionError):  # RecursionError: JSON that is nested too deeply
+        except (openai.APIError, json.JSONDecodeError):
             return NOT_JSON
-        text, reason = self._text(answer)
-        return self._score(text) if text else reason
-
-    def _text(self, answer: object) -> tuple[str, str]:
-        """The text of the model's answer, and why there is none. The client checks no types of what it was sent."""
-        if isinstance(answer, str):  # what the client makes of another content type
-            return "", NOT_JSON
+        if isinstance(answer, str):  # what the client makes of another content type, such as a proxy's HTML
+            return NOT_JSON
         for name in ("prompt_tokens", "completion_tokens"):
-            tokens = getattr(getattr(answer, "usage", None), name, None)
-            self.counts[name] += tokens if isinstance(tokens, int) and 0 <= tokens < 2**53 else 0
-        choices = getattr(answer, "choices", None)
-        first = choices[0] if isinstance(choices, list) and choices else None
-        text = getattr(getattr(first, "message", None), "content", None)
-        return (text, "") if text and isinstance(text, str) else ("", NO_TEXT)
+            self.counts[name] += getattr(answer.usage, name, 0) or 0  # some endpoints count nothing
+        text = answer.choices[0].message.content if answer.choices else None
+        return self._score(text) if text else NO_TEXT
 
     def _score(self, text: str) -> float | str:
         """The score in [0, 1] that an answer gives, or why it gives none."""
         low, high = self.scale
+        read = self._read if isinstance(self.read, str) else self.read
+        found, why = attempt(partial(read, text), 0)
+        if why is not None:
+            return f"the score could not be read from the answer {text[-80:]!r}: {why}"
+        found = found.item() if hasattr(found, "item") else found  # of numpy or torch
         try:
-            found: Any = self._read(text) if isinstance(self.read, str) else self.read(text)
-            dtype = str(getattr(found, "dtype", ""))  # numpy's "bool" and torch's "torch.bool"
-            is_bool = isinstance(found, bool) or dtype.endswith("bool")
-            score = number(self.scale[bool(found)] if is_bool else found)
+            score = number(self.scale[found] if isinstance(found, bool) else found)
         except NotANumber as error:
             return f"{error} is no score"
-        except UserError:
-            raise
-        except Exception as error:  # a function of the user's may raise anything
-            return f"the score could not be read from the answer {text[-80:]!r}: {last_line(error)}"
         if score is None:
             return f"no score in the answer {text[-80:]!r}"
         if not low <= score <= high:
@@ -218,7 +191,7 @@ class Judge:
         if self.read == "json":
             try:
                 value = json.loads(text[text.find("{") : text.rfind("}") + 1])[self.json_field]
-            except (ValueError, KeyError, RecursionError):
+            except (ValueError, KeyError):
                 return None
             return value if isinstance(value, int | float) else None
         last = text.replace("*", "").strip().rpartition("\n")[2]  # without Markdown's asterisks

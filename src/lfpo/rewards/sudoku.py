@@ -4,12 +4,10 @@ import re
 
 from lfpo.config.errors import UserError
 from lfpo.rewards.answers import marked_answer
-from lfpo.rewards.columns import whole_number, wrong_column
 from lfpo.rewards.each import each
 
 EMPTY = "0_."
 _BETWEEN = str.maketrans("", "", " \n\r\t|,")
-_BRACKETS = str.maketrans("", "", "[]()'\"")
 _FENCE = re.compile(r"```[a-z]*|~~~[a-z]*")
 _MARKS = ("$$", "$", "**", "`")
 
@@ -28,13 +26,13 @@ def sudoku_accuracy(text: str, puzzle: str) -> float:
     Raises UserError for a puzzle that is not 16 digits and empty cells.
     """
     cells = grid_digits(marked_answer(text) or "")
-    return keeps(cells, _column("puzzle", puzzle, 16, EMPTY)) and is_grid(cells)
+    return keeps(cells, _column("puzzle", puzzle, 16)) and is_grid(cells)
 
 
 @each
 def sudoku_cells(text: str, puzzle: str, solution: str) -> float:
     """d1: the share of the empty cells that match the solution; 0 unless the answer has 16 digits."""
-    columns = _column("puzzle", puzzle, 16, EMPTY), _column("solution", solution, 16)
+    columns = _column("puzzle", puzzle, 16), _column("solution", solution, 16)
     return _right_share(grid_digits(marked_answer(text) or ""), *columns)
 
 
@@ -43,7 +41,7 @@ def blank_cells(text: str, puzzle: str, solution: str) -> float:
     """The share of the empty cells that match the solution, where the whole completion is the grid, of any size; 0
     unless it has as many digits."""
     solution = _column("solution", solution)
-    return _right_share(grid_digits(text, len(solution)), _column("puzzle", puzzle, len(solution), EMPTY), solution)
+    return _right_share(grid_digits(text, len(solution)), _column("puzzle", puzzle, len(solution)), solution)
 
 
 def _right_share(cells: str, puzzle: str, solution: str) -> float:
@@ -52,27 +50,13 @@ def _right_share(cells: str, puzzle: str, solution: str) -> float:
     return right / len(empty) if empty else float(cells == solution)
 
 
-def _column(name: str, value: object, number: int = 0, empty: str = "") -> str:
-    """The cells of a column, whose leading zeros a file may have lost with its type. Raises UserError unless they are
-    `number` digits (if given), or empty."""
-    # A list is one of rows, or of cells.
-    written = str(value).translate(_BRACKETS) if isinstance(value, list | tuple) else value
-    cells = written.translate(_BETWEEN) if isinstance(written, str) else _written(name, written, number)
-    digits = "1234" if number == 16 else "123456789"
-    if not cells or len(cells) != (number or len(cells)) or not {*cells} <= {*digits, *empty}:
-        which = f", or {', '.join(empty)} if empty" if empty else ""
-        raise wrong_column(
-            name, f"{f'{number} ' * bool(number)}cells with a digit from 1 to {digits[-1]}{which}", value
-        )
+def _column(name: str, value: object, number: int = 0) -> str:
+    """The cells of a column. Raises UserError for another column, whose rewards would all be 0."""
+    cells = str(value).zfill(number)  # a file that stores the digits as a number has lost leading zeros
+    if not {*cells} <= {*EMPTY, *"123456789"} or len(cells) != (number or len(cells)):
+        expected = f"{number} cells" if number else "cells"
+        raise UserError(f"column {name!r}: expected {expected} of a digit or 0, _, . if empty, found {value!r}")
     return cells
-
-
-def _written(name: str, value: object, number: int) -> str:
-    """At least `number` digits of a whole number, "" of anything else."""
-    try:
-        return str(whole_number(name, value)).zfill(number)
-    except UserError:
-        return ""
 
 
 def keeps(cells: str, puzzle: str) -> bool:

@@ -109,10 +109,7 @@ class CodeTask(DataTask):
 def acecode_row(record: Record) -> Row:
     """From `id`, `question`, `test_cases` (assertions) and optionally `inferences`: models' programs and the shares of
     the tests that they pass. The best one is used as the solution."""
-    try:
-        programs = [(float(i["pass_rate"]), str(i["completion"])) for i in record.values.get("inferences") or ()]
-    except (TypeError, KeyError, ValueError):
-        raise record.wrong("inferences", "a list of objects with completion and pass_rate") from None
+    programs = [(float(i["pass_rate"]), str(i["completion"])) for i in record.values.get("inferences") or ()]
     best = extract_code(max(programs, key=lambda program: program[0])[1]) if programs else ""
     return code_row(str(record["id"]), record.text("question"), record.texts("test_cases"), best)
 
@@ -139,9 +136,6 @@ def mbpp_row(record: Record) -> Row:
     """From `task_id`, `text` (`prompt` in the sanitized form), `code`, `test_list`, and the code that the tests need,
     in `test_setup_code` or in the list `test_imports`."""
     setup = record["test_imports"] if "test_imports" in record else [record.values.get("test_setup_code") or ""]
-    if not isinstance(setup, list) or not all(isinstance(line, str) for line in setup):
-        field = "test_imports" if "test_imports" in record else "test_setup_code"
-        raise record.wrong(field, "Python, as text or texts")
     tests = record.texts("test_list")
     return _problem_row(record, tests, setup, tests[0])
 
@@ -157,7 +151,7 @@ def _problem_row(record: Record, tests: list[str], setup: list[str], shown: str)
     """A row that is scored by `tests` and shows one assertion in its prompt."""
     text, code = record.text("text" if "text" in record else "prompt").strip(), record.text("code")
     return code_row(
-        f"Mbpp/{record.integer('task_id', 0, 10**6)}",
+        f"Mbpp/{record.text('task_id')}",
         f"{text}\nThe program must pass tests such as this one:\n```python\n{shown.strip()}\n```",
         tests,
         code,

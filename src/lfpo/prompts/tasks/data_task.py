@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from lfpo.config.errors import UserError
 from lfpo.config.files import user_path
-from lfpo.core.attempts import RewardFailed
+from lfpo.core.attempts import RewardFailed, users_code
 from lfpo.core.rng import python_rng
 from lfpo.core.scoring import Row, accepted
 from lfpo.prompts.tasks.records import HubSplit, Record, find_split, load_hub, read_records, split_files
-from lfpo.prompts.tasks.verdicts import users_code, verdicts
+from lfpo.prompts.tasks.verdicts import verdicts
 from lfpo.rewards import RewardFunction
 from lfpo.rewards.formats import tag_format
 
@@ -117,7 +117,6 @@ class DataTask:
 
         Splits of a folder are those that it has a file of; if it has none, reading a split raises the UserError.
         A single file is the training split if its name starts with a stem of that split, else the test split.
-        Raises UserError for a path that does not exist.
         """
         if "=" in where:
             local = []
@@ -132,8 +131,6 @@ class DataTask:
             stems = dict(self.stems)
             present = [split for split in SPLITS if split_files(path, stems[split])]
             return self._over([(split, str(path)) for split in present or SPLITS])
-        if not path.is_file():
-            raise UserError(f"task {self.name!r}: {path}: no such file or folder")
         is_train = path.stem.startswith(dict(self.stems)["train"])
         return self._over([("train" if is_train else "test", str(path))])
 
@@ -149,30 +146,22 @@ class DataTask:
 @functools.lru_cache(maxsize=16)
 def split_rows(task: DataTask, split: str) -> Sequence[Record]:
     """All rows of a split and their places, cached. Training rows with the solution_key of a test row are left out."""
-    records = _records(task, split)
-    rows = [Record(row, record.where) for record in records if (row := _built(task, record)) is not None]
+    rows = []
+    for record in _records(task, split):
+        with users_code(f"task {task.name!r}: build, of {record.where},"):
+            row = task.build(record)
+        if row is not None:
+            rows.append(Record(row, record.where))
     built = len(rows)
     local, hub = dict(task.local), dict(task.hub)
     # Local training rows do not load the test split from the hub.
     if split == "train" and ("test" in local or ("train" not in local and "test" in hub)):
-        held_out = {_key(task, row.values) for row in split_rows(task, "test")}
-        rows = [row for row in rows if _key(task, row.values) not in held_out]
+        held_out = {task.solution_key(row.values) for row in split_rows(task, "test")}
+        rows = [row for row in rows if task.solution_key(row.values) not in held_out]
     if not rows:
         why = f": the solutions of all {built} are in the test split, too" if built else ""
         raise UserError(f"task {task.name!r}: the {split} split has no rows{why}")
     return rows
-
-
-def _built(task: DataTask, record: Record) -> Row | None:
-    with users_code(f"task {task.name!r}: build", record):
-        return task.build(record)
-
-
-def _key(task: DataTask, row: Row) -> str:
-    with users_code(f"task {task.name!r}: solution_key", row):
-        found = task.solution_key(row)
-        hash(found)  # fails here, where the row is known, and not in a set
-        return found
 
 
 def _records(task: DataTask, split: str) -> list[Record]:
