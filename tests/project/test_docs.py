@@ -113,6 +113,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     row = {"prompt": "choice\na b\n", "completion": "a", "answer": "a"}
     for name in ("rows.jsonl", "demonstrations.jsonl"):
         (tmp_path / name).write_text(json.dumps(row) + "\n")
+    (tmp_path / "qa.csv").write_text("question,answer\nchoice a b,1\n")
     (tmp_path / "my.yaml").write_text(
         "include: [choice]\noutput_dir: runs/my\nsampler: {threshold: null, remasking: random}\n"
     )
