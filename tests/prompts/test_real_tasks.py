@@ -297,7 +297,7 @@ def test_a_wrong_name_or_path_is_a_one_line_error(here: None, name: str, said: s
 @pytest.mark.parametrize("label", [-1, 2])
 def test_a_label_that_names_no_option_names_the_record(tmp_path: Path, label: int) -> None:
     file = write_rows(tmp_path / "test.jsonl", [PIQA[0], PIQA[0] | {"label": label}])
-    with pytest.raises(UserError, match=rf"test.jsonl:2: ValueError: its label {label} is none of 2 options"):
+    with pytest.raises(UserError, match=rf"test.jsonl:2, failed: ValueError: its label {label} is none of 2 options"):
         data_task(f"piqa@{file}").row("test", 0)
 
 

@@ -484,7 +484,7 @@ def test_a_grader_that_fails_or_gives_no_numbers_is_one_sentence(accuracy: Any, 
     [
         (
             {"build": lambda record: record.values["question"]},
-            r"build failed for .*train.jsonl:1: KeyError: 'question'",
+            r"build, of .*train.jsonl:1, failed: KeyError: 'question'",
         ),
         ({"train": "dc"}, r"the train split has no rows: the solutions of all 2 are in the test split, too"),
     ],

@@ -83,9 +83,9 @@ def test_the_deciding_key_is_named():
     assert said(max_steps=3, num_train_epochs=2).startswith("3 iterations, as max_steps says; num_train_epochs 2 ")
 
 
-@pytest.mark.parametrize("value", [float("inf"), float("nan"), -1])
+@pytest.mark.parametrize("value", [float("nan"), -1])
 def test_numbers_of_epochs_that_are_none_are_one_sentence(value: float):
-    with pytest.raises(ValueError, match=rf"num_train_epochs {value}.* must (be finite|not be negative)$"):
+    with pytest.raises(ValueError, match=rf"num_train_epochs {value}.* must not be negative$"):
         config(Path("x"), num_train_epochs=value)
 
 
@@ -185,7 +185,7 @@ def test_other_commands_count_epochs_in_the_same_way(tmp_path: Path):
     dpo = DPOTrainer(DPOConfig(str(tmp_path / "b"), data_file=str(tmp_path / "dpo.jsonl"), **keys))
     assert (sft.total_steps, sft.args.steps, sft.user_args.steps) == (4, 4, -1)
     assert (dpo.total_steps, dpo.args.max_steps, dpo.user_args.max_steps) == (4, 4, -1)
-    with pytest.raises(UserError, match="num_train_epochs: 'tasks' makes new prompts without end"):
+    with pytest.raises(UserError, match="num_train_epochs: a task makes new prompts without end"):
         SFTTrainer(SFTConfig(str(tmp_path / "c"), model="embedded", tasks={"choice": 1}, num_train_epochs=1))
 
 
@@ -231,11 +231,10 @@ def test_a_resume_with_another_batch_size_takes_each_row_once(model: Path, tmp_p
 
 
 class Recorder(TrainerCallback):
-    """Notes every event that it is called for; ends the epoch after the iterations `stop`."""
+    """Notes every event that it is called for."""
 
-    def __init__(self, *stop: int):
+    def __init__(self) -> None:
         self.seen: list[tuple[str, int]] = []
-        self.stop = stop
 
     def __getattribute__(self, name: str) -> Any:
         if not name.startswith("on_"):
@@ -243,7 +242,6 @@ class Recorder(TrainerCallback):
 
         def method(args, state, control, **kwargs):
             self.seen.append((name.removeprefix("on_"), state.global_step))
-            control.should_epoch_stop |= name == "on_step_end" and state.global_step in self.stop
 
         return method
 
@@ -331,11 +329,6 @@ def test_early_stopping_that_cannot_work_is_told_at_start(model: Path, tmp_path:
     assert not (tmp_path / "run/metrics.jsonl").exists()
 
 
-def test_what_is_no_callback_is_refused(model: Path, tmp_path: Path):
-    with pytest.raises(UserError, match="expected transformers' TrainerCallback, or a class of it, found <built-in"):
-        trainer(model, tmp_path / "run", print)
-
-
 def test_callbacks_are_added_and_removed_as_in_transformers(model: Path, tmp_path: Path):
     kept, removed = Recorder(), Recorder()
     run = trainer(model, tmp_path / "run", max_steps=1)
@@ -354,6 +347,32 @@ def test_callbacks_read_transformers_arguments(model: Path, tmp_path: Path):
     assert args.eval_strategy == "no" and args.should_save and args.to_sanitized_dict()["max_steps"] == 7
     with pytest.raises(AttributeError, match="no attribute 'no_such_key'"):
         _ = args.no_such_key
+
+
+class Looks(TrainerCallback):
+    """Looks at what transformers' trainer gives to callbacks."""
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.history = [row["step"] for row in state.log_history]
+
+    def on_step_end(self, args, state, control, model, processing_class, optimizer, **kwargs):
+        assert model.pad_id is not None and processing_class.encode("3") and optimizer.param_groups
+
+    def on_log(self, args, state, control, logs, **kwargs):
+        assert state.log_history[-1] == logs and state.is_world_process_zero
+
+    def on_evaluate(self, args, state, control, metrics, **kwargs):
+        assert metrics["eval/greedy/reward"] >= 0
+
+    def on_save(self, args, state, control, **kwargs):
+        assert (Path(args.output_dir) / f"checkpoints/step-{state.global_step}/manifest.json").exists()
+
+
+def test_callbacks_get_what_transformers_gives_and_a_resumed_run_knows_its_history(model: Path, tmp_path: Path):
+    looks, keys = Looks(), {"held_out": ROWS[:1], "eval_steps": 2, "save_steps": 2}
+    trainer(model, tmp_path / "run", looks, max_steps=4, **keys).train()
+    trainer(model, tmp_path / "run", looks, max_steps=5, **keys).train(resume=True)
+    assert looks.history == [0, 1, 2, 2, 3, 4, 4]  # an evaluation is an entry of its own, as in transformers
 
 
 class Asks(TrainerCallback):
@@ -437,19 +456,15 @@ def test_what_a_callback_does_to_its_metrics_changes_nothing(model: Path, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("stop", "keys", "epochs"),
+    ("keys", "epochs"),
     [
         # (iterations at the begin of each epoch, at its end)
-        ((), {"num_train_epochs": 2}, [(0, 3), (3, 5)]),
-        ((1,), {"num_train_epochs": 2}, [(0, 1), (1, 4)]),  # the second epoch is whole: 2.5 iterations
-        ((1, 2), {"num_train_epochs": 2}, [(0, 1), (1, 2)]),
-        # The third iteration ends the first epoch and begins the second, which goes on.
-        ((3,), {"num_train_epochs": 2}, [(0, 3), (3, 5)]),
-        ((1,), {"max_steps": 3}, [(0, 1), (1, 3)]),
+        ({"num_train_epochs": 2}, [(0, 3), (3, 5)]),
+        ({"max_steps": 2}, [(0, 2)]),
     ],
 )
-def test_epochs_begin_and_end_and_may_be_ended(model: Path, tmp_path: Path, stop: Any, keys: Any, epochs: Any):
-    recorder = Recorder(*stop)
+def test_epochs_begin_and_end(model: Path, tmp_path: Path, keys: Any, epochs: Any):
+    recorder = Recorder()
     trainer(model, tmp_path / "run", recorder, **keys).train()
     expected = [pair for begin, end in epochs for pair in (("epoch_begin", begin), ("epoch_end", end))]
     assert recorder.of("epoch_begin", "epoch_end") == expected
@@ -475,28 +490,18 @@ def test_stop_on_looks_at_an_evaluation_at_an_epoch_s_end(model: Path, tmp_path:
     assert Run(tmp_path / "run").read_notes() == [{"step": 3, "rule": "no_signal", "text": "an evaluation; stop"}]
 
 
-def test_the_next_epoch_has_all_rows_also_after_a_resume(model: Path, tmp_path: Path):
-    for total in (2, 4):
-        trainer(model, tmp_path / "run", Recorder(1), max_steps=total, num_train_epochs=2).train(resume=total > 2)
-    prompts = []
-    for step in (2, 3, 4):
-        rows = (tmp_path / f"run/rollouts/step-{step}.jsonl").read_text().splitlines()
-        prompts += [json.loads(row)["prompt"] for row in rows[::2]]
-    assert sorted(prompts[:5]) == [row["prompt"] for row in ROWS]
-
-
 def on_one_of_two_ranks(model: str, folder: str) -> None:
     from lfpo.base import distributed
     from lfpo.core import collectives
 
     distributed.start()
-    run = trainer(Path(model), Path(folder), Recorder(*[1] * collectives.rank()), num_train_epochs=2, threads=1)
-    run.train()
+    stops = Asks("on_step_end", "should_training_stop", 1)
+    trainer(Path(model), Path(folder), *[stops] * collectives.rank(), num_train_epochs=2, threads=1).train()
     distributed.stop()
 
 
 @pytest.mark.long
-def test_one_rank_s_callback_ends_the_epoch_of_all(model: Path, tmp_path: Path):
+def test_one_rank_s_callback_ends_the_training_of_all(model: Path, tmp_path: Path):
     ended = run_ranks(2, on_one_of_two_ranks, str(model), str(tmp_path / "run"))
     assert [rank.returncode for rank in ended] == [0, 0], ended
-    assert steps(tmp_path / "run") == [1, 2, 3, 4]
+    assert steps(tmp_path / "run") == [1]

@@ -128,7 +128,7 @@ def test_what_one_batch_of_a_reward_function_raises_costs_that_batch(model: Path
 
 @pytest.mark.parametrize(
     ("error", "says"),
-    [(MemoryError(), "a callback's on_step_end failed after iteration 2: MemoryError"), (UserError("mine"), "mine")],
+    [(MemoryError(), "a callback's on_step_end, after iteration 2, failed: MemoryError"), (UserError("mine"), "mine")],
 )
 def test_errors_of_callbacks_are_one_sentence(model: Path, tmp_path: Path, error: Exception, says: str):
     with pytest.raises(UserError, match=f"{says}.*{KEPT}"):

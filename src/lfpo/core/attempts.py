@@ -9,6 +9,7 @@ from types import FrameType
 from typing import Any
 
 from lfpo.config.errors import ProcessLost, UserError, last_line
+from lfpo.config.torch_state import torch_state_kept
 
 Handler = Callable[[int, FrameType | None], object]
 
@@ -40,6 +41,19 @@ def attempt(
         return None, str(error)
     except BaseException as error:  # user code may raise anything, or exit; it must not end the run
         return None, last_line(error)
+
+
+@contextmanager
+def users_code(what: str) -> Iterator[None]:
+    """Run code of the user's that a run needs, with torch's settings as they were after it. An exception ends in a
+    UserError that begins with `what`; RewardFailed, of a verifier that cannot judge, stays."""
+    try:
+        with torch_state_kept():
+            yield
+    except (UserError, RewardFailed):
+        raise
+    except Exception as error:  # user code may raise anything
+        raise UserError(f"{what} failed: {last_line(error)}") from error
 
 
 @contextmanager

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from lfpo.config.data import DataConfig
 from lfpo.config.errors import UserError
 from lfpo.config.plugins import resolve
+from lfpo.core.attempts import users_code
 from lfpo.prompts.files import TEXTS, load_rows
 from lfpo.prompts.rows import check_row
 from lfpo.prompts.tasks import Row
 from lfpo.prompts.tasks.records import HubSplit, Record, load_hub
-from lfpo.prompts.tasks.verdicts import users_code
 
 
 def read_rows(

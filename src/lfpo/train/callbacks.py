@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from lfpo.config.errors import CannotGoOn, UserError, last_line
+from lfpo.config.errors import CannotGoOn, UserError
 from lfpo.config.json import Json
-from lfpo.config.torch_state import torch_state_kept
 from lfpo.core import collectives
+from lfpo.core.attempts import users_code
 from lfpo.train.trainer import Trainer
 
-FLAGS = "should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log"
+FLAGS = "should_training_stop", "should_save", "should_evaluate", "should_log"
 
 
 class Callbacks:
@@ -27,7 +27,7 @@ class Callbacks:
     A method is called as by transformers' Trainer: f(args, state, control, **kwargs). args: see `arguments`. state is a
     transformers.TrainerState whose steps are iterations. kwargs are model, processing_class (the tokenizer) and
     optimizer, with `logs` in on_log and `metrics` in on_evaluate; data loaders and lr_scheduler are None. The flags of
-    `control` are obeyed where any rank has set them.
+    `control` are obeyed where any rank has set them, all but should_epoch_stop.
     """
 
     def __init__(self, trainer: Trainer):
@@ -38,7 +38,8 @@ class Callbacks:
         self.step = 0  # iterations that were done at the last event
         self.in_use = False  # whether any rank has callbacks: some give them to the first rank only
         self.control: Any = SimpleNamespace(**dict.fromkeys(FLAGS, False))  # without callbacks; else a TrainerControl
-        collectives.together(lambda: list(map(self.add, trainer.callbacks)))
+        for callback in trainer.callbacks:
+            self.add(callback)
         self.meet()
 
     def meet(self) -> None:
@@ -48,13 +49,9 @@ class Callbacks:
             self._prepare()
 
     def add(self, callback: Any) -> None:
-        """Call this one too, after the others. Raises UserError for what is no callback."""
-        from transformers import TrainerCallback
-
+        """Call this one too, after the others."""
         if self.handler is None:
             self._prepare()
-        if not isinstance(callback() if isinstance(callback, type) else callback, TrainerCallback):
-            raise UserError(f"callbacks: expected transformers' TrainerCallback, or a class of it, found {callback!r}")
         self.handler.add_callback(callback)
 
     def remove(self, callback: object) -> None:
@@ -101,12 +98,8 @@ class Callbacks:
 
     def within(self, event: str, **kwargs: object) -> None:
         """Call the event's methods on this rank; also in the middle of an iteration or an evaluation."""
-        try:
-            with torch_state_kept():
-                self.control = getattr(self.handler, event)(self.args, self.state, self.control, **kwargs)
-        except Exception as error:  # user code may raise anything
-            done = self.state.global_step
-            raise UserError(f"a callback's {event} failed after iteration {done}: {last_line(error)}") from error
+        with users_code(f"a callback's {event}, after iteration {self.state.global_step},"):
+            self.control = getattr(self.handler, event)(self.args, self.state, self.control, **kwargs)
 
     def begin_training(self, step: int) -> None:
         self.control.should_training_stop = self.failed = False  # also where the trainer has trained before
@@ -128,18 +121,17 @@ class Callbacks:
         control.should_log, control.should_evaluate = control.should_log or log, control.should_evaluate or evaluate
         control.should_save = control.should_save or save
 
-    def ends_epoch(self, step: int) -> str:
-        """Whether on_epoch_end is due after `step` iterations, and then calls it: "whole" after the epoch's last row
-        and where the training ends, "early" where a callback leaves out the epoch's other rows; else "". A
-        collective."""
+    def end_epoch(self, step: int) -> bool:
+        """Call on_epoch_end where the epoch's last row was among those of `step` iterations, or the training ends;
+        returns whether it was called. A collective."""
         if not self.in_use or self.epoch is None:
-            return ""
-        early, over = self.is_set("should_epoch_stop"), math.floor(self._passed(step)) != self.epoch
-        if not (early or over or self.is_set("should_training_stop") or step >= self.state.max_steps):
-            return ""
+            return False
+        over = math.floor(self._passed(step)) != self.epoch or step >= self.state.max_steps
+        if not (over or self.is_set("should_training_stop")):
+            return False
         self.epoch = None
         self.call("on_epoch_end", step)
-        return "early" if early and not over else "whole"
+        return True
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """on_log with a copy of some metrics, under their names here and those of held-out data under transformers'."""

@@ -12,7 +12,7 @@ import torch
 from lfpo.base import distributed
 from lfpo.base.environment import use_threads
 from lfpo.config.build import refusal
-from lfpo.config.errors import CannotGoOn, UserError
+from lfpo.config.errors import UserError
 from lfpo.config.export import PushConfig
 from lfpo.config.files import user_path
 from lfpo.config.json import Json
@@ -114,8 +114,7 @@ class LFPOTrainer(Trainer):
 
             source = replace(source, reward_functions=by_tasks(source.reward_functions, args.engine, self.closing))
         inputs = replace(inputs, source=source)
-        # Training time and FLOPs without evaluation; skipped updates; reward function -> batches in a row it failed;
-        # rows of the data set that no iteration takes, where a callback ended an epoch early.
+        # Training time and FLOPs without evaluation; skipped updates; reward function -> batches in a row it failed.
         self.state: Json = {"skipped": 0, "skipped_in_a_row": 0, "failing": {}, "seconds": 0.0, "flops": 0.0}
         self.state |= {"rows_skipped": 0}
         rollouts, self.queue = make_rollouts(args, self.objective, inputs, policies, self.engine, self.state)
@@ -145,10 +144,6 @@ class LFPOTrainer(Trainer):
         args, resume = self.args, resume if resume_from_checkpoint is None else resume_from_checkpoint
         if args.push_to_hub and collectives.rank() == 0:
             make_repository(str(args.hub_model_id), private=args.hub_private_repo)
-        if self.began and (args.engine.name != "local" or args.engine.reward_workers):
-            raise UserError(
-                "this trainer has trained already, and its workers have ended; make a new one with the same arguments"
-            )
         if isinstance(kept := self.parts.get("average"), AverageFiles):  # `export` has put it into the model
             self.average = self.learner.average = kept.average
         with self.closing:
@@ -211,16 +206,6 @@ class LFPOTrainer(Trainer):
         self.engine.forwarded = context.observer.forward
         with in_place(self.average) if self.average is not None else contextlib.nullcontext():
             return held_out(self, step, context)
-
-    def skip_epoch(self, step: int) -> None:
-        """See Trainer. The next iteration takes the first rows of the next epoch."""
-        if self.queue is not None:
-            raise CannotGoOn(
-                "a callback set should_epoch_stop, and with engine.max_staleness the next rows are sampled already; "
-                "set max_staleness to 0, or should_training_stop"
-            )
-        rows, passed = self.length.rows, step * self.length.batch + self.state["rows_skipped"]
-        self.state["rows_skipped"] += -passed % rows if rows else 0
 
     def export(self) -> MaskedDiffusionLM:
         """The trained model; from now on its weights are the average, if one is kept."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from lfpo.base import distributed
 from lfpo.base.environment import keep_freed_memory, use_threads
@@ -32,17 +33,16 @@ from lfpo.train.checkpoint import export_model, latest_checkpoint, load_optimize
 from lfpo.train.trainer import Trainer
 
 RESUME = "--resume, in Python resume=True"
-NEW = "a new trainer with the same arguments starts from the beginning"
 
 
-class Lines:
+class ProgressLines:
     """A display that reports one line a logged step. steps/s, and the time left, are those since the line before."""
 
     def __init__(self, total: int, report: Callable[[str], None]):
         self.total, self.note = total, report
         self.last: tuple[int, float] | None = None
 
-    def __enter__(self) -> Lines:
+    def __enter__(self) -> ProgressLines:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -64,7 +64,7 @@ class Lines:
 class TrainingRun:
     """The run of one trainer: its folder, log, checkpoints and end. context: what it gives to the trainer."""
 
-    def __init__(self, trainer: Trainer, *, resume: bool, display: Display | Lines | None):
+    def __init__(self, trainer: Trainer, *, resume: bool, display: Display | ProgressLines | None):
         self.trainer, self.args = trainer, trainer.args
         # Absolute, from before any function of the user's was called: such a function may change the working directory.
         path = trainer.run.dir if hasattr(trainer, "run") else user_path(self.args.output_dir).absolute()
@@ -75,7 +75,7 @@ class TrainingRun:
         check_rows([rows for _, rows in ranks])
         self.resume = resume or any(again for again, _ in ranks)
         self.folder = Run(path, silent=True)
-        self.display: Display | Lines = Lines(total, lambda text: None)
+        self.display: Display | ProgressLines = ProgressLines(total, lambda text: None)
         if collectives.rank() == 0:
             self.folder = open_run(path, trainer.user_args, resume=self.resume, kind=trainer.kind)
             self.display = display or Display(total, progress=observer, evaluates_after=trainer.evaluates_after)
@@ -104,46 +104,44 @@ class TrainingRun:
             keep_freed_memory(sum(original_shape(p).numel() for p in trainer.model.parameters()))
             shown = to_dict(self.args)
             tracked = reporting(self.args.report_to, self.folder, shown, done=self.done, note=self.note)
-            with self.display, tracked, self.context.stop:
-                try:
-                    if self.over():
-                        self.note(
-                            f"nothing is left to train: {self.done} iterations are done, and the run has "
-                            f"{trainer.total_steps}; raise max_steps or num_train_epochs to go on"
-                        )
-                    self.callbacks.begin_training(self.done)
-                    # Before training; and on a resume where a request to stop ended the evaluation.
-                    if not evaluated_after(self.done, logged) and trainer.evaluates_after(self.done):
-                        metrics = {**self.unlogged, **self.evaluated()}
-                        self.log({"step": self.done, **metrics} if metrics else {})
-                    trainer.began = True
-                    while not self.over():
-                        self.callbacks.begin_iteration(self.done)
-                        self.unlogged = trainer.run_iteration(self.done, self.context)
-                        self.done += 1
-                        evaluate, save = trainer.evaluates_after(self.done), self.saves_after(self.done)
-                        self.callbacks.set_flags(log=bool(self.unlogged), evaluate=evaluate, save=save)
-                        self.callbacks.call("on_step_end", self.done)
-                        self.log_evaluate_save(self.unlogged)
-                        self.end_epoch()
-                        self.context.stop.check()
-                        if self.callbacks.is_set("should_training_stop"):
-                            break
-                    if self.done < trainer.total_steps:
-                        self.note(f"a callback ended the training after iteration {self.done}")
-                    if self.saved < self.done:
-                        self.save()
-                    self.callbacks.call("on_train_end", self.done)
-                except Stopped as stopped:
-                    raise Stopped(stopped.number, f"{stopped}: {self.save_progress()}") from None
-                except BaseException as error:  # also a KeyboardInterrupt or SystemExit of the user's code
-                    self.end_with(error)
+            with self.display, tracked, self.context.stop, self.progress_saved():
+                self.iterate(logged)
             self.context.observer.begin("")
-            try:
-                card = self.card()
-                return export_model(self.folder.dir, trainer.export(), trainer.tokenizer, card=card)
-            except BaseException as error:
-                self.end_with(error)
+            with self.progress_saved():
+                model = export_model(self.folder.dir, trainer.export(), trainer.tokenizer, card=self.card())
+        return model
+
+    def iterate(self, logged: Sequence[Json]) -> None:
+        """All iterations that are not done, with the evaluation before them. logged: the metrics so far."""
+        trainer = self.trainer
+        if self.done >= trainer.total_steps:
+            self.note(
+                f"nothing is left to train: {self.done} iterations are done, and the run has "
+                f"{trainer.total_steps}; raise max_steps or num_train_epochs to go on"
+            )
+        self.callbacks.begin_training(self.done)
+        # Before training; and on a resume where a request to stop ended the evaluation.
+        if not evaluated_after(self.done, logged) and trainer.evaluates_after(self.done):
+            metrics = {**self.unlogged, **self.evaluated()}
+            self.log({"step": self.done, **metrics} if metrics else {})
+        trainer.began = True
+        while self.done < trainer.total_steps:
+            self.callbacks.begin_iteration(self.done)
+            self.unlogged = trainer.run_iteration(self.done, self.context)
+            self.done += 1
+            evaluate, save = trainer.evaluates_after(self.done), self.saves_after(self.done)
+            self.callbacks.set_flags(log=bool(self.unlogged), evaluate=evaluate, save=save)
+            self.callbacks.call("on_step_end", self.done)
+            self.log_evaluate_save(self.unlogged)
+            self.end_epoch()
+            self.context.stop.check()
+            if self.callbacks.is_set("should_training_stop"):
+                break
+        if self.done < trainer.total_steps:
+            self.note(f"a callback ended the training after iteration {self.done}")
+        if self.saved < self.done:
+            self.save()
+        self.callbacks.call("on_train_end", self.done)
 
     def saves_after(self, step: int) -> bool:
         return bool(step % self.args.save_steps == 0 or step == self.trainer.total_steps)
@@ -160,22 +158,14 @@ class TrainingRun:
             self.save()
         self.stop_on_a_rule()
 
-    def over(self) -> bool:
-        """Whether all iterations are done, or the rows of all epochs, of which a callback may have left out some."""
-        trainer, skipped = self.trainer, self.trainer.state["rows_skipped"]
-        return self.done >= trainer.total_steps or trainer.length.passed(self.done, skipped) >= trainer.length.epochs
-
     def end_epoch(self) -> None:
-        """Where an epoch ends, or a callback ends it: on_epoch_end and what it asks for."""
-        if not (ends := self.callbacks.ends_epoch(self.done)):
+        """Where an epoch ends: on_epoch_end and what it asks for."""
+        if not self.callbacks.end_epoch(self.done):
             return
         # The iteration is logged already.
         if self.callbacks.is_set("should_evaluate") and (metrics := self.evaluated()):
             self.log({"step": self.done, **metrics})
-        if ends == "early":
-            self.trainer.skip_epoch(self.done)
-        # A resume must know which rows were left out.
-        if self.callbacks.is_set("should_save") or (ends == "early" and self.saved == self.done):
+        if self.callbacks.is_set("should_save"):
             self.save()
         self.stop_on_a_rule()
 
@@ -251,39 +241,44 @@ class TrainingRun:
         folder = self.folder.dir / f"checkpoints/step-{self.done}"
         return f"{folder} holds everything learned; --resume continues (in Python resume=True)"
 
-    def end_with(self, error: BaseException) -> NoReturn:
-        """Save what was learned, whatever ends the run, and raise the error with how to go on.
+    @contextlib.contextmanager
+    def progress_saved(self) -> Iterator[None]:
+        """Save what was learned, whatever ends the block, and raise what ended it with how to go on.
 
         An error in the middle of an update leaves weights between two iterations. They are saved as those of the
         iteration before: what is resumed then has learned a part of one iteration twice, and has lost nothing.
         """
-        # An error of one rank among several reaches the others in different collectives, and saving is one, too.
-        shared = isinstance(error, CannotGoOn) or collectives.world() == 1
-        if self.saving or not (shared or isinstance(error, UserError | OSError)):
-            raise error
-        remedy = (
-            self.save_progress()
-            if shared
-            else f"{RESUME}, goes on from iteration {self.saved}, the last one that was saved"
-        )
-        if isinstance(error, UserError | OSError):  # OSError: a full disk, a lost connection
-            text = str(error) if isinstance(error, UserError) else last_line(error)
-            raise UserError(f"{text}; {remedy}") from (None if isinstance(error, UserError) else error)
-        self.note(remedy)
-        raise error
+        try:
+            yield
+        except Stopped as stopped:
+            raise Stopped(stopped.number, f"{stopped}: {self.save_progress()}") from None
+        except BaseException as error:  # also a KeyboardInterrupt or SystemExit of the user's code
+            # An error of one rank among several reaches the others in different collectives, and saving is one, too.
+            shared, told = isinstance(error, CannotGoOn) or collectives.world() == 1, isinstance(error, UserError)
+            if self.saving or not (shared or told or isinstance(error, OSError)):
+                raise
+            how = f"{RESUME}, goes on from iteration {self.saved}, the last one that was saved"
+            remedy = self.save_progress() if shared else how
+            if told or isinstance(error, OSError):  # a full disk, a lost connection
+                text = str(error) if told else last_line(error)
+                raise UserError(f"{text}; {remedy}") from (None if told else error)
+            self.note(remedy)
+            raise
 
     def restore(self) -> list[Json]:
         """On a resume, load the newest intact checkpoint and drop what was logged after it. Returns the metrics that
         are left."""
-        if self.trainer.began and not self.resume:
-            raise UserError(f"this trainer has trained already; train(resume=True) goes on, and {NEW}")
-        if not self.resume:
-            return []
         callback_state: Json = {}
         trainer, first = self.trainer, collectives.rank() == 0
-        checkpoint = collectives.gather(latest_checkpoint(self.folder.dir, self.note) if first else None)[0]
-        if checkpoint is None and trainer.began:
-            raise UserError(f"{self.folder.dir}: has no checkpoint to go on from, and this trainer has begun; {NEW}")
+        newest = latest_checkpoint(self.folder.dir, self.note) if self.resume and first else None
+        checkpoint = collectives.gather(newest)[0]
+        if checkpoint is None and trainer.began:  # its weights have moved
+            raise UserError(
+                f"{self.folder.dir}: has no checkpoint to go on from, and this trainer has begun; a new trainer with "
+                "the same arguments starts from the beginning"
+            )
+        if not self.resume:
+            return []
         if checkpoint is None:
             self.note(f"no checkpoint in {self.folder.dir} yet; starting from the beginning")
         else:
@@ -298,10 +293,8 @@ class TrainingRun:
             self.done = self.saved = self.context.observer.resumed_at = state["step"]
             callback_state = state.get("callbacks", {})
             # The run goes on with the next row, also where it takes batches of another size from now on.
-            taken = self.done * trainer.length.batch
-            rows = state.get("rows", taken + trainer.state["rows_skipped"])  # older versions counted no rows
-            trainer.state["rows_skipped"] = rows - taken
-            trainer.set_iterations(trainer.length.total(self.done, rows))
+            trainer.state["rows_skipped"] = state["rows"] - self.done * trainer.length.batch
+            trainer.set_iterations(trainer.length.total(self.done, state["rows"]))
             self.display.total = trainer.total_steps
             self.note(f"resumed from {checkpoint}")
             if (data := state.get("data", "")) != trainer.data and data:
@@ -344,7 +337,7 @@ def check_rows(ranks: Sequence[Mapping[str, str]]) -> None:
             )
 
 
-def run_trainer(trainer: Trainer, *, resume: object = False, display: Display | Lines | None = None) -> Path:
+def run_trainer(trainer: Trainer, *, resume: object = False, display: Display | ProgressLines | None = None) -> Path:
     """Open or resume the run of `trainer.args.output_dir` and train to its end; returns the exported model's folder. A
     rank that is lost ends the others (see lfpo.base.distributed.watched)."""
     if not isinstance(resume, bool):
@@ -367,7 +360,7 @@ def train_on_examples(
     distributed.start()
     use_threads(config.threads)
     trainer = make(config)
-    folder = run_trainer(trainer, resume=resume, display=Lines(trainer.total_steps, report))
+    folder = run_trainer(trainer, resume=resume, display=ProgressLines(trainer.total_steps, report))
     if collectives.rank() == 0:
         report(f"saved {folder}")
     distributed.stop()

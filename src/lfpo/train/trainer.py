@@ -6,7 +6,6 @@ from typing import Any, Protocol
 
 import torch
 
-from lfpo.config.errors import CannotGoOn
 from lfpo.config.json import Json
 from lfpo.config.length import Length
 from lfpo.models import MaskedDiffusionLM
@@ -64,12 +63,6 @@ class Trainer(Protocol):
     def evaluate(self, step: int, context: Context) -> dict[str, float]:
         """Results on held-out data after `step` iterations, as metrics."""
         return {}
-
-    def skip_epoch(self, step: int) -> None:
-        """Leave out what is left of the epoch after `step` iterations, counting it in state["rows_skipped"]."""
-        raise CannotGoOn(
-            "a callback set should_epoch_stop, which runs of this kind do not take; let it set should_training_stop"
-        )
 
     def set_iterations(self, number: int) -> None:
         """Make the run as long as this, as where a resume takes batches of another size."""

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from lfpo.config.errors import UserError
 from lfpo.config.files import user_path
-from lfpo.core.attempts import RewardFailed
+from lfpo.core.attempts import RewardFailed, users_code
 from lfpo.core.rng import python_rng
 from lfpo.core.scoring import Row, accepted
 from lfpo.prompts.tasks.records import HubSplit, Record, find_split, load_hub, read_records, split_files
-from lfpo.prompts.tasks.verdicts import users_code, verdicts
+from lfpo.prompts.tasks.verdicts import verdicts
 from lfpo.rewards import RewardFunction
 from lfpo.rewards.formats import tag_format
 
@@ -148,7 +148,7 @@ def split_rows(task: DataTask, split: str) -> Sequence[Record]:
     """All rows of a split and their places, cached. Training rows with the solution_key of a test row are left out."""
     rows = []
     for record in _records(task, split):
-        with users_code(f"task {task.name!r}: build", record.where):
+        with users_code(f"task {task.name!r}: build, of {record.where},"):
             row = task.build(record)
         if row is not None:
             rows.append(Record(row, record.where))

@@ -1,26 +1,10 @@
 """What a task's own verifier says, checked as what reward functions return."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
-from lfpo.config.errors import UserError, last_line
-from lfpo.config.torch_state import torch_state_kept
-from lfpo.core.attempts import RewardFailed, RewardTimeout
+from lfpo.core.attempts import users_code
 from lfpo.core.reward_values import checked, shortened
 from lfpo.core.scoring import Row
-
-
-@contextmanager
-def users_code(what: str, where: str = "") -> Iterator[None]:
-    """A call of one of a task's own functions, which may raise anything but ends in a UserError that begins with
-    `what`; RewardFailed, of a verifier that cannot judge, stays. where: of the record that it was called with."""
-    try:
-        with torch_state_kept():
-            yield
-    except (UserError, RewardFailed, KeyboardInterrupt, RewardTimeout):
-        raise
-    except BaseException as error:  # user code may raise anything
-        raise UserError(f"{what} failed{f' for {where}' if where else ''}: {last_line(error)}") from error
 
 
 def verdicts(name: str, call: Callable[[], object], count: int) -> list[bool | None]:
