@@ -48,12 +48,7 @@ def readable(text: str) -> bool:
     """Whether math-verify reads all of an expression, and may finish: no tower of powers, no huge exponent."""
     rest = re.sub(r"([A-Za-z|])\s*_\s*(?:\{\s*\w+\s*\}|\w)", r"\1", _COMMAND.sub("|", text))
     depth = accumulate((c in "([{") - (c in ")]}") for c in text)
-    if (
-        not text.strip()
-        or _DROPPED.search(rest)
-        or _HUGE.search(text)
-        or max(depth, default=0) > 10
-    ):
+    if not text.strip() or _DROPPED.search(rest) or _HUGE.search(text) or max(depth, default=0) > 10:
         return False
     exponents = [match[1] for match in _POWER.finditer(text)]
     products = [prod(int(n[:9]) for n in re.findall(r"[1-9]\d*", exponent)) for exponent in exponents]
