@@ -55,9 +55,7 @@ def parse_overrides(arguments: list[str], texts: Collection[str] = ()) -> Json:
     return result
 
 
-def read_arguments(
-    rest: list[str], command: str, about: str, *classes: type, takes_file: bool = True
-) -> tuple[Json, Json]:
+def read_arguments(rest: list[str], about: str, *classes: type, takes_file: bool = True) -> tuple[Json, Json]:
     """A command's arguments, [CONFIG] --key value ...: the values of the configuration file or recipe, and the others.
 
     about: the help, which is printed for -h and --help; then the command exits. classes: whose keys are given.
@@ -94,7 +92,7 @@ def configure(
     Raises UserError for a wrong key or value.
     """
     about = describe(cls, command, takes_file, flags)
-    values, overrides = read_arguments(rest, command, about, cls, takes_file=takes_file)
+    values, overrides = read_arguments(rest, about, cls, takes_file=takes_file)
     switches = {name: overrides.pop(name) for name in flags if name in overrides}
     for name, value in switches.items():
         if not isinstance(value, bool):  # --resume goes on from the newest checkpoint, never from the one named

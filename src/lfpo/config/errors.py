@@ -35,12 +35,8 @@ class ProcessLost(Exception):
 def last_line(error: BaseException) -> str:
     """The message of an exception of the user's code, with the file and line that raised it."""
     message = traceback.format_exception_only(error)[-1].strip()
-    if isinstance(error, SyntaxError):
-        place: tuple[str, int | None] | None = (error.filename or "", error.lineno)
-    else:
-        frames = traceback.extract_tb(error.__traceback__)
-        place = (frames[-1].filename, frames[-1].lineno) if frames else None
-    return f"{message} ({os.path.basename(place[0])}:{place[1]})" if place else message
+    frames = traceback.extract_tb(error.__traceback__)  # none of an error that came from another process
+    return f"{message} ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else message
 
 
 def first_line(error: BaseException) -> str:

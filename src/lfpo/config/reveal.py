@@ -1,10 +1,8 @@
 """Names of reveal rules, and which keys of the sampler go with each (the rules themselves: lfpo.rollout.reveal)."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from lfpo.config.checks import refuse
 from lfpo.config.plugins import resolve
 
 
@@ -12,14 +10,14 @@ from lfpo.config.plugins import resolve
 class RuleKeys:
     """The keys of a sampler that go with a reveal rule."""
 
-    check: Callable[[Any], None] | None = None
-    """Called with a SamplerConfig that selects this rule; raises ValueError for values the rule cannot use."""
-
     needs: str | None = None
     """A key that must be given, other than its default."""
 
     reads: tuple[str, ...] = ()
     """The keys that only this rule and similar ones read. Setting them with any other rule is an error."""
+
+    ignores: tuple[str, ...] = ()
+    """Keys without a rule of their own that this rule does not read. Setting them is an error."""
 
     schedule: str | None = "llada"
     """The schedule followed unless the sampler's `schedule` names another. None: the rule decides how many positions a
@@ -31,14 +29,7 @@ _SCORED = RuleKeys(reads=("alg_temp",), schedule="dream")
 
 # Keys of DiffusionGemma's sampler, under transformers' names.
 CANVAS = ("entropy_bound", "max_denoising_steps", "t_min", "t_max", "stability_threshold", "confidence_threshold")
-
-
-def _check_canvas(sampler: Any) -> None:
-    for key in ("temperature", "top_k", "top_p", "cfg_scale", "early_stop", "cache", "first_token"):
-        advice = "set it to 0" if key == "temperature" else "leave it out"  # 1 is its default in training
-        value, default = getattr(sampler, key), getattr(type(sampler), key)
-        refuse((value != default, f"{key} {value!r} has no effect with the rule 'canvas'; {advice}"))
-
+_NOT_OF_CANVAS = ("temperature", "top_k", "top_p", "cfg_scale", "early_stop", "cache", "first_token")
 
 # A rule of this name is in lfpo.rollout.reveal.rules.
 REVEAL_RULES: dict[str, RuleKeys] = {
@@ -56,7 +47,7 @@ REVEAL_RULES: dict[str, RuleKeys] = {
     "threshold_leftmost": _THRESHOLD,
     "tau_budget": RuleKeys(needs="threshold", reads=("threshold",)),
     "factor": RuleKeys(needs="factor", reads=("factor",), schedule=None),
-    "canvas": RuleKeys(check=_check_canvas, reads=CANVAS, schedule=None),
+    "canvas": RuleKeys(reads=CANVAS, ignores=_NOT_OF_CANVAS, schedule=None),
     "entropy_bound": RuleKeys(needs="entropy_bound", reads=("entropy_bound",), schedule=None),
 }
 
