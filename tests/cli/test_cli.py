@@ -66,7 +66,6 @@ def test_sample_gives_the_verdict_on_a_task_and_draws_a_sudoku(capsys: pytest.Ca
     assert {v[0] for v in verdicts} == {"right", "wrong"}
     assert main(["sample", "--task", "choice"]) == 0
     assert "verdict: " in capsys.readouterr().out
-    assert main(["sample", "--task", "choice", "--index", "-1"]) == 2
 
 
 def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
@@ -90,16 +89,6 @@ def test_training_without_evaluation_does_not_read_the_test_split(
         assert main(train_arguments(tmp_path, **where, **change)) == 0
         assert "eval" not in (tmp_path / str(number) / "metrics.jsonl").read_text()
         assert (tmp_path / str(number) / "report.html").exists()
-
-
-@pytest.mark.parametrize("command", ["train", "sft", "sample", "eval"])
-def test_help_lists_the_keys(command: str, capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit) as caught:
-        main([*command.split(), "--help"])
-    assert caught.value.code == 0
-    printed = capsys.readouterr().out
-    assert "--model" in printed
-    assert f"usage: lfpo {command}" in printed
 
 
 def test_no_command_prints_usage(capsys: pytest.CaptureFixture[str]):
@@ -134,13 +123,6 @@ def into(target: str, *arguments: str) -> tuple[int, str]:
 
 
 needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-
-
-@needs_full
-@pytest.mark.parametrize("command", ["recipes", "schema train", "train --help"])
-def test_output_to_a_full_disk_is_one_sentence(command: str):
-    said = "error: standard output could not be written (No space left on device); send it elsewhere\n"
-    assert into(">/dev/full", *command.split()) == (2, said)
 
 
 @needs_full
@@ -191,12 +173,8 @@ print(open("/proc/self/status").read().split("RssAnon:")[1].split()[0])
 """
 
 
-@pytest.mark.parametrize("variables", [{"RANK": "1"}, {"RANK": "abc"}, {"RANK": "abc", "WORLD_SIZE": "2"}])
-def test_outside_torchrun_a_rank_silences_nothing(
-    variables: dict[str, str], fails: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-):
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
+def test_outside_torchrun_a_rank_silences_nothing(fails: Callable[..., str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RANK", "1")
     assert "nowhere" in fails("report", "nowhere")
 
 

@@ -2,8 +2,6 @@ import dataclasses
 import enum
 import functools
 import re
-import types
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
@@ -35,7 +33,6 @@ from lfpo.config.dpo import DPOConfig
 from lfpo.config.engine import EngineSettings
 from lfpo.config.errors import UserError
 from lfpo.config.eval import EvalConfig
-from lfpo.config.files import read_json, replace_file
 from lfpo.config.models import LoraSettings
 from lfpo.config.plan import PlanConfig
 from lfpo.config.sample import SampleConfig, demo_config
@@ -72,116 +69,6 @@ def read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lfpo.cli.list_recipes.load_yaml", recipe)
 
 
-@dataclass
-class Sampler:
-    steps: int = 64
-    gen_length: int = 32
-    remasking: Literal["low_confidence", "random"] = "low_confidence"
-    threshold: float | None = None
-
-    ALIASES: ClassVar[dict[str, str]] = {"max_completion_length": "gen_length"}
-
-
-@dataclass
-class Config:
-    output_dir: str
-    learning_rate: float = 1e-4
-    early_stop: bool = False
-    tasks: dict[str, float] = field(default_factory=dict)
-    objective: dict[str, Any] = field(default_factory=dict)
-    names: list[str] = field(default_factory=list)
-    sampler: Sampler = field(default_factory=Sampler)
-
-    def __post_init__(self) -> None:
-        if self.learning_rate <= 0:
-            raise ValueError("'learning_rate' must be positive")
-
-
-def make(**values: Any) -> Config:
-    return build(Config, {"output_dir": "out", **values})
-
-
-def complaint(**values: Any) -> str:
-    with pytest.raises(UserError) as caught:
-        make(**values)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def test_nested_values_and_defaults() -> None:
-    config = make(sampler={"steps": 8}, learning_rate=1, tasks={"words": 2})
-    assert config.sampler == Sampler(steps=8)
-    assert config.learning_rate == 1.0
-    assert isinstance(config.learning_rate, float)
-    assert isinstance(config.tasks["words"], float)
-
-
-@pytest.mark.parametrize(
-    ("values", "parts"),
-    [
-        ({"zzz": 1}, ["'zzz'", "valid:", "learning_rate"]),
-        ({"learning_rate": "fast"}, ["learning_rate", "a number", "'fast'"]),
-        ({"learning_rate": True}, ["learning_rate", "a number", "True"]),
-        ({"early_stop": 1}, ["early_stop", "true or false"]),
-        ({"sampler": {"steps": 1.5}}, ["sampler: steps", "whole number", "1.5"]),
-        ({"sampler": {"steps": True}}, ["sampler: steps", "whole number", "True"]),
-        ({"sampler": {"steps": None}}, ["steps", "None"]),
-        ({"sampler": 3}, ["sampler", "3"]),
-        ({"sampler": {"remasking": "randm"}}, ["remasking", "'randm'", "'random'"]),
-        ({"sampler": {"remasking": 7}}, ["remasking", "7", "valid: low_confidence, random"]),
-        ({"sampler": {"threshold": "x"}}, ["threshold", "a number"]),
-        ({"tasks": {"words": "many"}}, ["tasks.words", "'many'"]),
-        ({"tasks": ["words"]}, ["tasks"]),
-        ({"names": ["a", {}]}, ["names[1]"]),
-        ({"names": {"a": 1}}, ["names"]),
-        ({"names": True}, ["names", "found True", "a key without a value means True"]),
-        ({"output_dir": {"a": 1}}, ["output_dir", "text"]),
-        ({"learning_rate": -1}, ["'learning_rate' must be positive"]),
-        ({"sampler": {"max_completion_length": 3, "gen_length": 3}}, ["max_completion_length", "gen_length"]),
-    ],
-)
-def test_errors_name_the_key(values: dict[str, Any], parts: list[str]) -> None:
-    text = complaint(**values)
-    for part in parts:
-        assert part in text, text
-
-
-def test_a_json_file_may_have_a_byte_order_mark_and_no_key_twice(tmp_path: Path) -> None:
-    file = tmp_path / "config.json"
-    file.write_bytes(b'\xef\xbb\xbf{"a": {"b": 1}}')
-    assert read_json(file) == {"a": {"b": 1}}
-    for text, said in {
-        '{"a": 1, "a": 1}': "key 'a' is given twice",
-        '{"a": [{"b": 1, "c": 2, "b": 3}]}': "key 'b' is given twice",
-        '{"a": ' + "[" * 100_000: "recursion",
-    }.items():
-        file.write_text(text)
-        with pytest.raises(UserError, match=rf"config.json: not readable as JSON \(.*{said}"):
-            read_json(file)
-
-
-def test_a_write_that_fails_leaves_no_partial_file(tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(IsADirectoryError):
-        replace_file(tmp_path / "folder", "text")
-    with pytest.raises(UnicodeEncodeError):
-        replace_file(tmp_path / "file", "\udcff")
-    assert list(tmp_path.iterdir()) == [tmp_path / "folder"]
-    replace_file(tmp_path / "file", "text")
-    assert (tmp_path / "file").read_text() == "text"
-
-
-@pytest.mark.parametrize("command", ["train", "dpo", "compare", "plan"])
-def test_the_config_yaml_of_a_run_belongs_to_its_command(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "config.yaml").write_text("init: {layers: 2}\noutput_dir: x\n")
-    (tmp_path / "run.json").write_text('{"kind": "sft"}')
-    assert main([command, str(tmp_path / "config.yaml")]) == 2
-    said = f"config {str(tmp_path / 'config.yaml')!r}: is that of a run of `lfpo sft`; `lfpo sft` takes it"
-    assert capsys.readouterr().err == f"error: {said}\n"
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [
@@ -199,9 +86,13 @@ def test_the_layers_of_an_adapter_are_words_or_a_list(text: str, value: object) 
     assert built.lora is not None and built.lora.target_modules == value
 
 
-def test_a_missing_key_is_named() -> None:
-    with pytest.raises(UserError, match="'output_dir' is missing"):
-        build(Config, {})
+def test_nested_values_and_defaults() -> None:
+    values = {"output_dir": "out", "model": "embedded", "learning_rate": 1, "tasks": {"words": 2}}
+    config = build(SFTConfig, values)
+    assert (config.learning_rate, config.tasks) == (1.0, {"words": 2.0})
+    assert isinstance(config.learning_rate, float) and isinstance(config.tasks["words"], float)
+    config = build(LFPOConfig, {"output_dir": "out", "sampler": {"steps": 8}})
+    assert config.sampler == SamplerConfig(temperature=1.0, steps=8)
 
 
 @pytest.mark.parametrize(
@@ -251,14 +142,11 @@ def test_text_is_kept_as_it_is_typed(text: str) -> None:
     assert parse_overrides(["--task", "null", "--model"], class_keys) == {"task": None, "model": True}
 
 
-def test_octal_and_base_60_are_text_and_powers_of_ten_are_numbers(tmp_path: Path) -> None:
+def test_octal_base_60_and_dates_are_text_and_powers_of_ten_are_numbers(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
-    file.write_text("output_dir: run\ntask: words\nmax_steps: 010\n")
-    with pytest.raises(UserError, match="max_steps: expected a whole number, found '010'"):
-        build(LFPOConfig, load_yaml(file))
-    file.write_text("a: 1:30\nb: -.5\nc: .inf\nd: 1e-3\ne: 1.5e+3\nf: +7\ng: 0\nh: 1.\ni: 1_000\n")
-    values = {"a": "1:30", "b": -0.5, "c": float("inf"), "d": 1e-3, "e": 1500.0, "f": 7, "g": 0, "h": 1.0, "i": 1000}
-    assert load_yaml(file) == values
+    file.write_text("a: 1:30\nb: -.5\nc: .inf\nd: 1e-3\ne: 1.5e+3\nf: +7\ng: 010\nh: 1.\ni: 1_000\nj: 2024-05-01\n")
+    values = {"a": "1:30", "b": -0.5, "c": float("inf"), "d": 1e-3, "e": 1500.0, "f": 7, "g": "010", "h": 1.0}
+    assert load_yaml(file) == values | {"i": 1000, "j": "2024-05-01"}
 
 
 def test_variables_in_yaml_are_expanded_and_one_that_is_not_set_is_refused(
@@ -297,7 +185,7 @@ def test_values_of_python_programs_are_taken() -> None:
         "bf16": np.bool_(True),
         "reward_weights": several,
         "stop_on": ("no_signal",),
-        "objective": types.MappingProxyType({"name": "lfpo", "timesteps": np.int64(2)}),
+        "objective": {"name": "lfpo", "timesteps": np.int64(2)},
     }
     nested: dict[str, Any] = {"r": np.int64(4), "target_modules": ("q_proj",), "max_staleness": np.int8(1)}
     lora = LoraSettings(r=nested["r"], target_modules=nested["target_modules"])
@@ -313,29 +201,13 @@ def test_values_of_python_programs_are_taken() -> None:
 @pytest.mark.parametrize("given", [["--config", "sudoku"], ["--config=sudoku"]])
 def test_a_file_may_be_named_as_trl_names_it(given: list[str]) -> None:
     for rest in ([*given, "--max_steps", "3"], ["--max_steps", "3", *given]):
-        values, overrides = read_arguments(rest, "train", "", LFPOConfig)
+        values, overrides = read_arguments(rest, "", LFPOConfig)
         assert values == load_yaml("sudoku") and overrides == {"max_steps": 3}
-
-
-def test_a_name_that_is_no_text_is_one_sentence() -> None:
-    with pytest.raises(UserError, match=r"eval_samplers: the name 8 is not text; put it into quotes"):
-        build(LFPOConfig, {"output_dir": "run", "task": "words", "eval_samplers": {8: {"steps": 8}}})
 
 
 def test_a_column_keeps_its_dashes() -> None:
     found = parse_overrides(["--columns.my-answer", "solution", "--max-steps", "3"])
     assert found == {"columns": {"my-answer": "solution"}, "max_steps": 3}
-
-
-def test_what_is_no_yaml_in_a_list_stays_text() -> None:
-    with pytest.raises(UserError, match=r"reward_weights\[0\]: expected a number, found '\[1'"):
-        build(LFPOConfig, {"output_dir": "x", "reward_weights": "[1,2"})
-
-
-@pytest.mark.parametrize("arguments", [["steps", "3"], ["-s", "3"], ["--"], ["--a", "1", "--a.b", "2"]])
-def test_malformed_overrides(arguments: list[str]) -> None:
-    with pytest.raises(UserError):
-        parse_overrides(arguments)
 
 
 def test_merge_lays_one_mapping_over_another_without_changing_either() -> None:
@@ -350,16 +222,6 @@ def test_knobs_of_one_objective_never_become_anothers() -> None:
     assert named == {"objective": {"name": "diffu_grpo"}, "sampler": {"steps": 4, "temperature": 0.5}}
     assert merge(base, {"objective": {"name": "lfpo", "beta": 1.0}})["objective"]["timesteps"] == 2
     assert merge(base, {"objective": {"beta": 1.0}})["objective"] == {"name": "lfpo", "beta": 1.0, "timesteps": 2}
-
-
-@pytest.mark.parametrize("text", ["a: [1", "- 1\n- 2\n", "", "a: \t1\n\tb: 2", "a: 1\t# one\n"])
-def test_unreadable_yaml_names_the_file(tmp_path: Path, text: str) -> None:
-    file = tmp_path / "c.yaml"
-    file.write_text(text)
-    with pytest.raises(UserError) as caught:
-        load_yaml(file)
-    assert str(file) in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_shipped_recipes_are_found_by_name(read_once: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,18 +244,6 @@ def test_included_files_lie_under_the_file_that_names_them(tmp_path: Path) -> No
     assert (values["seed"], values["max_steps"], values["objective"]["name"]) == (1, 3, "agrpo")
     assert values["sampler"]["temperature"] == 0.6 and values["sampler"]["steps"] == 128  # the later file wins
     assert "include" not in values
-
-
-def test_wrong_includes_are_named(tmp_path: Path) -> None:
-    file = tmp_path / "c.yaml"
-    for text, said in (("include: a.yaml\n", "must be a list"), ("include: [gone]\n", "no such file")):
-        file.write_text(text)
-        with pytest.raises(UserError, match=said):
-            load_yaml(file)
-    file.write_text("include: [d.yaml]\n")
-    (tmp_path / "d.yaml").write_text("include: [c.yaml]\n")
-    with pytest.raises(UserError, match="includes itself"):
-        load_yaml(file)
 
 
 @pytest.mark.parametrize("model", ["llada-8b", "diffucoder-7b"])

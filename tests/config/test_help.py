@@ -2,7 +2,6 @@
 
 import ast
 import dataclasses
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,11 +60,6 @@ def test_help_lists_each_key_with_default_and_meaning(monkeypatch: pytest.Monkey
         "      Another name.",
         "  --silent False",
     ]
-
-
-def test_a_class_without_source_has_no_meanings() -> None:
-    assert meanings(dataclasses.make_dataclass("Made", ["key"], namespace={"__module__": "sys"})) == {}
-    assert "sys" in sys.modules
 
 
 @pytest.mark.parametrize("command", [name for name in CONFIGS if name != "demo"])

@@ -13,7 +13,7 @@ from jsonschema import Draft7Validator
 
 from lfpo.cli.command_line import main
 from lfpo.config.build import RECIPES, build, command_of, load_yaml, read_value, typed
-from lfpo.config.checks import OneOf, check_ranges, limits, options
+from lfpo.config.checks import OneOf, limits, options
 from lfpo.config.engine import EngineSettings
 from lfpo.config.errors import UserError
 from lfpo.config.help import meanings
@@ -193,26 +193,6 @@ def test_names_are_those_of_what_is_looked_up() -> None:
     assert schema("train")["properties"]["report_to"]["items"]["enum"] == list(trackers.TRACKERS)
     names = schema("train")["properties"]["task"]["anyOf"][0]["enum"]
     assert {"sudoku", "successor32", "gsm8k"} <= set(names) and all(get_task(name) for name in names)
-
-
-def test_a_command_without_settings_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["schema", "trian"]) == 2
-    assert "lfpo schema: 'trian' has no settings; did you mean 'train'?" in capsys.readouterr().err
-    assert main(["schema"]) == 2
-    assert "lfpo schema takes one command, found none" in capsys.readouterr().err
-
-
-def test_ranges_are_checked_at_their_ends() -> None:
-    """0 < top_p <= 1, and 0 <= adam_beta1 < 1."""
-    assert SamplerConfig(temperature=1.0, top_p=1.0).top_p == 1.0
-    with pytest.raises(ValueError, match=r"top_p 0\.0 must be above 0 and at most 1"):
-        SamplerConfig(temperature=1.0, top_p=0.0)
-    with pytest.raises(ValueError, match=r"top_p nan must"):
-        SamplerConfig(temperature=1.0, top_p=float("nan"))
-    config = LFPOConfig(output_dir="out", adam_beta1=0.0)
-    config.adam_beta1 = 1.0
-    with pytest.raises(ValueError, match=r"adam_beta1 1\.0 must be at least 0 and below 1"):
-        check_ranges(config)
 
 
 def test_the_page_names_the_line_for_editors() -> None:

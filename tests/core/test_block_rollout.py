@@ -219,9 +219,9 @@ def test_compiled_blocks_are_the_same_and_have_few_shapes(model: MaskedDiffusion
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"cache": "dual", "cache_refresh": 2}, "cache 'dual' is an approximation for models with full attention"),
-        ({"cache": "prefix", "block_length": 4}, "cache 'prefix' is an approximation"),
-        ({"cfg_scale": 1.0}, "cfg_scale 1.0 does not go with a model that attends block by block"),
+        ({"cache": "dual", "cache_refresh": 2}, "cache 'dual' is for models with full attention"),
+        ({"cache": "prefix", "block_length": 4}, "cache 'prefix' is for models with"),
+        ({"cfg_scale": 1.0}, "cfg_scale 1.0 is for models with full attention"),
         ({"steps": 3}, "steps 3 is not a multiple of the number of blocks, 2"),
     ],
 )

@@ -169,7 +169,7 @@ def test_early_stop_eos_ends_a_row_inside_its_block(model: MaskedDiffusionLM):
     ("changes", "said"),
     [
         ({"editing_threshold": 0.5, "remasking": "low_confidence_dynamic", "threshold": 0.5}, "not trained to revise"),
-        ({"cache": "dual", "block_length": 4}, "cache 'dual' is an approximation"),
+        ({"cache": "dual", "block_length": 4}, "cache 'dual' is for models with full attention"),
     ],
 )
 def test_settings_that_do_not_go_with_it_are_refused(model: MaskedDiffusionLM, changes: dict[str, Any], said: str):

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from lfpo.config.build import build
 from lfpo.config.errors import UserError
-from lfpo.config.reveal import needs
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.compiled import bucket
 from lfpo.core.forward import FORWARD_TOKENS, pieces
@@ -317,7 +316,7 @@ def test_the_rule_in_contributing_works_from_outside_the_package(
     assert (idle.nfe.tolist(), idle.scheduled_steps.tolist()) == ([6], [10])
 
 
-QUOTA = Rule(dynamic, check=needs("threshold"), reads=("threshold",), score=probability)
+QUOTA = Rule(dynamic, needs="threshold", reads=("threshold",), score=probability)
 
 
 def test_a_rule_with_keys_and_a_score_of_its_own(llada: Path):
@@ -330,7 +329,7 @@ def test_a_rule_with_keys_and_a_score_of_its_own(llada: Path):
     # At temperature 0.2 all positions are nearly certain.
     sure = SamplerConfig(**settings, threshold=0.9, temperature=0.2)
     assert rollout(model, [[1, 2]], sure, [0]).reveal_step.tolist() == [[0, 0, 0, 1, 1, 1]]
-    with pytest.raises(UserError, match="sampler: threshold None: the reveal rule 'test_rollout:QUOTA' needs a number"):
+    with pytest.raises(UserError, match="the reveal rule 'test_rollout:QUOTA' needs a number for threshold"):
         build(SamplerConfig, settings, "sampler")
 
 

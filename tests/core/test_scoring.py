@@ -14,9 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
 import reward_samples
 from lfpo.config.errors import UserError
@@ -67,33 +65,6 @@ def test_a_grader_of_one_completion_is_a_reward_function_of_a_batch():
     assert same(None, ["a", chat, "c"], answer=["a", "b", "a"], other=[1]) == [1.0, 1.0, 0.0]
     assert scored(same, answer=["a", "a"], other=[1, 1]).parts == {"same": [1.0, 0.0]}
     assert "missing a required argument: 'answer'" in scored(same, other=[1, 1]).failed["same"]
-
-
-def test_numpy_and_torch_numbers_are_numbers():
-    assert scored(lambda prompts, completions: np.array([1.5, 2.0]).tolist()).reward_B.tolist() == [1.5, 2.0]
-    assert scored(lambda prompts, completions: [np.float32(1), np.int64(2)]).reward_B.tolist() == [1.0, 2.0]
-    assert scored(lambda prompts, completions: torch.tensor([1.0, 0.0])).reward_B.tolist() == [1.0, 0.0]
-
-
-@pytest.mark.parametrize(
-    ("value", "named"),
-    [
-        ([1.0], "returned 1 rewards for 2"),
-        ([1.0, float("nan")], "reward 1 is nan"),
-        ([float("inf"), 0.0], "reward 0 is inf"),
-        ([1.0, "2"], "reward 1 is '2'"),
-        (3.0, "returned float"),
-        (None, "returned NoneType"),
-        ("ab", "returned str"),
-    ],
-)
-def test_wrong_return_values_are_user_errors_that_name_the_function(value, named: str):
-    def my_reward(prompts, completions, **columns):
-        return value
-
-    with pytest.raises(UserError, match=named) as caught:
-        scored(my_reward)
-    assert "my_reward" in str(caught.value)
 
 
 def fails_with(error: BaseException):
@@ -207,23 +178,9 @@ def test_speed_by_hand(right, expected):
     assert not found.failed and found.parts == {"speed": expected}
 
 
-def test_a_speed_without_a_target_is_refused():
-    with pytest.raises(UserError, match="target 0 must be above 0"):
-        tokens_per_forward(0, None)
-
-
-@pytest.mark.parametrize("buffer", [0, 11])
-def test_the_buffer_of_overlong_lies_within_the_length(buffer: int):
-    with pytest.raises(UserError, match=f"buffer {buffer} must be above 0"):
-        overlong_penalty(10, buffer)
-
-
-def test_a_column_that_is_missing_or_holds_no_numbers_is_one_sentence():
+def test_a_column_that_is_missing_fails_the_batch_and_is_named():
     assert weighted(half, "w").__name__ == "half"
-    with pytest.raises(UserError, match="no column 'w', only want"):
-        rewards_of(weighted(half, "w"), [1], want=[1])
-    with pytest.raises(UserError, match="column 'w' must hold numbers, found 'x' in row 1 of the batch"):
-        rewards_of(weighted(half, "w"), [1, 1], want=[1, 1], w=[1, "x"])
+    assert scored(weighted(half, "w"), want=[1, 1]).failed["half"].startswith("KeyError: 'w'")
 
 
 # In a child process

@@ -256,7 +256,7 @@ def test_missing_files_and_a_taken_folder_are_one_sentence_each(tmp_path: Path, 
     assert "no model.safetensors" in refused(capsys, source, tmp_path / "made")
     (source / "config.json").unlink()
     assert "config.json: missing" in refused(capsys, source, tmp_path / "made")
-    assert "no such file" in refused(capsys, tmp_path / "none.gguf", tmp_path / "made")
+    assert "no such folder" in refused(capsys, tmp_path / "none.gguf", tmp_path / "made")
     assert [p.name for p in tmp_path.iterdir() if "partial" in p.name] == []
 
 

@@ -113,6 +113,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     row = {"prompt": "choice\na b\n", "completion": "a", "answer": "a"}
     for name in ("rows.jsonl", "demonstrations.jsonl"):
         (tmp_path / name).write_text(json.dumps(row) + "\n")
+    (tmp_path / "qa.csv").write_text("question,answer\nchoice a b,1\n")
     (tmp_path / "my.yaml").write_text(
         "include: [choice]\noutput_dir: runs/my\nsampler: {threshold: null, remasking: random}\n"
     )
@@ -149,7 +150,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         "lfpo.config.models.check_model_name",
         "lfpo.config.convert.check_paths",
         "lfpo.models.convert.run_convert",
-        "lfpo.cli.inputs.check_inputs",  # the pages' models and data are not here
+        "lfpo.prompts.problems.check_problems",  # the pages' models and data are not here
         "lfpo.train.inputs.check_run",
         "lfpo.train.sft.train_sft",
         "lfpo.train.dpo.train_dpo",

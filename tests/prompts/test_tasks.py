@@ -465,7 +465,7 @@ def test_the_grader_of_a_benchmark_gets_the_arguments_that_it_names(tmp_path: Pa
     ("accuracy", "said"),
     [
         (lambda completions, **_: [1.0], "returned 1 rewards for 2 completions"),
-        (lambda completions, **_: "11", "returned str, expected a list of numbers"),
+        (lambda completions, **_: "11", "reward 0 is '1', expected a finite number"),
         (lambda completions, **_: 1.0, "returned float, expected a list of numbers"),
         (lambda completions, **_: [float("nan")] * 2, "reward 0 is nan"),
         (lambda completions, **_: [0.0, [][1]], "failed: IndexError"),

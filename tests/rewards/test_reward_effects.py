@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -78,14 +77,6 @@ def test_edits_are_not_seen_by_the_next_function_nor_by_other_rollouts_of_the_ro
     rewards = score([watch, vandal, watch], [1.0] * 3, prompts, completions, ids, {"tests": tests})
     assert not rewards.failed and rewards.parts["vandal"] == [0.5, 0.5]
     assert seen == [before, before] and arguments == before
-
-
-def test_an_argument_that_cannot_be_copied_is_given_as_it_is():
-    lock = threading.Lock()
-    rewards = score(
-        [lambda prompts, completions, lock: [float(lock[0].locked())]], [1.0], ["p"], ["c"], [[1]], {"lock": [lock]}
-    )
-    assert rewards.reward_B.tolist() == [0.0] and not rewards.failed
 
 
 def without_prompts(completions, answer):

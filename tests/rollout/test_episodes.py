@@ -242,7 +242,7 @@ KEYS: list[tuple[dict[str, Any], str]] = [
     ({"environment": "games:Raises"}, "'Raises' failed on its first call: ConnectionError: nobody there (games.py:"),
     ({"environment": "games:Gym"}, "'Gym': reset returned 'first observation', expected None; an episode begins with"),
     ({"max_turns": 0}, "'environment' goes with 'max_turns'"),
-    ({"environment": None}, "'max_turns' goes with 'environment'"),
+    ({"environment": None}, "'environment' goes with 'max_turns'"),
     ({"max_turns": -1}, "max_turns -1 must not be negative"),
     ({"engine": {"max_staleness": 1}}, "'engine.max_staleness' does not work with 'environment'"),
     ({"engine": {"reward_workers": 1}}, "'engine.reward_workers' does not work with 'environment'"),

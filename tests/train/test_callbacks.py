@@ -83,9 +83,9 @@ def test_the_deciding_key_is_named():
     assert said(max_steps=3, num_train_epochs=2).startswith("3 iterations, as max_steps says; num_train_epochs 2 ")
 
 
-@pytest.mark.parametrize("value", [float("inf"), float("nan"), -1])
+@pytest.mark.parametrize("value", [float("nan"), -1])
 def test_numbers_of_epochs_that_are_none_are_one_sentence(value: float):
-    with pytest.raises(ValueError, match=rf"num_train_epochs {value}.* must (be finite|not be negative)$"):
+    with pytest.raises(ValueError, match=rf"num_train_epochs {value}.* must not be negative$"):
         config(Path("x"), num_train_epochs=value)
 
 
@@ -185,7 +185,7 @@ def test_other_commands_count_epochs_in_the_same_way(tmp_path: Path):
     dpo = DPOTrainer(DPOConfig(str(tmp_path / "b"), data_file=str(tmp_path / "dpo.jsonl"), **keys))
     assert (sft.total_steps, sft.args.steps, sft.user_args.steps) == (4, 4, -1)
     assert (dpo.total_steps, dpo.args.max_steps, dpo.user_args.max_steps) == (4, 4, -1)
-    with pytest.raises(UserError, match="num_train_epochs: 'tasks' makes new prompts without end"):
+    with pytest.raises(UserError, match="num_train_epochs: a task makes new prompts without end"):
         SFTTrainer(SFTConfig(str(tmp_path / "c"), model="embedded", tasks={"choice": 1}, num_train_epochs=1))
 
 

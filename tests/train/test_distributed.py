@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 import tiny
 from lfpo.base import distributed
 from lfpo.config.dpo import DPOConfig
-from lfpo.config.errors import CannotGoOn, UserError
+from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
 from lfpo.config.sft import SFTConfig
 from lfpo.config.train import LFPOConfig
@@ -205,17 +204,6 @@ def test_rows_that_differ_between_ranks_are_one_error(model: Path, tmp_path: Pat
         assert re.search("the training rows.* rank 0 has 4 rows, .* rank 1 has 3 rows", told["dpo"])
         assert re.search("the held-out rows.* rank 0 has 4 rows, .* rank 1 has 3 rows", told["pairs"])
         assert told["the same"] == "starts"
-
-
-@pytest.mark.parametrize("error", [UserError, UserError(), UserError(""), CannotGoOn])
-def test_an_error_without_a_text_is_no_success(error: Any):
-    def fails() -> None:
-        raise error
-
-    with pytest.raises(CannotGoOn, match="raised without a text"):
-        collectives.together(fails)
-    with pytest.raises(CannotGoOn, match="raised without a text"):
-        collectives.raise_on_all(fails)
 
 
 def test_where_no_process_has_a_gradient_nothing_moves(group: None):

@@ -185,7 +185,7 @@ def test_a_wrong_row_is_one_sentence_with_its_line(
         ({"mc_samples": 0}, "mc_samples 0"),
         ({"max_grad_norm": -1.0}, "max_grad_norm -1.0 must not be negative"),
         ({"adam_beta1": 1.0}, "adam_beta1 1.0 must be at least 0 and below 1"),
-        ({"data_file": None, "eval_file": None, "tasks": {"words": 0.0}}, "the share 0.0 of 'words' must be positive"),
+        ({"data_file": None, "eval_file": None, "tasks": {"words": 0.0}}, "shares of 'tasks' must be positive"),
     ],
 )
 def test_settings_that_do_not_fit(changes: dict[str, Any], said: str, model: Path, data: Path, tmp_path: Path):

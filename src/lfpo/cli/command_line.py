@@ -1,6 +1,5 @@
 """`lfpo COMMAND`: usage, exit codes and messages. The commands are in `commands.py`."""
 
-import errno
 import os
 import shutil
 import signal
@@ -16,7 +15,6 @@ from lfpo.config.build import recipe_names
 from lfpo.config.errors import LOST, ProcessLost, UserError, nearest
 from lfpo.config.version import VERSION
 
-OUTPUT_ERRORS = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF}  # of a lost standard output
 USAGE = """usage: lfpo COMMAND [CONFIG] [--key value ...]
 
 Train
@@ -78,13 +76,11 @@ def main(arguments: list[str] | None = None) -> int:
         code = _run(arguments)
         sys.stdout.flush()
         return code
-    except OSError as error:
-        if error.errno not in OUTPUT_ERRORS or (lost := _lost_output()) is None:
-            raise
-        if isinstance(lost, BrokenPipeError):  # as after `lfpo recipes | head -1`
-            return 128 + signal.SIGPIPE
-        print(f"error: standard output could not be written ({lost.strerror}); send it elsewhere", file=sys.stderr)
-        return 2
+    except BrokenPipeError:  # as after `lfpo recipes | head -1`
+        if _is_read():
+            raise  # another pipe
+        drop_output()
+        return 128 + signal.SIGPIPE
     except UserError as error:
         rank = launched_rank()
         # Before the ranks do different things they fail alike, so only rank 0 prints.
@@ -103,15 +99,13 @@ def main(arguments: list[str] | None = None) -> int:
         return 128 + number  # as a shell reports a process that a signal ended
 
 
-def _lost_output() -> OSError | None:
-    """Why standard output takes nothing more: a pipe without a reader, a full disk. Nothing more is written then. Where
-    it does take more, an empty line is printed."""
+def _is_read() -> bool:
+    """Whether somebody reads standard output, to which an empty line is written."""
     try:
         print(flush=True)
-    except OSError as error:
-        drop_output()
-        return error
-    return None
+    except BrokenPipeError:
+        return False
+    return True
 
 
 def _run(arguments: list[str]) -> int:

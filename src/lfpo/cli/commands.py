@@ -15,8 +15,8 @@ from lfpo.config.help import describe
 
 def launched_rank() -> int:
     """This process's rank; 0 outside torchrun, whatever RANK says there."""
-    launched, rank = os.environ.get("WORLD_SIZE", "1") != "1", os.environ.get("RANK", "0")
-    return int(rank) if launched and rank.isdecimal() else 0
+    launched = os.environ.get("WORLD_SIZE", "1") != "1"
+    return int(os.environ.get("RANK", "0")) if launched else 0
 
 
 def _trained(cls: type, rest: list[str], command: str, *flags: str) -> tuple[Any, set[str]]:
@@ -92,30 +92,31 @@ def dpo(rest: list[str]) -> None:
 
 
 def sample(rest: list[str]) -> None:
-    from lfpo.cli.inputs import check_inputs
     from lfpo.config.models import check_model_name
     from lfpo.config.sample import SampleConfig
+    from lfpo.prompts.problems import check_problems
 
     config, _ = configure(SampleConfig, rest, takes_file=False, command="sample")
+    check_model_name(config.model)
     if config.prompt is None:
-        check_inputs("sample", config.model, config, config.sampler)
-    else:
-        check_model_name(config.model)
+        check_problems(config, splits=("eval",))
     from lfpo.cli.sample import run_sample
 
     run_sample(config)
 
 
 def eval_(rest: list[str]) -> None:
-    from lfpo.cli.inputs import check_inputs
     from lfpo.config.eval import EvalConfig, configure_each
+    from lfpo.config.models import check_model_name
+    from lfpo.prompts.problems import check_problems
 
     about = describe(EvalConfig, "eval", takes_file=False)
-    _, overrides = read_arguments(rest, "eval", about, EvalConfig, takes_file=False)
+    _, overrides = read_arguments(rest, about, EvalConfig, takes_file=False)
     configs = configure_each(overrides)
     for config in configs:
+        check_model_name(config.model)
         for one in config.each():
-            check_inputs("eval", config.model, one, config.sampler)
+            check_problems(one, splits=("eval",))
     from lfpo.base import distributed
     from lfpo.eval.command import run_each
 
@@ -138,7 +139,7 @@ def compare(rest: list[str]) -> None:
     from lfpo.config.compare import CompareConfig, check_folder, pick_objectives
 
     about = describe(CompareConfig, "compare", takes_file=True)
-    values, overrides = read_arguments(rest, "compare", about, CompareConfig)
+    values, overrides = read_arguments(rest, about, CompareConfig)
     if isinstance(overrides.get("objectives"), str | list):
         values = pick_objectives(values, overrides.pop("objectives"))
     config = build(CompareConfig, merge(values, overrides), "lfpo compare")
@@ -212,7 +213,7 @@ def plan(rest: list[str]) -> None:
 
     about = describe(PlanConfig, "plan", takes_file=True)
     rest = file_first(rest)
-    values, overrides = read_arguments(rest, "train", about, PlanConfig, LFPOConfig)
+    values, overrides = read_arguments(rest, about, PlanConfig, LFPOConfig)
     config, args = configure(values, overrides)
     from lfpo.plan.command import run_plan
 
@@ -237,7 +238,7 @@ def schema(rest: list[str]) -> None:
 
 
 def recipes(rest: list[str]) -> None:
-    _takes_none(rest, "usage: lfpo recipes\n\nList the shipped recipes.")
+    read_arguments(rest, "usage: lfpo recipes\n\nList the shipped recipes.", takes_file=False)
     from lfpo.cli.list_recipes import run_recipes
 
     run_recipes()
@@ -255,17 +256,10 @@ def demo(rest: list[str]) -> None:
 
 def doctor(rest: list[str]) -> None:
     about = "Show versions, devices and sandbox rungs, and check that lfpo works."
-    _takes_none(rest, f"usage: lfpo doctor\n\n{about}")
+    read_arguments(rest, f"usage: lfpo doctor\n\n{about}", takes_file=False)
     from lfpo.cli.doctor import run_doctor
 
     run_doctor()
-
-
-def _takes_none(rest: list[str], about: str) -> None:
-    """Print the help of a command without keys and exit, if it was asked for; refuse any other argument."""
-    if rest and not {"-h", "--help"} & set(rest):
-        raise UserError(f"{about.splitlines()[0].removeprefix('usage: ')} takes no arguments, found {rest[0]!r}")
-    read_arguments(rest, "", about, takes_file=False)
 
 
 _ALL = [

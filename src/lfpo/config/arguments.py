@@ -6,10 +6,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from lfpo.config.build import PARTS, build, command_of, load_yaml, merge, typed
+from lfpo.config.build import build, load_yaml, merge, typed
 from lfpo.config.checks import options, type_hints
 from lfpo.config.errors import UserError
-from lfpo.config.files import read_json
 from lfpo.config.help import describe
 from lfpo.config.json import Json
 
@@ -56,13 +55,10 @@ def parse_overrides(arguments: list[str], texts: Collection[str] = ()) -> Json:
     return result
 
 
-def read_arguments(
-    rest: list[str], command: str, about: str, *classes: type, takes_file: bool = True
-) -> tuple[Json, Json]:
+def read_arguments(rest: list[str], about: str, *classes: type, takes_file: bool = True) -> tuple[Json, Json]:
     """A command's arguments, [CONFIG] --key value ...: the values of the configuration file or recipe, and the others.
 
     about: the help, which is printed for -h and --help; then the command exits. classes: whose keys are given.
-    Raises UserError for a shipped recipe that is for another command.
     """
     if {"-h", "--help"} & set(rest):
         print(about, flush=True)
@@ -73,13 +69,7 @@ def read_arguments(
         path, *rest = rest
         values = load_yaml(path)
         if Path(path).name == "config.yaml" and (Path(path).parent / "run.json").exists():
-            kind = read_json(Path(path).parent / "run.json").get("kind")
-            if kind != command:
-                raise UserError(f"config {path!r}: is that of a run of `lfpo {kind}`; `lfpo {kind}` takes it")
             values["output_dir"] = str(Path(path).parent)  # a run's own folder, wherever it was moved to
-        kind = command_of(values)
-        if kind != command and not Path(path).is_file() and path.partition("/")[0] not in PARTS:
-            raise UserError(f"config {path!r}: this recipe is for `lfpo {kind}`; `lfpo recipes` lists all of them")
     return values, parse_overrides(rest, set().union(*map(text_keys, classes)))
 
 
@@ -102,10 +92,9 @@ def configure(
     Raises UserError for a wrong key or value.
     """
     about = describe(cls, command, takes_file, flags)
-    values, overrides = read_arguments(rest, command, about, cls, takes_file=takes_file)
+    values, overrides = read_arguments(rest, about, cls, takes_file=takes_file)
     switches = {name: overrides.pop(name) for name in flags if name in overrides}
     for name, value in switches.items():
-        if not isinstance(value, bool):
-            newest = " and goes on from the newest checkpoint of output_dir" if name == "resume" else ""
-            raise UserError(f"--{name} takes no value{newest}, found {value!r}")
+        if not isinstance(value, bool):  # --resume goes on from the newest checkpoint, never from the one named
+            raise UserError(f"--{name} takes no value, found {value!r}")
     return build(cls, merge(values, overrides), f"lfpo {command}"), {name for name, value in switches.items() if value}

@@ -42,18 +42,16 @@ def command_of(values: Json) -> str:
     return next((kind for key, kind in kinds.items() if key in values), "train")
 
 
-def load_yaml(path: str | Path, including: tuple[Path, ...] = ()) -> Json:
-    """A YAML mapping from a file, or from a shipped recipe given by name. including: the files whose includes led here.
+def load_yaml(path: str | Path, beside: Path = Path()) -> Json:
+    """A YAML mapping from a file, relative to the folder `beside`, or from a shipped recipe given by name.
 
     `include: [a, b]` merges other files or recipes: b overrides a, and this file overrides both. Paths are relative to
-    the including file. Raises UserError for a missing or unreadable file, and for one that includes itself.
+    the including file. Raises UserError for a missing or unreadable file.
     """
-    file = _find(Path(path), including[-1].parent if including else Path())
-    if file in including:
-        raise UserError(f"{including[-1]}: includes itself through {' and '.join(p.name for p in including)}")
+    file = _find(Path(path), beside)
     try:
         value = copy.deepcopy(_parsed(file.read_text(encoding="utf-8-sig")))
-    except (yaml.YAMLError, ValueError, OSError) as error:  # ValueError: not UTF-8, or a date that does not exist
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         mark = getattr(error, "problem_mark", None)
         place, problem = ("", error) if mark is None else (f":{mark.line + 1}", error.problem)  # type: ignore[union-attr]
         raise UserError(f"{file}{place}: not readable as YAML ({' '.join(str(problem).split())})") from error
@@ -64,7 +62,7 @@ def load_yaml(path: str | Path, including: tuple[Path, ...] = ()) -> Json:
         raise UserError(f"{file}: 'include' must be a list of files or recipes, found {names!r}")
     result: Json = {}
     for name in names:
-        result = merge(result, load_yaml(name, (*including, file)))
+        result = merge(result, load_yaml(name, file.parent))
     return merge(result, expanded(value, str(file)))
 
 
@@ -96,21 +94,15 @@ def _find(path: Path, beside: Path) -> Path:
     short = {full.rpartition("/")[2]: full for full in recipe_names()}
     if name in short:
         return (RECIPES / f"{short[name]}.yaml").resolve()
-    if (beside / path / "config.yaml").is_file():
-        raise UserError(f"config {str(path)!r}: a folder; the configuration of its run is {path / 'config.yaml'}")
     if (beside / path).is_dir():
-        raise UserError(
-            f"config {str(path)!r}: a folder; give a YAML file or a recipe's name (a model's folder: --model)"
-        )
-    known = [*short, *recipe_names(parts=True)]
-    raise UserError(
-        f"config {str(path)!r}: no such file{nearest(name, known, '; `lfpo recipes` lists the shipped ones')}"
-    )
+        raise UserError(f"config {str(path)!r}: a folder; give a YAML file, of a run {path / 'config.yaml'}")
+    near = nearest(name, [*short, *recipe_names(parts=True)], "; `lfpo recipes` lists the shipped ones")
+    raise UserError(f"config {str(path)!r}: no such file{near}")
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads `1e-3` as a number, `010` and `1:30` as text. PyYAML follows YAML 1.1, where these are text, 8 and 90.
-    Refuses a key that a mapping holds twice, of which PyYAML takes the last."""
+    """Reads `1e-3` as a number; `010`, `1:30` and dates as text. PyYAML follows YAML 1.1, where these are text, 8, 90
+    and objects. Refuses a key that a mapping holds twice, of which PyYAML takes the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
         seen: set[str] = set()
@@ -127,7 +119,7 @@ _NUMBERS = {  # with underscores between digits, as in 1_000
     r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$",
 }
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in known if tag not in _NUMBERS]
+    first: [(tag, pattern) for tag, pattern in known if tag not in (*_NUMBERS, "tag:yaml.org,2002:timestamp")]
     for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 
@@ -145,7 +137,7 @@ def typed(text: str) -> Any:
     """A value as it is typed on a command line, read as YAML; text that is not YAML stays as it is."""
     try:
         return yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, ValueError):  # ValueError: a date that does not exist
+    except yaml.YAMLError:
         return text
 
 
@@ -264,11 +256,8 @@ def read_value(value: Any, hint: Any, where: str) -> object:
         return value
     if origin is list:
         return [read_value(v, inner[0], f"{where}[{i}]") for i, v in enumerate(_items(value, hint, where))]
-    if isinstance(value, dict) and (origin or hint) is dict:
-        for key in value:
-            if inner and inner[0] is str and not isinstance(key, str):
-                raise UserError(f"{where}: the name {key!r} is not text; put it into quotes")
-        return {k: read_value(v, inner[1] if inner else Any, f"{where}.{k}") for k, v in value.items()}
+    if isinstance(value, dict) and origin is dict:  # all have text as keys
+        return {str(k): read_value(v, inner[1], f"{where}.{k}") for k, v in value.items()}
     if isinstance(value, dict) and dataclasses.is_dataclass(hint):
         return build(typing.cast(type, hint), value, where)
     if hint is Any:
@@ -282,15 +271,13 @@ def read_value(value: Any, hint: Any, where: str) -> object:
 
 def _as_data(value: Any) -> Any:
     """A value of a Python program as YAML has it: the text of a path and of torch's dtype, the value of an enum, the
-    numbers of arrays and tensors, a dict."""
+    numbers of arrays and tensors."""
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    if isinstance(value, Mapping):
-        return dict(value)
-    if callable(listed := getattr(value, "tolist", None)):  # of numpy and torch; a single number is no list
-        return listed()
+    if hasattr(value, "tolist"):  # of numpy and torch; a single number is no list
+        return value.tolist()
     if type(value).__name__ == "dtype" and str(value).startswith("torch."):  # torch itself is not loaded here
         return str(value).removeprefix("torch.")
     return value

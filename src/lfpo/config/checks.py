@@ -55,18 +55,18 @@ Seconds = Annotated[float, Range("be seconds, or 0 for no limit", 0)]
 def check_ranges(settings: object) -> None:
     """Raise ValueError for a value of a dataclass that is outside of the range that its field's type names, such as
     `steps: Count`. None passes, where the type has it."""
-    for name, limit in _ranges(type(settings)):
+    for name, hint in type_hints(type(settings), include_extras=True).items():
         value = getattr(settings, name)
-        if value is not None and (infinite := abs(value) == math.inf) | (not limit.holds(value)):
-            raise ValueError(f"{name} {value} must {'be finite' if infinite else limit.must}")
+        for limit in limits(hint) if value is not None else ():
+            if not limit.holds(value):
+                raise ValueError(f"{name} {value} must {limit.must}")
 
 
-def _ranges_of(cls: type) -> list[tuple[str, Range]]:
-    """The fields of a class that have ranges, each with one of them."""
-    return [(name, limit) for name, hint in type_hints(cls, include_extras=True).items() for limit in limits(hint)]
-
-
-_ranges: Callable[[type], list[tuple[str, Range]]] = functools.cache(_ranges_of)
+def refuse(*rules: tuple[object, str]) -> None:
+    """Raise ValueError with the sentence of the first rule, (condition, sentence), whose condition holds."""
+    for holds, sentence in rules:
+        if holds:
+            raise ValueError(sentence)
 
 
 def limits(hint: object) -> Iterator[Range]:

@@ -10,6 +10,7 @@ from lfpo.config.checks import (
     Positive,
     Share,
     ShareAboveZero,
+    refuse,
 )
 from lfpo.config.lfpo import Advantage, RolloutKnobs
 
@@ -90,10 +91,8 @@ class UniGRPO(ClippedWithKL):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.diffusion_steps < self.min_step + 2:
-            raise ValueError(
-                f"diffusion_steps {self.diffusion_steps} must be at least min_step + 2, {self.min_step + 2}"
-            )
+        least = self.min_step + 2
+        refuse((self.diffusion_steps < least, f"diffusion_steps {self.diffusion_steps} must be at least {least}"))
 
 
 @dataclass(frozen=True)
@@ -115,10 +114,8 @@ class CoupledGRPO(ClippedWithKL):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.min_ratio <= self.max_ratio < 1:
-            raise ValueError(
-                f"min_ratio {self.min_ratio} and max_ratio {self.max_ratio} must be ordered, inside (0, 1)"
-            )
+        low, high = self.min_ratio, self.max_ratio
+        refuse((not 0 < low <= high < 1, f"min_ratio {low} and max_ratio {high} must be ordered, inside (0, 1)"))
 
 
 @dataclass(frozen=True)
@@ -210,8 +207,8 @@ class OfMediumPrompts(Clip):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.min_accuracy > self.max_accuracy:
-            raise ValueError(f"min_accuracy {self.min_accuracy} is above max_accuracy {self.max_accuracy}")
+        low, high = self.min_accuracy, self.max_accuracy
+        refuse((low > high, f"min_accuracy {low} is above max_accuracy {high}"))
 
 
 @dataclass(frozen=True)

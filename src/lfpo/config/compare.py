@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 from lfpo.config.build import build, load_yaml, merge, to_dict
-from lfpo.config.checks import Count, check_ranges
+from lfpo.config.checks import Count, check_ranges, refuse
 from lfpo.config.errors import UserError, nearest
 from lfpo.config.files import user_path, writing
 from lfpo.config.json import Json
-from lfpo.config.objectives import OBJECTIVES, OfObjective
+from lfpo.config.objectives import OfObjective, all_settings
 from lfpo.config.train import LFPOConfig
 
 BASE = "base"
@@ -76,25 +76,20 @@ class CompareConfig:
     def __post_init__(self) -> None:
         check_ranges(self)
         self.output_dir = str(user_path(self.output_dir))
-        if not self.thresholds or any(not 0 < t <= 1 for t in self.thresholds):
-            raise ValueError(f"'thresholds' must be numbers above 0 and at most 1, found {self.thresholds}")
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"'seeds' must be one or more different numbers, found {self.seeds}")
-        if not self.objectives:
-            raise ValueError("'objectives' must not be empty")
-        for label, knobs in self.objectives.items():
-            if "name" not in knobs:
-                raise ValueError(f"objective {label!r} has no 'name'")
-            if label == BASE or "/" in label:
-                raise ValueError(f"objective {label!r}: a label must not be {BASE!r} and must not contain '/'")
-        own = {f"objective {label!r}: config": knobs.get("config", {}) for label, knobs in self.objectives.items()}
-        for where, keys in {**own, "overrides": self.overrides}.items():
-            for key in filter(keys.__contains__, DECIDED):
-                raise ValueError(f"{where}: {key!r} is decided by the comparison's {DECIDED[key]!r}")
+        refuse(
+            (len(set(self.seeds)) < max(1, len(self.seeds)), f"'seeds' must be different numbers, found {self.seeds}"),
+            (not self.objectives, "'objectives' must not be empty"),
+        )
         self.first = self.first or next(iter(self.objectives))
-        if self.first not in self.objectives:
-            near = nearest(self.first, self.objectives)
-            raise ValueError(f"'first' names {self.first!r}, which is not among the objectives{near}")
+        near = nearest(self.first, self.objectives)
+        refuse((self.first not in self.objectives, f"'first' {self.first!r} is not among the objectives{near}"))
+        for label, settings in self.objectives.items():
+            own, name = settings.get("config", {}), f"objective {label!r}"
+            refuse((label == BASE or "/" in label, f"{name}: a label must not be {BASE!r} and must not contain '/'"))
+            for key, decided_by in DECIDED.items():
+                said = f"{key!r} is decided by the comparison's {decided_by!r}"
+                refuse((key in self.overrides, f"overrides: {said}"), (key in own, f"{name}: config: {said}"))
+            all_settings({key: value for key, value in settings.items() if key != "config"})
 
 
 def check_folder(config: CompareConfig) -> None:
@@ -106,20 +101,10 @@ def check_folder(config: CompareConfig) -> None:
 
 
 def pick_objectives(values: Json, labels: str | list[str]) -> Json:
-    """`--objectives a,b` on the command line: keep these labels of the file, or add objectives by their names.
-
-    Raises UserError for an unknown label.
-    """
-    listed = values.get("objectives") or {}
-    if not isinstance(listed, dict):
-        raise UserError(f"lfpo compare: objectives: expected label: {{name: ...}} pairs, found {listed!r}")
-    picked = {}
-    for name in (str(n).strip() for n in (labels.split(",") if isinstance(labels, str) else labels)):
-        if name not in listed and name not in OBJECTIVES and not set(".:") & set(name):
-            known = list(dict.fromkeys([*listed, *OBJECTIVES]))
-            raise UserError(f"--objectives: unknown {name!r}{nearest(name, known)}")
-        picked[name] = listed.get(name, {"name": name})
-    first = values.get("first", "")
+    """`--objectives a,b` on the command line: keep these labels of the file, or add objectives by their names."""
+    names = [name.strip() for name in (labels.split(",") if isinstance(labels, str) else labels)]
+    listed, first = values.get("objectives", {}), values.get("first", "")
+    picked = {name: listed.get(name, {"name": name}) for name in names}
     return {**values, "objectives": picked, "first": first if first in picked else ""}
 
 
@@ -149,16 +134,18 @@ def cell_config(config: CompareConfig, cell: Cell) -> LFPOConfig:
         values["objective"] = own
     values |= {"seed": cell.seed, "threads": config.threads, "eval_size": config.problems, "output_dir": "-"}
     built = build(LFPOConfig, values, f"lfpo compare: {cell.label}")
-    if built.task is None and not (built.eval_file or built.dataset_test_split):
-        raise UserError(
-            f"recipe {config.recipe}: has no held-out problems; give 'task', or 'eval_file' or 'dataset_test_split'"
-        )
-    if config.curve_sampler not in built.eval_samplers:
-        near = nearest(config.curve_sampler, built.eval_samplers)
-        raise UserError(f"recipe {config.recipe}: has no eval sampler {config.curve_sampler!r}{near}")
-    built.eval_samplers = {config.curve_sampler: built.eval_samplers[config.curve_sampler]}
-    if not built.eval_steps:
-        raise UserError(f"recipe {config.recipe}: eval_steps 0 switches evaluation off, which a comparison needs")
+    chosen, named = config.curve_sampler, built.eval_samplers
+    for lacking, why in (
+        (
+            not (built.task or built.eval_file or built.dataset_test_split),
+            "has no held-out problems; give 'task', or 'eval_file' or 'dataset_test_split'",
+        ),
+        (chosen not in named, f"has no eval sampler {chosen!r}{nearest(chosen, named)}"),
+        (not built.eval_steps, "eval_steps 0 switches evaluation off, which a comparison needs"),
+    ):
+        if lacking:
+            raise UserError(f"recipe {config.recipe}: {why}")
+    built.eval_samplers = {chosen: named[chosen]}
     return built
 
 

@@ -38,8 +38,6 @@ class ConvertConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.mask_token is not None and not self.mask_token.strip():
-            raise ValueError("mask_token '' is empty")
 
     @property
     def is_gguf(self) -> bool:
@@ -52,11 +50,8 @@ def check_paths(config: ConvertConfig) -> None:
     folder, source = user_path(config.folder), user_path(config.source)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: exists already and is not empty; remove it, or name another folder")
-    if config.is_gguf:
-        if not source.is_file():
-            raise UserError(f"{source}: no such file; give a .gguf file, a folder with config.json, or a hub id")
-        return
-    check_model_name(config.source)
+    if not (config.is_gguf and source.is_file()):
+        check_model_name(config.source)
     if source.is_dir():
         check_kind(read_json(source / "config.json"), source / "config.json")
 

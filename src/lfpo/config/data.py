@@ -1,10 +1,9 @@
 """The keys that say what a command trains or measures on: a task, or rows of a data set with reward functions."""
 
-import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from lfpo.config.checks import Count, CountOrZero, NotNegative, Seconds
+from lfpo.config.checks import Count, CountOrZero, NotNegative, Seconds, refuse
 from lfpo.config.tasks import TaskName
 
 
@@ -37,10 +36,13 @@ class DataConfig:
     map_row: str | None = None
     """Dotted path of a function that makes a row of a row, as a dict with the columns that the command takes."""
 
-    def check_data(self) -> None:
-        """Raise ValueError for keys of rows that do not go together."""
-        if self.data_file and (self.dataset_config or self.dataset_test_split):
-            raise ValueError("'dataset_test_split' goes with 'dataset_name'")
+    def check_rows(self, task: object) -> None:
+        """Raise ValueError for keys of rows that do not go together. task: what makes rows in place of a data set."""
+        of_name = self.dataset_config or self.dataset_test_split
+        refuse(
+            (task and (self.columns or self.map_row), "'columns' or 'map_row' goes with the rows of a data set"),
+            (of_name and not self.dataset_name, "'dataset_test_split' goes with 'dataset_name'"),
+        )
 
 
 @dataclass
@@ -62,16 +64,16 @@ class ExampleConfig(DataConfig):
     """Held-out examples of an evaluation."""
 
     def check_data(self) -> None:
-        if sum([bool(self.tasks), self.data_file is not None, self.dataset_name is not None]) != 1:
-            raise ValueError("give one of 'tasks', 'data_file' and 'dataset_name'")
-        for task, share in self.tasks.items():
-            if not 0 < share < math.inf:
-                raise ValueError(f"'tasks': the share {share} of {task!r} must be positive and finite")
-        if self.tasks and (self.columns or self.map_row):
-            raise ValueError("'columns' or 'map_row' goes with the rows of a data set; a task makes its own")
-        if self.eval_file and not self.data_file:
-            raise ValueError("'eval_file' goes with 'data_file'")
-        super().check_data()
+        """Raise ValueError for keys that do not go together."""
+        refuse(
+            (
+                sum(map(bool, (self.tasks, self.data_file, self.dataset_name))) != 1,
+                "give one of 'tasks', 'data_file' and 'dataset_name'",
+            ),
+            (min(self.tasks.values(), default=1) <= 0, f"the shares of 'tasks' must be positive, found {self.tasks}"),
+            (self.eval_file and not self.data_file, "'eval_file' goes with 'data_file'"),
+        )
+        self.check_rows(self.tasks)
 
 
 @dataclass
@@ -103,12 +105,10 @@ class ProblemConfig(DataConfig):
     reward_timeout (0: it runs in the command's own process, without a limit)."""
 
     def check_data(self) -> None:
-        if sum(source is not None for source in (self.task, self.data_file, self.dataset_name)) > 1:
-            raise ValueError("give one of 'task', 'data_file' and 'dataset_name'")
-        if self.task is not None and (self.columns or self.map_row):
-            raise ValueError("'columns' or 'map_row' goes with the rows of a data set; a task makes its own")
-        if self.task is not None and self.correct:
-            raise ValueError("'correct' is for the rows of a data set; a task brings its own verifier")
-        if self.task and (self.dataset_config or self.dataset_test_split):
-            raise ValueError("'dataset_test_split' goes with 'dataset_name'")
-        super().check_data()
+        """Raise ValueError for keys that do not go together."""
+        sources = (self.task, self.data_file, self.dataset_name)
+        refuse(
+            (sum(map(bool, sources)) > 1, "give one of 'task', 'data_file' and 'dataset_name'"),
+            (self.task and self.correct, "'correct' is for the rows of a data set; a task brings its own verifier"),
+        )
+        self.check_rows(self.task)

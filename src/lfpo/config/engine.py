@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from lfpo.config.build import check_fields
-from lfpo.config.checks import Count, CountOrZero, NotNegative, OneOf, Seconds
+from lfpo.config.checks import Count, CountOrZero, NotNegative, OneOf, Seconds, refuse
 from lfpo.config.plugins import DOTTED, dotted
 
 # Name -> what makes an engine (lfpo.core.engine.Engine) from an LFPOConfig.
@@ -65,11 +65,7 @@ class EngineSettings:
         check_fields(self)
         own = {*KEYS.get(self.name, ()), *(["address"] if self.reward_workers else [])}
         for engine, keys in KEYS.items() if self.name in KEYS else ():
-            for key in keys:
-                if key not in own and getattr(self, key) != getattr(EngineSettings, key, []):
-                    raise ValueError(
-                        f"{key!r} is for the engine {engine!r}, found {self.name!r}; set 'name' to {engine}, or leave "
-                        "it out"
-                    )
-        if self.name == "sglang" and not self.urls:
-            raise ValueError("the engine 'sglang' needs 'urls', those of its servers")
+            for key in set(keys) - own:
+                given = getattr(self, key) != getattr(EngineSettings, key, [])
+                refuse((given, f"{key!r} is for the engine {engine!r}, found {self.name!r}; leave it out"))
+        refuse((self.name == "sglang" and not self.urls, "the engine 'sglang' needs 'urls', those of its servers"))

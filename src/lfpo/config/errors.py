@@ -12,10 +12,6 @@ class UserError(Exception):
     The command line prints it on one line and exits with code 2; anything else is a bug and keeps its traceback.
     """
 
-    def __str__(self) -> str:
-        """Never empty: between ranks an empty text stands for no error."""
-        return super().__str__() or "a UserError was raised without a text; raise it with a sentence"
-
 
 class CannotGoOn(UserError):
     """Raised on all ranks at the same place, so that they can still do something together: a run saves what was learned
@@ -39,12 +35,8 @@ class ProcessLost(Exception):
 def last_line(error: BaseException) -> str:
     """The message of an exception of the user's code, with the file and line that raised it."""
     message = traceback.format_exception_only(error)[-1].strip()
-    if isinstance(error, SyntaxError):
-        place: tuple[str, int | None] | None = (error.filename or "", error.lineno)
-    else:
-        frames = traceback.extract_tb(error.__traceback__)
-        place = (frames[-1].filename, frames[-1].lineno) if frames else None
-    return f"{message} ({os.path.basename(place[0])}:{place[1]})" if place else message
+    frames = traceback.extract_tb(error.__traceback__)  # none of an error that came from another process
+    return f"{message} ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else message
 
 
 def first_line(error: BaseException) -> str:

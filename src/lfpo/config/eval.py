@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from lfpo.config.build import RECIPES, build, load_yaml, merge
-from lfpo.config.checks import Count, CountOrZero, check_ranges
+from lfpo.config.checks import Count, CountOrZero, check_ranges, refuse
 from lfpo.config.data import ProblemConfig
 from lfpo.config.errors import UserError, nearest
 from lfpo.config.files import user_path
@@ -101,38 +101,31 @@ class EvalConfig(ProblemConfig):
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.task is not None and not self.task_names:
-            raise ValueError("'task' names no task")
         self.check_data()
-        if self.dataset_name is not None and self.dataset_test_split is None:
-            raise ValueError("'dataset_name' needs 'dataset_test_split', the split to measure on")
         if self.eval_file is None:  # what is measured here is the data
             self.data_file, self.eval_file = None, self.data_file
-        if self.n_samples > 1 and not self.sampler.is_random:
-            raise ValueError(
-                f"n_samples {self.n_samples} at temperature 0 gives the same completion {self.n_samples} times; set "
-                "sampler.temperature above 0"
-            )
-        path = user_path(self.output or "")
-        if path.suffix in (".jsonl", ".csv", ".txt", ".yaml") or (path.is_file() and path.suffix != ".json"):
-            raise ValueError(f"output {self.output!r}: give a folder, or a file whose name ends in .json")
-        if self.output is not None and self.output.endswith(".json") and len(self.task_names) > 1:
-            raise ValueError(f"output {self.output!r} is one file for {len(self.task_names)} tasks; give a folder")
-        if self.overwrite and self.output is None:
-            raise ValueError("overwrite needs 'output'")
+        n = self.n_samples
+        refuse(
+            (
+                self.dataset_name and not self.dataset_test_split,
+                "'dataset_name' needs 'dataset_test_split', the split to measure on",
+            ),
+            (
+                n > 1 and not self.sampler.is_random,
+                f"n_samples {n} at temperature 0 gives the same completion {n} times; set sampler.temperature above 0",
+            ),
+        )
 
     @property
     def task_names(self) -> list[str]:
         """The tasks in the order given, each once, with groups expanded; empty for rows of one's own."""
         names: list[str] = []
-        if self.task is None:
-            return names
         # A comma also separates the files of one task: gsm8k@train=A,test=B.
-        for part in self.task.split(","):
+        for part in self.task.split(",") if self.task else ():
             if names and "@" in names[-1] and "=" in part:
                 names[-1] += f",{part}"
             else:
-                names += TASKS if part == "all" else GROUPS.get(part, [part] if part else [])
+                names += TASKS if part == "all" else GROUPS.get(part, [part])
         return list(dict.fromkeys(names))
 
     def each(self) -> list[EvalConfig]:
@@ -142,17 +135,15 @@ class EvalConfig(ProblemConfig):
 
 def configure_each(overrides: Json) -> list[EvalConfig]:
     """A configuration for each of the protocols. Raises UserError."""
-    protocol = overrides.get("protocol")
-    names = [str(name).strip() for name in (protocol if isinstance(protocol, list) else str(protocol).split(","))]
-    names = list(dict.fromkeys(names))
-    if protocol is None or len(names) == 1:
-        return [configure(overrides if protocol is None else {**overrides, "protocol": names[0]})]
-    output = overrides.get("output")
-    if str(output).endswith(".json"):
-        raise UserError(f"output {output!r} is one file for {len(names)} protocols; give a folder")
+    output, protocol = overrides.get("output"), overrides.get("protocol")
+    if protocol is None:
+        return [configure(overrides)]
+    names = list(dict.fromkeys(name.strip() for name in str(protocol).split(",")))
+    if len(names) == 1:
+        return [configure({**overrides, "protocol": names[0]})]
     folders = [None if output is None else str(Path(output) / Path(name).stem) for name in names]
     return [
-        configure({**overrides, "protocol": name} | ({} if folder is None else {"output": folder}))
+        configure({**overrides, "protocol": name, "output": folder})
         for name, folder in zip(names, folders, strict=True)
     ]
 
@@ -160,8 +151,6 @@ def configure_each(overrides: Json) -> list[EvalConfig]:
 def configure(overrides: Json) -> EvalConfig:
     """The configuration from `--key value` pairs, which override the protocol they name, if any. Raises UserError."""
     values: Json = {}
-    if isinstance(overrides.get("task"), list):  # YAML reads [a, b] as a list
-        overrides = {**overrides, "task": ",".join(map(str, overrides["task"]))}
     if (name := overrides.get("protocol")) is not None:
         known = {path.stem: path for path in (RECIPES / "protocols").glob("*.yaml")}
         path = known.get(str(name)) or user_path(str(name))

@@ -23,10 +23,10 @@ def user_path(name: str | Path) -> Path:
 def read_json(path: Path) -> Json:
     """A JSON object from a file. Raises UserError, naming the file, where it is missing or holds something else."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=once)
+        value = json.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise UserError(f"{path}: missing; expected a file written by `lfpo` or by the model's authors") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{path}: not readable as JSON ({error})") from error
     if not isinstance(value, dict):
         raise UserError(f"{path}: expected a JSON object, found {type(value).__name__}")
@@ -49,7 +49,7 @@ def write_json(path: Path, value: object, *, default: Callable[[object], object]
 
 def replace_file(path: Path, text: str) -> None:
     """Write a text file atomically: under a hidden name first, which is renamed once the disk has the text, or a loss
-    of power could leave an empty file. The hidden file is removed where this fails."""
+    of power could leave an empty file."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         with partial.open("w", encoding="utf-8") as file:
@@ -57,9 +57,8 @@ def replace_file(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
-    except BaseException:
+    finally:
         partial.unlink(missing_ok=True)
-        raise
 
 
 @contextlib.contextmanager
@@ -88,15 +87,8 @@ def sha256_of(file: Path) -> str:
 
 
 def json_lines(rows: Iterable[object]) -> str:
-    return "".join(json_text(row) + "\n" for row in rows)
-
-
-def json_text(value: object, **options: Any) -> str:
-    """JSON of a row, whatever a data set's columns hold (see `plain`). options: those of json.dumps."""
-    try:
-        return json.dumps(value, default=plain, **options)
-    except TypeError:  # a key that is not text, for which json has no hook
-        return json.dumps(plain(value), **options)
+    """A line of JSON for each row, whatever a data set's columns hold (see `plain`)."""
+    return "".join(json.dumps(row, default=plain) + "\n" for row in rows)
 
 
 def plain(value: object) -> Any:
@@ -105,17 +97,14 @@ def plain(value: object) -> Any:
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, Mapping):
-        return {key if isinstance(key, str) else str(key): plain(part) for key, part in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
+        return {key: plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple | set):
         return [plain(part) for part in value]
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value).decode("utf-8", "backslashreplace")
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
     if isinstance(value, datetime.date | datetime.time):  # a datetime is a date
         return value.isoformat()
-    if callable(listed := getattr(value, "tolist", None)):
-        items = listed()
-        return str(items) if type(items) is type(value) else plain(items)
-    return str(value)
+    return plain(value.tolist()) if hasattr(value, "tolist") else str(value)
 
 
 @contextlib.contextmanager

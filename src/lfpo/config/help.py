@@ -19,7 +19,7 @@ def meanings(cls: type) -> dict[str, str]:
     """The string below each field of a dataclass, on one line, also of the fields that it inherits. A field that is
     declared again without a string keeps its meaning."""
     texts: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
+    for base in reversed(cls.__mro__[:-1]):  # without `object`
         texts |= _written(base.__module__).get(base.__qualname__, {})
     return texts
 
@@ -27,10 +27,7 @@ def meanings(cls: type) -> dict[str, str]:
 @functools.cache
 def _written(module: str) -> dict[str, dict[str, str]]:
     """Class -> field -> the string below it, read from a module's source, as Python does not keep such strings."""
-    try:
-        tree = ast.parse(inspect.getsource(sys.modules[module]))
-    except (OSError, TypeError):  # a class made at run time, or a built-in one, has no source
-        return {}
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
     return {c.name: dict(_strings(c)) for c in tree.body if isinstance(c, ast.ClassDef)}
 
 

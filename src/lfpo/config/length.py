@@ -40,29 +40,21 @@ class Length:
         return (iterations * self.batch + skipped) / self.rows
 
 
-def run_length(
-    max_steps: int, num_train_epochs: float, *, rows: int, batch: int, default: int, endless: str = "the data"
-) -> Length:
+def run_length(max_steps: int, num_train_epochs: float, *, rows: int, batch: int, default: int) -> Length:
     """The length of a run, as transformers counts it: max_steps where it is given, else num_train_epochs passes over
     the rows, else `default` iterations.
 
-    rows, batch: see Length. endless: what makes prompts without end, for the message. Raises UserError for epochs of
-    such prompts.
+    rows, batch: see Length. Raises UserError for epochs of prompts that are made without end.
     """
-    by_epochs = max_steps == UNSET and bool(num_train_epochs)
-    if by_epochs and not rows:
-        raise UserError(
-            f"num_train_epochs: {endless} makes new prompts without end, which has no epochs; give max_steps"
-        )
-    last = None
-    if by_epochs:
-        # Rounded first: 0.3 epochs of 10 rows are 3 iterations of one, although the float product is a little more.
-        iterations, epochs = max(1, math.ceil(round(num_train_epochs * rows / batch, 6))), num_train_epochs
-        last = num_train_epochs * rows
-    else:
+    if max_steps != UNSET or not num_train_epochs:
         iterations = default if max_steps == UNSET else max_steps
-        epochs = iterations * batch / rows if rows else 1
-    return Length(iterations, math.ceil(epochs), rows, batch, last)
+        return Length(iterations, math.ceil(iterations * batch / rows) if rows else 1, rows, batch)
+    if not rows:
+        raise UserError("num_train_epochs: a task makes new prompts without end, which has no epochs; give max_steps")
+    last = num_train_epochs * rows
+    # Rounded first: 0.3 epochs of 10 rows are 3 iterations of one, although the float product is a little more.
+    iterations = max(1, math.ceil(round(last / batch, 6)))
+    return Length(iterations, math.ceil(num_train_epochs), rows, batch, last)
 
 
 class Settings(Protocol):

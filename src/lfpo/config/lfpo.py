@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from lfpo.config.checks import Count, NotNegative, Positive, Share, check_ranges
+from lfpo.config.checks import Count, NotNegative, Positive, Share, check_ranges, refuse
 
 # The forms of lfpo.core.advantages.
 Advantage = Literal["mean", "over_mean", "zscore", "zscore_sample", "zscore_floored", "leave_one_out"]
@@ -73,11 +73,9 @@ class LFPO(RolloutKnobs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.positive_weight + self.negative_weight == 0:
-            raise ValueError("positive_weight and negative_weight must not both be zero")
+        weights = self.positive_weight + self.negative_weight
+        refuse((weights == 0, "positive_weight and negative_weight must not both be zero"))
         for name in ("clip", "deviation", "baseline") if self.reward_transform == "raw" else ():
-            if getattr(self, name) != getattr(type(self), name):
-                raise ValueError(
-                    f"{name} {getattr(self, name)} has no effect with reward_transform 'raw'; "
-                    f"leave one of them out, or set {name} to {getattr(type(self), name)}"
-                )
+            value, default = getattr(self, name), getattr(type(self), name)
+            said = f"{name} {value} has no effect with reward_transform 'raw'; leave one of them out"
+            refuse((value != default, f"{said}, or set {name} to {default}"))

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from lfpo.config.build import check_fields
 from lfpo.config.checks import Count, OneOf, Positive
 from lfpo.config.errors import UserError
-from lfpo.config.files import read_json, user_path
+from lfpo.config.files import user_path
 
 SHIPPED_MODELS = ("embedded", "embedded-block", "embedded-causal", "embedded-uniform")  # that come with the package
 ModelName = Annotated[str, OneOf(SHIPPED_MODELS, "")]
@@ -37,10 +37,6 @@ class LoraSettings:
 
     def __post_init__(self) -> None:
         check_fields(self)
-
-
-# Model types without blocks by default.
-FULL_ATTENTION = ("llada", "lladamoe", "Dream", "dream", "DiffuCoder", "modernbert")
 
 
 def check_model_name(name: object) -> None:
@@ -77,14 +73,3 @@ def check_model_folder(path: Path) -> None:
         )
     if (path / "model/config.json").exists():
         raise UserError(f"model {str(path)!r}: the folder of a run or a checkpoint; its model is in {path / 'model'}")
-
-
-def has_full_attention(name: str | Path) -> bool:
-    """Whether a model's config.json says that it does not attend block by block. False where it does, and where that is
-    not known: for another model type, and for a hub id."""
-    shipped = Path(__file__).parents[1] / "models" / str(name).replace("-", "_")
-    file = (shipped if str(name) in SHIPPED_MODELS else user_path(name)) / "config.json"
-    if not file.is_file():
-        return False
-    config = read_json(file)
-    return config.get("model_type") in FULL_ATTENTION and config.get("block_length") is None

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
-from lfpo.config.build import build, merge
-from lfpo.config.checks import Count, OneOf, Positive, check_ranges
+from lfpo.config.build import build, merge, refusal
+from lfpo.config.checks import Count, OneOf, Positive, check_ranges, refuse
 from lfpo.config.errors import UserError, nearest
 from lfpo.config.gpus import GPUS
 from lfpo.config.json import Json
@@ -50,10 +50,14 @@ class PlanConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.gpu is not None and self.gpu not in GPUS:
-            raise ValueError(f"gpu {self.gpu!r} is not known{nearest(self.gpu, GPUS)}; or set gpu_memory and tflops")
-        if self.gpus > self.gpus_per_machine and self.gpus % self.gpus_per_machine:
-            raise ValueError(f"gpus {self.gpus} is not a multiple of gpus_per_machine {self.gpus_per_machine}")
+        near, each = nearest(str(self.gpu), GPUS), self.gpus_per_machine
+        refuse(
+            (self.gpu and self.gpu not in GPUS, f"gpu {self.gpu!r} is not known{near}; or set gpu_memory and tflops"),
+            (
+                self.gpus > each and self.gpus % each,
+                f"gpus {self.gpus} is not a multiple of gpus_per_machine {each}",
+            ),
+        )
 
 
 def configure(values: Json, overrides: Json) -> tuple[PlanConfig, LFPOConfig]:
@@ -62,10 +66,10 @@ def configure(values: Json, overrides: Json) -> tuple[PlanConfig, LFPOConfig]:
     values: a recipe file's. overrides: the command line's.
     """
     plan_values = {name: overrides.pop(name) for name in list(overrides) if name in PlanConfig.__dataclass_fields__}
-    known = [f.name for f in (*fields(PlanConfig), *fields(LFPOConfig))] + [*LFPOConfig.ALIASES, *LFPOConfig.REFUSED]
-    for name in overrides:
-        if name not in known:
-            listed = "; `lfpo plan --help` and `lfpo train --help` list the keys"
-            raise UserError(f"lfpo plan: unknown key {name!r}{nearest(name, known, listed)}")
+    known = [f.name for f in (*fields(LFPOConfig), *fields(PlanConfig))] + [*LFPOConfig.ALIASES]
+    listed = "; `lfpo plan --help` and `lfpo train --help` list the keys"
+    for problem in (refusal(name, LFPOConfig.REFUSED, known, listed) for name in overrides):
+        if problem is not None:
+            raise UserError(f"lfpo plan: {problem}")
     recipe = merge({"output_dir": "runs/plan", **values}, overrides)
     return build(PlanConfig, plan_values, "lfpo plan"), build(LFPOConfig, recipe, "lfpo plan")

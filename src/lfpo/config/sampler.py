@@ -15,9 +15,9 @@ from lfpo.config.checks import (
     Share,
     ShareAboveZero,
     ShareInside,
+    refuse,
 )
 from lfpo.config.errors import UserError
-from lfpo.config.models import has_full_attention
 from lfpo.config.plugins import DOTTED
 from lfpo.config.reveal import CANVAS, REVEAL_RULES, RuleKeys, rule_keys
 
@@ -192,63 +192,61 @@ class SamplerConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         self._check_rule()
-        if self.cache != "none" and self.cfg_scale:
-            raise ValueError("cache does not go with cfg_scale, whose two prompts would need two caches")
-        if self.cache_refresh is not None and self.cache == "none":
-            raise ValueError("cache_refresh needs cache 'prefix' or 'dual'")
+        no_cache = self.cache == "none"
+        refuse(
+            (self.cfg_scale and not no_cache, "cache does not go with cfg_scale, whose two prompts need two caches"),
+            (self.cache_refresh and no_cache, "cache_refresh needs cache 'prefix' or 'dual'"),
+        )
         if self.gen_length is not None:
             self._check_lengths(self.gen_length)
 
     def _check_rule(self) -> None:
-        """Check that every key goes with the selected rule, and let the rule check the keys of its own."""
+        """Check that every key goes with the selected rule."""
         name, rule = self.rule_name, self.rule_keys
-        at_eos, at_confidence = self.stops_at_eos, self.stops_at_confidence
         selectors = [key for key in SELECTORS if getattr(self, key) is not None]
         if self.remasking != "low_confidence":
             selectors = [key for key in selectors if key not in rule.reads] + [f"remasking {self.remasking!r}"]
-        if self.rule is None and len(selectors) > 1:
-            raise ValueError(f"{' and '.join(selectors)} each select a reveal rule; give one of them")
+        several = self.rule is None and len(selectors) > 1
+        refuse((several, f"{' and '.join(selectors)} each select a reveal rule; give one of them"))
         for field in fields(self):
             value = getattr(self, field.name)
             if value == field.default or field.name in rule.reads:
                 continue
             # alg and remasking hold a rule's name; other keys are listed by the rules that read them.
             readers = [r for r in REVEAL_RULES if r == value or field.name in REVEAL_RULES[r].reads]
-            if readers and name not in readers:
-                raise ValueError(
-                    f"{field.name} {value!r} has no effect with the reveal rule {name!r}, only with "
-                    f"{', '.join(readers)}; leave it out"
-                )
-        if self.eps != SamplerConfig.eps and (self.schedule or rule.schedule) != "dream":
-            raise ValueError(f"eps {self.eps} has no effect without schedule 'dream'; leave it out")
-        if rule.schedule is None:
-            for key in ("steps", "schedule"):
-                if getattr(self, key) is not None:
-                    raise ValueError(f"the reveal rule {name!r} has no schedule; leave {key!r} out")
-            if at_confidence:
-                raise ValueError(
-                    f"early_stop {self.early_stop!r} goes only with rules that follow a schedule, and {name!r} has none"
-                )
-        if self.edits and at_eos:
-            raise ValueError(
-                f"early_stop {self.early_stop!r} does not go with editing_threshold, because an EOS may still be "
-                "edited; a row ends after the block with its first EOS anyway, so leave it out"
-            )
-        if rule.check is not None:
-            rule.check(self)
+            only = f"{field.name} {value!r} has no effect with the reveal rule {name!r}, only with {', '.join(readers)}"
+            refuse((readers and name not in readers, f"{only}; leave it out"))
+        default, stop = SamplerConfig, f"early_stop {self.early_stop!r}"
+        schedule, no_schedule = self.schedule or rule.schedule, f"the reveal rule {name!r} has no schedule; leave"
+        lacks = rule.needs is not None and getattr(self, rule.needs) == getattr(default, rule.needs)
+        refuse(
+            (lacks, f"the reveal rule {name!r} needs a number for {rule.needs}"),
+            (self.eps != default.eps and schedule != "dream", f"eps {self.eps} is for schedule 'dream'; leave it out"),
+            (name == "origin" and schedule != "dream", f"schedule {schedule!r}: alg 'origin' follows Dream's schedule"),
+            (rule.schedule is None and self.steps is not None, f"{no_schedule} 'steps' out"),
+            (rule.schedule is None and self.schedule is not None, f"{no_schedule} 'schedule' out"),
+            (rule.schedule is None and self.stops_at_confidence, f"{stop}: {no_schedule} it out"),
+            (
+                self.max_post_steps != default.max_post_steps and not self.edits,
+                "max_post_steps needs editing_threshold",
+            ),
+            (self.edits and self.stops_at_eos, f"{stop}: with editing_threshold an EOS may be edited; leave it out"),
+        )
+        for key in rule.ignores:  # a recipe may have given another default, as temperature 1 in training
+            value, usual = getattr(self, key), getattr(default, key)
+            refuse((value != usual, f"{key} {value!r} has no effect with the rule {name!r}; set it to {usual}"))
 
     def _check_lengths(self, gen_length: int) -> None:
         block = self.block_length or gen_length
-        if gen_length % block:
-            raise ValueError(f"block_length {block} does not divide gen_length {gen_length}")
-        blocks = gen_length // block
-        if self.steps is not None and self.steps % blocks:
-            raise ValueError(f"steps {self.steps} is not a multiple of the number of blocks, {blocks}")
-        if self.cache != "none" and blocks == 1 and self.cache_refresh is None:
-            raise ValueError(
-                f"cache {self.cache!r} is renewed when a block starts, and there is one block; set block_length "
-                "(a divisor of gen_length below it) or cache_refresh"
-            )
+        blocks, steps = gen_length // block, self.steps or 0
+        refuse(
+            (gen_length % block, f"block_length {block} does not divide gen_length {gen_length}"),
+            (blocks and steps % blocks, f"steps {steps} is not a multiple of the number of blocks, {blocks}"),
+            (
+                self.cache != "none" and blocks == 1 and self.cache_refresh is None,
+                f"cache {self.cache!r} is for several blocks, or with cache_refresh; set block_length or cache_refresh",
+            ),
+        )
 
     def for_length(self, default: int, trained_block: int | None = None) -> "Sampler":
         """These settings with gen_length, block_length and, if the rule follows a schedule, steps filled in.
@@ -260,16 +258,10 @@ class SamplerConfig:
         """
         length, block = self.gen_length or default, self.block_length
         if trained_block is not None:
-            if self.cache != "none":
-                raise ValueError(
-                    f"cache {self.cache!r} is an approximation for models with full attention; this model attends "
-                    "block by block, and its finished blocks are stored without it; leave it out"
-                )
-            if self.cfg_scale:
-                raise ValueError(
-                    f"cfg_scale {self.cfg_scale} does not go with a model that attends block by block: guidance "
-                    "without the prompt would need stored blocks of its own; leave it out"
-                )
+            for key in ("cache", "cfg_scale"):
+                value, usual = getattr(self, key), getattr(SamplerConfig, key)
+                said = f"{key} {value!r} is for models with full attention, and this one attends block by block"
+                refuse((value != usual, f"{said}; leave it out"))
             if block not in (None, trained_block):
                 _warn_once(
                     f"sampler: block_length {block} is not the {trained_block} that the model was trained with; leave "
@@ -277,11 +269,9 @@ class SamplerConfig:
                 )
             block = block or trained_block
             length += -length % block
-        elif self.edits:
-            raise ValueError(
-                f"editing_threshold {self.editing_threshold} is for models that attend block by block (LLaDA2.1); this "
-                "model has full attention, so leave it out"
-            )
+        else:
+            edits = f"editing_threshold {self.editing_threshold} is for models that attend block by block (LLaDA2.1)"
+            refuse((self.edits, f"{edits}; this model has full attention, so leave it out"))
         steps = (self.steps or length) if self.rule_keys.schedule is not None else None
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         return Sampler(**given | {"gen_length": length, "block_length": block or length, "steps": steps})
@@ -341,10 +331,3 @@ class Sampler(SamplerConfig):
 
     gen_length: Count
     block_length: Count
-
-
-def check_length(sampler: SamplerConfig, default: int, model: str, where: str) -> None:
-    """Raise the UserError of `fitted`, beginning with `where`, if the model is known to have full attention: with
-    blocks the length is rounded up to whole ones, and that a model has them only its loaded configuration tells."""
-    if has_full_attention(model):
-        sampler.fitted(where, default)

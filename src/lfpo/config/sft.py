@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from lfpo.config.checks import Count, CountOrUnset, CountOrZero, NotNegative, Share, ShareBelowOne
+from lfpo.config.checks import Count, CountOrUnset, CountOrZero, NotNegative, Share, ShareBelowOne, refuse
 from lfpo.config.data import ExampleConfig
 from lfpo.config.json import Json
 from lfpo.config.length import UNSET
@@ -73,9 +73,12 @@ class SFTConfig(ExampleConfig, TrainingConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_data()
-        if (self.model is None) == (self.init is None):
-            raise ValueError("give either 'model' (a checkpoint) or 'init' (a fresh model's config)")
-        if self.right_share is not None and not self.tasks:
-            raise ValueError("'right_share' is for tasks; the rows of a data set have their own completions")
-        if len(self.mask_ratios) != 2 or not 0 <= self.mask_ratios[0] < self.mask_ratios[1] <= 1:
-            raise ValueError(f"'mask_ratios' {self.mask_ratios} must be two numbers, 0 <= low < high <= 1")
+        ratios = self.mask_ratios
+        refuse(
+            ((self.model is None) == (self.init is None), "give either 'model' (a checkpoint) or 'init' (a config)"),
+            (self.right_share is not None and not self.tasks, "'right_share' is for tasks; other rows have their own"),
+            (
+                len(ratios) != 2 or not 0 <= ratios[0] < ratios[-1] <= 1,
+                f"'mask_ratios' {ratios} must be two numbers, 0 <= low < high <= 1",
+            ),
+        )

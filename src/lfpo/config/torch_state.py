@@ -19,7 +19,7 @@ def torch_state_kept() -> Iterator[None]:
         yield
     finally:
         torch = sys.modules.get("torch")
-        if torch is not None and hasattr(torch, "set_grad_enabled"):  # without it, its own import has failed
+        if torch is not None:
             torch.set_grad_enabled(grad)
             if str(torch.get_default_device()) != device:
                 # None takes away the mode that makes tensors elsewhere, which costs time in every call.

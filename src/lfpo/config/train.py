@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from lfpo.config.checks import Count, CountOrUnset, CountOrZero, NotNegative, ShareBelowOne
+from lfpo.config.checks import Count, CountOrUnset, CountOrZero, NotNegative, ShareBelowOne, refuse
 from lfpo.config.data import ProblemConfig
 from lfpo.config.engine import EngineSettings
 from lfpo.config.export import check_repo
@@ -146,49 +146,46 @@ class LFPOConfig(ProblemConfig, PolicyConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.objective = all_settings({"name": "lfpo", **self.objective})
-        if not self.sampler.is_random:
-            raise ValueError("sampler temperature 0 makes all rollouts of a prompt the same; set it above 0")
         self.check_data()
-        for name in self.eval_samplers:
-            if not name or "/" in name:  # it separates the parts of metrics' names
-                raise ValueError(f"'eval_samplers': the name {name!r} must be text without '/'")
         if self.hub_model_id is not None:
             check_repo("hub_model_id", self.hub_model_id)
-        by_layer, compiled = (
-            self.rollout_gather == "layer",
-            "a compiled forward needs its weights to stay where they are",
+        by_layer, turns, engine = self.rollout_gather == "layer", self.environment is not None, self.engine
+        offloads, compiled, merges = self.offload_reference, self.rollout_compile, self.merge_lora
+        steps, rollouts = self.optimizer_steps_per_iteration, self.prompts_per_iteration * self.num_generations
+        moves, whole = "a compiled forward needs its weights to stay where they are", "it needs whole weights"
+        ahead = "does not work with 'environment', whose turns need the ones before"
+        refuse(
+            (not self.sampler.is_random, "sampler temperature 0 makes all rollouts of a prompt the same; raise it"),
+            (
+                any("/" in name for name in self.eval_samplers),  # it separates the parts of metrics' names
+                f"'eval_samplers': a name must be text without '/', found {', '.join(self.eval_samplers)}",
+            ),
+            # Keys that nothing reads without another one.
+            (
+                self.eval_file and not self.data_file,
+                "'eval_file' goes with 'data_file'; a task brings its own test split",
+            ),
+            (self.push_to_hub and not self.hub_model_id, "'push_to_hub' goes with 'hub_model_id', USER/NAME"),
+            (merges and self.lora is None, "'merge_lora' goes with 'lora'"),
+            (by_layer and not self.fsdp, "'rollout_gather' layer goes with 'fsdp: true'"),
+            (turns != bool(self.max_turns), "'environment' goes with 'max_turns', the most turns of an episode"),
+            # Keys that exclude each other. Without these lines a run would fail only once it samples or updates.
+            (merges and compiled, f"'merge_lora' does not work with 'rollout_compile': {moves}"),
+            (by_layer and merges, f"'rollout_gather' layer does not work with 'merge_lora': {whole}"),
+            (by_layer and compiled, f"'rollout_gather' layer does not work with 'rollout_compile': {whole}"),
+            (
+                offloads and self.lora,
+                "'offload_reference' does not work with 'lora': the reference is an adapter, and small",
+            ),
+            (offloads and self.fsdp, "'offload_reference' does not work with 'fsdp': the reference is split already"),
+            (offloads and compiled, f"'offload_reference' does not work with 'rollout_compile': {moves}"),
+            (turns and engine.max_staleness, f"'engine.max_staleness' {ahead}"),
+            (turns and engine.reward_workers, f"'engine.reward_workers' {ahead}"),
+            (
+                rollouts < steps,
+                f"'optimizer_steps_per_iteration' {steps} splits {rollouts} rollouts; set it to at most {rollouts}",
+            ),
         )
-        # Keys that nothing reads without another one.
-        for is_set, key, is_read, needs in (
-            (self.eval_file, "'eval_file'", self.data_file, "'data_file'; a task brings its own test split"),
-            (self.push_to_hub, "'push_to_hub'", self.hub_model_id, "'hub_model_id', USER/NAME"),
-            (self.merge_lora, "'merge_lora'", self.lora, "'lora'"),
-            (by_layer, "'rollout_gather' layer", self.fsdp, "'fsdp: true'"),
-            (self.environment, "'environment'", self.max_turns, "'max_turns', the most turns of an episode"),
-            (self.max_turns, "'max_turns'", self.environment, "'environment'"),
-        ):
-            if is_set and not is_read:
-                raise ValueError(f"{key} goes with {needs}")
-        # Keys that exclude each other. Without these lines a run would fail only once it samples or updates.
-        for is_set, key, other, why in (
-            (self.merge_lora, "merge_lora", "rollout_compile", compiled),
-            (by_layer, "rollout_gather", "merge_lora", "it needs whole weights"),
-            (by_layer, "rollout_gather", "rollout_compile", "it needs whole weights"),
-            (self.offload_reference, "offload_reference", "lora", "the reference is an adapter, and small"),
-            (self.offload_reference, "offload_reference", "fsdp", "the reference is split over ranks already"),
-            (self.offload_reference, "offload_reference", "rollout_compile", compiled),
-        ):
-            if is_set and getattr(self, other):
-                raise ValueError(f"{key!r} does not work with {other!r}: {why}")
-        for name in ("max_staleness", "reward_workers"):
-            if self.environment and getattr(self.engine, name):
-                raise ValueError(f"'engine.{name}' does not work with 'environment', whose turns need the ones before")
-        rollouts = self.prompts_per_iteration * self.num_generations
-        if rollouts < self.optimizer_steps_per_iteration:
-            raise ValueError(
-                f"'optimizer_steps_per_iteration' {self.optimizer_steps_per_iteration} splits {rollouts} rollouts "
-                f"(prompts_per_iteration x num_generations); set it to at most {rollouts}"
-            )
 
     def merges_lora(self, device: str) -> bool:
         """Whether rollouts run on copies with the adapter added. device: "cuda" or "cpu"."""
@@ -199,8 +196,8 @@ class LFPOConfig(ProblemConfig, PolicyConfig):
 
     def length(self, rows: int) -> Length:
         """The length of a run on so many distinct training rows, 0 for prompts that are made without end."""
-        batch, endless = self.prompts_per_iteration, f"task {self.task!r}"
-        return run_length(self.max_steps, self.num_train_epochs, rows=rows, batch=batch, default=40, endless=endless)
+        batch = self.prompts_per_iteration
+        return run_length(self.max_steps, self.num_train_epochs, rows=rows, batch=batch, default=40)
 
     def evaluates_after(self, step: int) -> bool:
         """Whether an evaluation is due after `step` iterations (0: before the first)."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from lfpo.config.build import check_fields, checked_new
-from lfpo.config.checks import Count, CountOrZero, NotNegative, Positive, Seconds, ShareBelowOne
+from lfpo.config.checks import Count, CountOrZero, NotNegative, Positive, Seconds, ShareBelowOne, refuse
 from lfpo.config.length import Length, run_length
 from lfpo.config.models import LoraSettings, ModelName
 from lfpo.config.other_names import SHARED
@@ -109,24 +109,21 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.dtype == "bfloat16" and self.lora is None:
-            raise ValueError(
-                "'dtype' bfloat16 needs 'lora': trained weights must be float32, bfloat16 rounds small steps away"
-            )
-        if self.load_in_4bit and self.lora is None:
-            raise ValueError("'load_in_4bit' needs 'lora': 4-bit weights cannot be trained themselves")
-        if self.fsdp_size and not self.fsdp:
-            raise ValueError("'fsdp_size' is for 'fsdp: true'")
-        if self.load_in_4bit and self.fsdp:
-            raise ValueError(
-                "'load_in_4bit' does not work with 'fsdp', which would split the blocks that share a scale; "
-                "without fsdp every rank holds the small base"
-            )
-        if self.fsdp and self.lora is None and self.optim != "adamw_torch":
-            raise ValueError(
-                f"'optim' {self.optim} scales moments in blocks, which fsdp would split; with fsdp use "
-                "adamw_torch, or train with 'lora'"
-            )
+        whole, blocks = self.lora is None, "blocks, which fsdp would split"
+        optim_in_blocks = self.optim != "adamw_torch"
+        refuse(
+            (
+                whole and self.dtype == "bfloat16",
+                "'dtype' bfloat16 needs 'lora': it rounds small steps of weights away",
+            ),
+            (whole and self.load_in_4bit, "'load_in_4bit' needs 'lora': 4-bit weights cannot be trained themselves"),
+            (self.fsdp_size and not self.fsdp, "'fsdp_size' is for 'fsdp: true'"),
+            (self.fsdp and self.load_in_4bit, f"'load_in_4bit' has scales of {blocks}; leave one of them out"),
+            (
+                self.fsdp and whole and optim_in_blocks,
+                f"'optim' {self.optim} scales moments in {blocks}; with fsdp use adamw_torch, or train with 'lora'",
+            ),
+        )
 
 
 @dataclass
@@ -150,7 +147,7 @@ class PolicyConfig(TrainingConfig):
 def examples_length(args: TrainingConfig, steps: int, *, batch: int, rows: int) -> Length:
     """The length of a run on so many distinct examples, 0 for those of tasks. steps: the key that says it, or UNSET.
     batch: examples of a step."""
-    return run_length(steps, args.num_train_epochs, rows=rows, batch=batch, default=1000, endless="'tasks'")
+    return run_length(steps, args.num_train_epochs, rows=rows, batch=batch, default=1000)
 
 
 def moment_bytes(optim: Optim) -> float:

@@ -76,7 +76,7 @@ def time_limit(seconds: float) -> Iterator[None]:
     with handling({signal.SIGALRM: interrupt}):
         try:
             try:
-                signal.setitimer(signal.ITIMER_REAL, min(seconds, 1e8), 1.0)  # a timer holds little more
+                signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
                 yield
             finally:
                 active = False  # an alarm just before this line raises here, and the outer block still stops the timer

@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Iterable, KeysView, Mapping, Set
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lfpo.config.errors import UserError
@@ -18,7 +18,7 @@ def checked(values: object, name: str, expected: int) -> list[float | None]:
     """The rewards that function `name` returned for so many completions, as floats, and None where it gave none.
 
     values: anything that gives its items in order: a list, tuple, generator, array, tensor on any device, pandas
-        Series, view of a dict. An item is a number that float holds, or an array of one (see `number`).
+        Series. An item is a number that float holds, or an array of one (see `number`).
     Raises UserError, in one sentence with the function and the item's index, for anything else.
     """
     what = f"reward function {name!r}"
@@ -28,11 +28,8 @@ def checked(values: object, name: str, expected: int) -> list[float | None]:
         raise UserError(f"{what}: {ASYNCHRONOUS}")
     if hasattr(values, "detach"):  # a tensor: one copy from the device, not one for each item
         values = values.detach().cpu()
-    # A mapping gives its keys, a table its labels, and a set has no order: all would score the wrong completions
-    # without a word. A pandas Series has keys, too, and gives its values.
-    wrong = isinstance(values, str | bytes | bytearray | Mapping | Set) and not isinstance(values, KeysView)
-    wrong |= callable(getattr(values, "keys", None)) and getattr(values, "ndim", 0) != 1
-    if wrong or not isinstance(values, Iterable) or getattr(values, "ndim", 1) == 0:
+    # A mapping would give its keys, which may be numbers.
+    if isinstance(values, Mapping) or not isinstance(values, Iterable) or getattr(values, "ndim", 1) == 0:
         raise UserError(f"{what}: returned {type(values).__name__}, expected a list of numbers")
     items = list(values)
     if len(items) != expected:
@@ -50,28 +47,21 @@ def checked(values: object, name: str, expected: int) -> list[float | None]:
 
 def number(value: Any) -> float | None:
     """A reward as a float, or None. Takes what float holds: bool, int, Decimal, Fraction, scalars of numpy and torch,
-    and arrays and tensors of any shape that hold one number. Raises NotANumber for text, complex numbers, NaN,
-    infinities, integers beyond the range of float, and arrays of several numbers."""
+    and arrays and tensors of any shape that hold one number. Raises NotANumber for anything else, also NaN and
+    infinities."""
     inner = value
-    if hasattr(value, "item"):  # numpy and torch
-        try:
-            inner = value.item()
-        except (ValueError, RuntimeError):
-            raise NotANumber(f"{type(value).__name__} of shape {tuple(getattr(value, 'shape', ()))}") from None
-    if inner is None:  # also in an array of one object
-        return None
-    if isinstance(inner, complex) or not (hasattr(inner, "__float__") or hasattr(inner, "__index__")):
-        raise NotANumber(shortened(inner))
     try:
-        as_float = float(inner)
-    except (TypeError, ValueError, OverflowError):
-        raise NotANumber(shortened(inner)) from None
-    if not math.isfinite(as_float):
-        raise NotANumber(shortened(inner))
-    return as_float
+        inner = value.item() if hasattr(value, "item") else value  # of numpy and torch
+        if inner is None:  # also in an array of one object
+            return None
+        if not isinstance(inner, str) and math.isfinite(as_float := float(inner)):
+            return as_float
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # no number, several, or one that float cannot hold
+        pass
+    raise NotANumber(shortened(inner))
 
 
 def shortened(value: Any) -> str:
     """A value's repr in at most 60 characters."""
-    text = repr(value)
+    text = " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:40]}... ({len(text)} characters)"

@@ -10,7 +10,6 @@ import copy
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -91,8 +90,7 @@ class Scorer:
         for name, function in self.functions.items():
             arguments = accepted(function, {**own_names, **columns})
             call = partial(function, **{key: copied(values) for key, values in arguments.items()})
-            own = str(getattr(function, "__module__", "")).startswith("lfpo.")
-            with nullcontext() if own else torch_state_kept():
+            with torch_state_kept():
                 returned, why = attempt(call, self.timeout, partial(checked, name=name, expected=len(completions)))
             if why is not None:
                 failed[name] = why
@@ -130,14 +128,7 @@ def weighted_sum(values: Sequence[float | None], weights: Sequence[float]) -> fl
 def copied(values: Sequence[object]) -> list[Any]:
     """Copies for one function. Each item is copied by itself: rollouts of a prompt have the same row, and a function
     that edits one of them must not see its edit in the others."""
-
-    def copy_of(value: object) -> object:
-        try:
-            return copy.deepcopy(value)
-        except TypeError:  # a lock, an open file, a generator
-            return value
-
-    return [copy_of(value) for value in values]
+    return [copy.deepcopy(value) for value in values]
 
 
 def accepted(function: RewardFunction, arguments: Json) -> Json:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lfpo.config.build import flattened
 from lfpo.config.errors import UserError
-from lfpo.config.files import json_lines, json_text, read_json, replace_file, sha256_of, writing
+from lfpo.config.files import json_lines, plain, read_json, replace_file, sha256_of, writing
 from lfpo.config.json import Json
 from lfpo.models.loading import GENERATION, TOKENIZER_FILES
 
@@ -80,4 +80,4 @@ def content_sha256(file: Path) -> str:
 
 def data_sha256(rows: Sequence[Json]) -> str:
     """SHA-256 of the problems, as the model gets them and with what the grader needs."""
-    return hashlib.sha256(json_text(rows, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(rows, default=plain, sort_keys=True).encode()).hexdigest()

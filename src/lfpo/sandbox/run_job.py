@@ -5,7 +5,6 @@ A job with `together` has one process. All processes are killed when the verdict
 
 import ast
 import contextlib
-import errno
 import marshal
 import os
 import queue
@@ -19,14 +18,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from lfpo.config.errors import UserError
-from lfpo.core.attempts import RewardFailed
 from lfpo.sandbox import launch
 from lfpo.sandbox.inside import values
 from lfpo.sandbox.launch import Limits
 from lfpo.sandbox.suite import FUNCTIONS, Suite, code, parsed, read_suite
 
-_SCARCE = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
-_WAITS = (0.1, 0.3, 1.0, 3.0)  # seconds
 _MAX_REPORT = 16 * 2**20
 _INTERVAL = 0.1
 """Seconds between two looks at memory, and at the disk on the rung `limits`."""
@@ -144,7 +140,7 @@ class Sandbox:
     started on this machine). The cores are divided among the workers, so that a job's processes, however many, take no
     time from another job. libraries: folders that programs and tests may import from, besides the standard library.
     unsafe: True allows the rung `limits`, which limits resources but does not confine; for root, only "root" does.
-    Raises UserError if the rung is not available or not allowed, or if workers is below 1.
+    Raises UserError if the rung is not available or not allowed.
     """
 
     def __init__(
@@ -155,8 +151,6 @@ class Sandbox:
         libraries: Sequence[str] = (),
         unsafe: launch.Unsafe = False,
     ) -> None:
-        if workers is not None and workers < 1:
-            raise UserError(f"a sandbox needs at least one worker, not {workers}")
         self.rung = launch.usable_rung(rung, unsafe)
         self.limits = limits or Limits()
         self.libraries = tuple(os.path.realpath(path) for path in libraries)
@@ -175,29 +169,20 @@ class Sandbox:
         return [self.judge(j) if v.late and len(jobs) > 1 else v for j, v in zip(jobs, verdicts, strict=True)]
 
     def judge(self, job: Job) -> Verdict:
-        """The verdict of one job, at the latest soon after the wall-time limit. Where the machine has no process or
-        file descriptor left, the job is tried again. Raises RewardFailed if there still is none."""
+        """The verdict of one job, at the latest soon after the wall-time limit. Raises OSError if a process cannot
+        start."""
         if needs := job.needs or _BUBBLEWRAP * (job.processes and self.rung == launch.LIMITS):
             return failed(job, f"not judged: needs {needs}", needs)
         if len(job.program) > self.limits.program_chars:
             return failed(job, f"the program is longer than {self.limits.program_chars} characters")
-        cores, waits = self._free.get(), [*_WAITS]
+        cores = self._free.get()
         try:
-            while True:
-                try:
-                    return self._run(job, cores)
-                except OSError as error:
-                    if error.errno not in _SCARCE:
-                        raise
-                    if not waits:
-                        raise RewardFailed(f"no process can be started to judge a program: {error.strerror}") from error
-                    time.sleep(waits.pop(0))
+            return self._run(job, cores)
         finally:
             self._free.put(cores)
 
     def _run(self, job: Job, cores: Sequence[int]) -> Verdict:
-        """Start the judge and the program, or one process that is both, and read the reports. Raises OSError if a
-        process cannot start."""
+        """Start the judge and the program, or one process that is both, and read the reports."""
         begin = time.monotonic()
         nonce = secrets.token_bytes(16) if job.together else b""
         content, expected = encode_job(job, nonce), count_tests(job)

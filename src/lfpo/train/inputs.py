@@ -8,7 +8,6 @@ from typing import Any
 from lfpo.config.files import user_path
 from lfpo.config.models import check_model_folder, check_model_name
 from lfpo.config.plugins import resolve
-from lfpo.config.sampler import check_length
 from lfpo.config.train import LFPOConfig
 from lfpo.prompts.examples import demonstration, preference, read_examples
 from lfpo.prompts.problems import check_problems
@@ -42,10 +41,6 @@ def check_run(args: Any, kind: str, *, resume: bool = False) -> None:
 def _check_prompts(args: LFPOConfig) -> None:
     """Check the prompts and reward functions of `lfpo train`."""
     check_problems(args, environment=args.environment)
-    if args.task is not None:
-        length = args.sampler.gen_length or get_task(args.task).gen_length
-        for sampler in (args.sampler, *args.eval_samplers.values()):
-            check_length(sampler, length, args.model, "sampler")
     environment_class(args.environment)
 
 
