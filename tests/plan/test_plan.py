@@ -431,7 +431,7 @@ def test_the_speed_is_that_of_the_gpu_or_of_one_with_its_memory(capsys: pytest.C
     ):
         assert said in printed_plan(capsys, "sudoku", *arguments)
     assert main(["plan", "sudoku", "--gpu", "h1000"]) == 2
-    assert "gpu 'h1000' is not known; did you mean 'h100'?" in capsys.readouterr().err
+    assert "gpu 'h1000' is not known (set gpu_memory and tflops); did you mean 'h100'?" in capsys.readouterr().err
 
 
 def test_a_command_for_several_machines():
