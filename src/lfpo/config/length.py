@@ -33,8 +33,8 @@ class Length:
         return done + max(0, math.ceil(round((self.last - taken) / self.batch, 6)))
 
     def passed(self, iterations: int, skipped: int = 0) -> float:
-        """Epochs that so many iterations go through. skipped: rows that were left out at the ends of epochs; below 0
-        where a resume has raised the batch."""
+        """Epochs that so many iterations go through. skipped: rows taken besides, below 0 for fewer, where a resume has
+        changed the batch."""
         if not self.rows:
             return iterations / self.iterations
         return (iterations * self.batch + skipped) / self.rows

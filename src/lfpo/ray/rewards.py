@@ -12,7 +12,7 @@ from lfpo.core import collectives
 from lfpo.core.attempts import RewardFailed, RewardTimeout
 from lfpo.core.scoring import accepted
 from lfpo.ray.cluster import LOOK, check_head, connect, import_ray, wait_for_start
-from lfpo.ray.reward_tasks import Interrupted, call, load
+from lfpo.ray.reward_tasks import call, load
 from lfpo.rewards import RewardFunction, reward_name
 
 RETRIES = 2  # times that Ray calls a function again whose process died
@@ -90,8 +90,6 @@ def _result(task: Any) -> list[float | None]:
         try:
             return future.result(LOOK)
         except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, Interrupted):
-                raise KeyboardInterrupt(str(error.cause)) from None
             raise error.cause from None
         except ray.exceptions.RayError as error:
             raise RewardFailed(f"its Ray task was lost ({first_line(error)})") from None
