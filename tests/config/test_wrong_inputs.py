@@ -121,7 +121,7 @@ COMMANDS = {
     "sample --task sudoku --sampler.factor 1 --sampler.steps 4": "leave 'steps' out",
     "export no-such-folder": "model 'no-such-folder': no such folder",
     "train algorithm/spg": "did you mean 'algorithms/spg'",
-    "train old --resume": "config 'old': a folder; give a YAML file, of a run old/config.yaml",
+    "train old --resume": "config 'old': a folder; give a YAML file (a run's: old/config.yaml)",
     "train old/config.yaml --resume --model embedded-block": "holds a run with model embedded, not embedded-block",
     "train sudoku --nothing_like_it 1": "unknown key 'nothing_like_it'; `lfpo train --help` lists the keys",
     "train sudoku --objective spg": "objective: expected key: value pairs, found 'spg'",

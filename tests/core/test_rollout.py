@@ -362,17 +362,12 @@ def reveal_late(step: Proposal) -> Reveal:
     return Reveal(step.eligible, step.block_step[:, None])
 
 
-def reveal_with(step: Proposal, share: float) -> Reveal:
-    return Reveal(step.eligible)
-
-
 @pytest.mark.parametrize(
     ("rule", "expected"),
     [
         (reveal_mask, "returned Tensor, expected a Reveal"),
         (reveal_counts, r"positions must be a tensor \[1, 4\] torch.bool, found \[1, 4\] torch.int32"),
         (reveal_late, r"at_step must be a tensor \[1\] torch.int64, found \[1, 1\] torch.int64"),
-        (reveal_with, "expected a function of one argument"),
     ],
 )
 def test_what_is_no_reveal_rule_is_named(rule: Callable[..., Any], expected: str, llada: Path):

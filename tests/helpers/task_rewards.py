@@ -34,9 +34,7 @@ def sleeps(completions: list[str], **_: Any) -> list[float]:
     return [1.0] * len(completions)
 
 
-def interrupts(completions: list[str], **_: Any) -> list[float]:
-    if "stop" in completions:
-        raise KeyboardInterrupt("enough")
+def exits(completions: list[str], **_: Any) -> list[float]:
     if "leave" in completions:
         raise SystemExit(3)
     return [1.0] * len(completions)

@@ -54,7 +54,7 @@ def write_run(
     (folder / "rollouts").mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml_text(to_dict(config)))
     info = {"kind": "train", "environment": "CPU (test), 1 of 1 threads", "versions": {"lfpo": "0"}}
-    (folder / "run.json").write_text(json.dumps(info))
+    (folder / "run.json").write_text(json.dumps({**info, "iterations": steps}))
     lines: list[dict[str, Any]] = [{"step": 0, **_evaluation(0.25)}]
     for step in range(1, steps + 1):
         records: list[dict[str, Any]] = []

@@ -160,13 +160,6 @@ def test_cells_become_exact_numbers_or_stay_text(tmp_path: Path, cells: list[str
             b'prompt,answer\na,1\n"b,2\nc,3\n',
             "rows.csv:4: not readable as CSV (unexpected end of data",
         ),
-        (
-            "rows.jsonl",
-            b'{"prompt": "a", "prompt": "b"}\n',
-            "rows.jsonl:1: not valid JSON (key 'prompt' is given twice)",
-        ),
-        ("rows.json", b'[{"prompt": "a"}, {"prompt": "a", "prompt": "b"}]', "(key 'prompt' is given twice)"),
-        ("rows.jsonl", b'[\n{"prompt": "a", "a": {"b": 1, "b": 1}}\n]', "(key 'b' is given twice)"),
         ("rows.csv", b"question,answer\na,b\n", "rows.csv:2: column 'prompt' is missing (found: question, answer)"),
         ("rows.csv", b"\xff\xfea,b\n", "rows.csv: not readable as UTF-8 text"),
         ("rows.json", b'[{"prompt": "a"}, 3]', "rows.json: row 2: expected a JSON object, found int"),

@@ -30,7 +30,7 @@ def printed(folder: Path, width: int) -> str:
     return out.getvalue()
 
 
-@pytest.mark.parametrize("width", [40, 70, 200])
+@pytest.mark.parametrize("width", [70, 200])
 def test_the_text_fits_and_has_first_and_last_values(width: int, tmp_path: Path):
     run = Run(write_run(tmp_path / "run", ["a\x1b[31mred"], steps=4, eval_texts=["b"], policy=True))
     run.add_note(1, "kl_old", "the KL runs away")
@@ -39,10 +39,8 @@ def test_the_text_fits_and_has_first_and_last_values(width: int, tmp_path: Path)
     assert all(len(line) <= width for line in text.replace("iteration 1, kl_old: the KL runs away", "").splitlines())
     for part in ("25.0%", "75.0%", "gradient norm", "rollout 8 s", "p_target_old/good", "the KL runs away"):
         assert part in text
-    assert ("15.0 to 35.0" in text) == (width >= 70)  # the interval leaves first
-    rows = text.split() if width < 70 else next(r for r in text.splitlines() if r.startswith("kl/base")).split()
-    at = rows.index("kl/base")
-    assert rows[at + 1 : at + 5] == ["0.01", "▁▃▅█", "0.04", "nats"]
+    assert "15.0 to 35.0" in text
+    assert next(r for r in text.splitlines() if r.startswith("kl/base")).split()[1:] == ["0.01", "▁▃▅█", "0.04", "nats"]
     assert "0.125 ▁▁▁ 0.125 share" in text  # negatives/saturated, null at first
 
 
@@ -81,12 +79,6 @@ def test_report_takes_several_folders_and_refuses_unknown_options(
     assert "reward" in capsys.readouterr().out
     assert main(["report", folders[0], "--figure"]) == 2
     assert "did you mean '--figures'" in capsys.readouterr().err
-    for wrong, said in (
-        (f"{folders[0]}/report.html", f"is a file; give its folder, {folders[0]}"),
-        ("", "one or more"),
-    ):
-        assert main(["report", wrong]) == 2
-        assert said in capsys.readouterr().err
     monkeypatch.setenv("HOME", str(tmp_path))
     assert main(["report", "~/a"]) == 0
     assert capsys.readouterr().out.split() == [f"{folders[0]}/report.html"]

@@ -85,3 +85,8 @@ def test_a_number_is_right_in_every_form_and_wrong_once_changed(
     base = f"{number}_{data.draw(st.integers(2, 9))}"
     for wrong in (other, base, *([negated] if float(number) else [])):
         assert not equivalent(form.format(n=wrong, u=unit), gold)
+    if gold.endswith(unit) and "{u}" in form:
+        for wrong_unit in {"cm": ["m", "kg"], "kg": ["g", "hours"], "hours": ["minutes"], "dollars": ["cents"]}.get(
+            unit, []
+        ):
+            assert not equivalent(form.format(n=number, u=wrong_unit), gold)

@@ -3,7 +3,6 @@
 import asyncio
 import copy
 import errno
-import faulthandler
 import functools
 import importlib
 import json
@@ -248,20 +247,6 @@ def test_nested_handlers_are_put_back_in_their_order():
             signal.raise_signal(signal.SIGUSR1)
         signal.raise_signal(signal.SIGUSR1)
     assert calls == ["inner", "outer"] and signal.getsignal(signal.SIGUSR1) is before
-
-
-def test_a_signal_that_c_code_handles_does_not_stop_a_run(tmp_path: Path):
-    with (tmp_path / "stacks").open("w") as file:
-        faulthandler.register(signal.SIGUSR1, file=file)
-        try:
-            with StopRequests() as stop:
-                os.kill(os.getpid(), signal.SIGUSR1)
-                after_the_first = stop.received
-                os.kill(os.getpid(), signal.SIGUSR2)
-                assert (after_the_first, stop.received) == (None, signal.SIGUSR2)
-        finally:
-            faulthandler.unregister(signal.SIGUSR1)
-    assert "most recent call first" in (tmp_path / "stacks").read_text()
 
 
 def test_a_module_is_found_after_the_working_directory_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

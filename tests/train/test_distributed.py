@@ -239,7 +239,7 @@ def test_a_rank_without_memory_says_so_alone_and_none_hangs(model: Path, tmp_pat
     told = [line for line in process.stderr.splitlines() if line.startswith("error:")]
     assert len(told) == 1
     assert "process 1: out of memory (CUDA out of memory. Tried to allocate 20.00 GiB.)" in told[0]
-    assert "`lfpo plan` counts" in told[0]
+    assert "`lfpo plan` with the same keys says what takes the memory" in told[0]
     assert "Traceback" not in process.stderr
 
 

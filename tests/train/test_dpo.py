@@ -1,6 +1,5 @@
 """Preference training: rows, pairs, the trainer, its command."""
 
-import json
 import random
 from pathlib import Path
 from typing import Any
@@ -197,38 +196,6 @@ def test_settings_that_do_not_fit(changes: dict[str, Any], said: str, model: Pat
 def test_a_completion_that_is_too_long_names_its_line(model: Path, data: Path, tmp_path: Path):
     with pytest.raises(UserError, match=r"pairs.jsonl:3: completion has 3 tokens, more than gen_length 2"):
         DPOTrainer(config(tmp_path / "run", model, data, gen_length=2))
-
-
-EOS = "<|endoftext|>"
-
-
-@pytest.mark.parametrize(
-    ("chosen", "rejected", "after_eos", "refused"),
-    [
-        (f"ab{EOS}", "ab", False, True),
-        (f"ab{EOS}", "ab", True, True),
-        ("", EOS, False, True),
-        (f"a{EOS}x", f"a{EOS}y", False, True),  # no scored token differs
-        (f"a{EOS}x", f"a{EOS}y", True, False),
-        ("AB", "ab", False, True),  # the tokenizer makes letters small
-        ("a ", "a", False, False),
-        ("", " ", False, False),
-    ],
-)
-def test_completions_that_are_the_same_tokens_name_their_line(
-    chosen: str, rejected: str, after_eos: bool, refused: bool, tmp_path: Path
-):
-    model = tiny.write_llada(tmp_path / "llada")
-    tokenizer = json.loads((model / "tokenizer.json").read_text())
-    (model / "tokenizer.json").write_text(json.dumps({**tokenizer, "normalizer": {"type": "Lowercase"}}))
-    row = {"prompt": "x", "chosen": chosen, "rejected": rejected}
-    data, held_out = write_rows(tmp_path / "pairs.jsonl", ROWS), write_rows(tmp_path / "held.jsonl", [ROWS[0], row])
-    given = config(tmp_path / "run", model, data, eval_file=str(held_out), after_eos=after_eos)
-    if not refused:
-        assert len(DPOTrainer(given).held_out) == 2
-        return
-    with pytest.raises(UserError, match=r"held.jsonl:2: chosen and rejected are the same tokens"):
-        DPOTrainer(given)
 
 
 @pytest.mark.parametrize("name", TASKS)

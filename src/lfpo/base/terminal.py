@@ -2,11 +2,9 @@
 
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 from rich.measure import Measurement
-from rich.padding import Padding
 from rich.table import Table
-from rich.text import Text
 
 FOLDED = 14  # least width of a column that may break words
 
@@ -18,58 +16,31 @@ class Terminal(Console):
 
     def __init__(self, columns: int | None = None, **options: Any):
         super().__init__(markup=False, emoji=False, **options)
-        if columns is not None and not _is_terminal(self.file):
+        if columns is not None and not self.is_terminal:
             self.width = columns
         strict = not getattr(self.file, "closed", False) and getattr(self.file, "errors", None) == "strict"
         if strict and hasattr(self.file, "reconfigure"):
             self.file.reconfigure(errors="backslashreplace")
 
+    def print(self, *objects: Any, crop: bool = False, **options: Any) -> None:
+        """As rich's, but what is wider than the terminal is not cut off."""
+        super().print(*objects, crop=crop, **options)
+
     def on_broken_pipe(self) -> None:
         raise
 
 
-def _is_terminal(file: Any) -> bool:
-    """Whether output goes to a terminal, and not to a pipe, a file, or what a script has put into its place."""
-    try:
-        return bool(file.isatty())
-    except (AttributeError, ValueError):  # ValueError: it is closed
-        return False
-
-
-def fitted(table: Table, console: Console) -> RenderableType:
-    """The table, with columns as wide as their longest words, which rich alone may cut; rows one under the other where
-    these do not fit. A column with overflow "fold" may break words."""
+def fitted(table: Table, console: Console) -> Table:
+    """The table, with columns at least as wide as their longest words, which rich alone may cut. A column with overflow
+    "fold" may break words of more than FOLDED characters."""
     wide = console.options.update(max_width=10_000)
-    sizes = [[Measurement.get(console, wide, c) for c in (column.header, *column.cells)] for column in table.columns]
-    most = [max(size.maximum for size in column) for column in sizes]
-    words = [max(size.minimum for size in column) for column in sizes]
-    least = [
-        m if column.no_wrap else min(w, FOLDED) if column.overflow == "fold" else w
-        for column, m, w in zip(table.columns, most, words, strict=True)
-    ]
-    room = console.width - (Measurement.get(console, wide, table).maximum - sum(most))  # without padding and lines
-    if sum(least) > room:
-        return stacked(table)
-    widths, limit = most, max(most)
-    while sum(widths) > room:
-        limit -= 1
-        widths = [max(low, min(high, limit)) for low, high in zip(least, most, strict=True)]
-    for column, width in zip(table.columns, widths, strict=True):
-        column.width = width
+    room = console.width - Measurement.get(console, wide, table).maximum  # for all columns at their greatest widths
+    for column in table.columns:
+        sizes = [Measurement.get(console, wide, cell) for cell in (column.header, *column.cells)]
+        most = max(size.maximum for size in sizes)
+        word = most if column.no_wrap else max(size.minimum for size in sizes)
+        column.min_width = min(word, FOLDED) if column.overflow == "fold" else word
+        room += most - column.min_width
+    if room < 0:  # even at their least, where rich would leave out whole columns
+        table.width = console.width - room
     return table
-
-
-def stacked(table: Table) -> Group:
-    """A table's rows one under the other: the first cell, and below it each other one with the name of its column."""
-    lines: list[RenderableType] = [_text(table.title)] if table.title else []
-    for first, *others in zip(*(column.cells for column in table.columns), strict=True):
-        lines += [_text(first)] if first else []
-        for column, cell in zip(table.columns[1:], others, strict=True):
-            if cell:
-                named = [column.header, " "] if column.header else []
-                lines.append(Padding(Text.assemble(*map(_text, [*named, cell])), (0, 0, 0, 2), expand=False))
-    return Group(*lines, *([_text(table.caption)] if table.caption else []))
-
-
-def _text(cell: Any) -> Text:
-    return cell if isinstance(cell, Text) else Text(cell)

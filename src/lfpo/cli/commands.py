@@ -64,10 +64,9 @@ def _memory_explained(config: object) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        from lfpo.core import collectives
         from lfpo.plan.command import out_of_memory
 
-        if (explained := out_of_memory(error, config, collectives.world())) is None:
+        if (explained := out_of_memory(error, config)) is None:
             raise
         raise explained from error
 

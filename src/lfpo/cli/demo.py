@@ -18,7 +18,7 @@ def run_demo(config: LFPOConfig) -> None:
         "flawed demonstrations. LFPO sees only a reward of 1 or 0 for each rollout.\n"
     )
     trainer.train()
-    evaluated = evaluation_table(evaluation_pairs(trainer.run.read_metrics()), console.width < 60)
+    evaluated = evaluation_table(evaluation_pairs(trainer.run.read_metrics()))
     console.print(fitted(evaluated, console))
     for name, sampler in trainer.eval_samplers.items():
         if sampler == trainer.sampler:

@@ -95,7 +95,7 @@ def _find(path: Path, beside: Path) -> Path:
     if name in short:
         return (RECIPES / f"{short[name]}.yaml").resolve()
     if (beside / path).is_dir():
-        raise UserError(f"config {str(path)!r}: a folder; give a YAML file, of a run {path / 'config.yaml'}")
+        raise UserError(f"config {str(path)!r}: a folder; give a YAML file (a run's: {path / 'config.yaml'})")
     near = nearest(name, [*short, *recipe_names(parts=True)], "; `lfpo recipes` lists the shipped ones")
     raise UserError(f"config {str(path)!r}: no such file{near}")
 

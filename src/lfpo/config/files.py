@@ -33,15 +33,6 @@ def read_json(path: Path) -> Json:
     return value
 
 
-def once(pairs: list[tuple[str, Any]]) -> Json:
-    """A JSON object. Raises ValueError where it has a key twice, of which json takes the last."""
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"key {next(name for name in names if names.count(name) > 1)!r} is given twice")
-    return row
-
-
 def write_json(path: Path, value: object, *, default: Callable[[object], object] | None = None) -> None:
     """Write indented JSON. default: what a value is written as that JSON has no form for (None: it is a TypeError)."""
     path.write_text(json.dumps(value, indent=2, default=default) + "\n", encoding="utf-8")

@@ -52,7 +52,7 @@ class PlanConfig:
         check_ranges(self)
         near, each = nearest(str(self.gpu), GPUS), self.gpus_per_machine
         refuse(
-            (self.gpu and self.gpu not in GPUS, f"gpu {self.gpu!r} is not known{near}; or set gpu_memory and tflops"),
+            (self.gpu and self.gpu not in GPUS, f"gpu {self.gpu!r} is not known (set gpu_memory and tflops){near}"),
             (
                 self.gpus > each and self.gpus % each,
                 f"gpus {self.gpus} is not a multiple of gpus_per_machine {each}",

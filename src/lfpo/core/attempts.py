@@ -45,8 +45,8 @@ def attempt(
 
 @contextmanager
 def users_code(what: str) -> Iterator[None]:
-    """Run code of the user's that a run needs, with torch's settings as they were after it. An exception ends in a
-    UserError that begins with `what`; RewardFailed, of a verifier that cannot judge, stays."""
+    """Run code of the user's, or of a tracker, that a run needs; torch's settings are as before after it. An exception
+    ends in a UserError that begins with `what`; RewardFailed, of a verifier that cannot judge, stays."""
     try:
         with torch_state_kept():
             yield

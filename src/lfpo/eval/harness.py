@@ -150,7 +150,7 @@ class LfpoLM(LM):
 
     def _shared(self, what: str, items: Sequence[T], work: Callable[[Sequence[T]], list[R]]) -> list[R]:
         """work(items), where each rank does its share, a chunk at a time; all ranks return all results in order."""
-        own_items = collectives.share(len(items))
+        own_items = collectives.own_indices(len(items))
         done: list[R] = []
         with progress(what, len(own_items), "requests", self.console) as state:
             self.forwarded = self.engine.forwarded = state.forward

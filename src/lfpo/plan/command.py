@@ -1,6 +1,5 @@
 """`lfpo plan`: memory of a recipe on each GPU, and the ways to run it that fit, with command, hours and cost."""
 
-import contextlib
 import functools
 import json
 from dataclasses import asdict, replace
@@ -54,7 +53,7 @@ def run_plan(config: PlanConfig, args: LFPOConfig, *, recipe: str | None, overri
     taken = seconds(estimate, rate(estimate))
     _print_memory(estimate, plan, memory, source, "" if measured else ", assumed; set --prompt_length", console)
     _print_time(estimate, taken, assumption, console)
-    console.print(f"A run: {in_words(estimate.run_length, args)}.", soft_wrap=True)
+    console.print(f"A run: {in_words(estimate.run_length, args.num_train_epochs)}.", soft_wrap=True)
     disk = ", ".join(f"{name} {size / GIB:.3g} GiB" for name, size in estimate.disk.items())
     console.print(f"Disk: at least {sum(estimate.disk.values()) / GIB:.3g} GiB: {disk}.", soft_wrap=True)
     rows = []
@@ -98,28 +97,19 @@ def run_plan(config: PlanConfig, args: LFPOConfig, *, recipe: str | None, overri
         )
 
 
-def out_of_memory(error: BaseException, args: Any, gpus: int) -> UserError | None:
-    """The message for an error that is a lack of memory, in `lfpo train` with the plan's numbers; None for any other
-    error. args: the run's configuration."""
+def out_of_memory(error: BaseException, args: Any) -> UserError | None:
+    """The message for an error that is a lack of memory; None for any other error. args: the run's configuration."""
     text = str(error)
     if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "DefaultCPUAllocator" not in text:
         return None
     reason = text.splitlines()[0] if text else "an allocation failed"
-    counted, lower = "", f"lower update_tokens (now {args.update_tokens})"
+    lower, see = f"lower update_tokens (now {args.update_tokens})", ""
     if isinstance(args, LFPOConfig):
         lower += f" or rollout_tokens (now {args.rollout_tokens})"
-        with contextlib.suppress(UserError):  # a model object without a config.json that can be found
-            config = PlanConfig(gpus=gpus, device="cuda" if torch.cuda.is_available() else "cpu")
-            estimate = _planner(config, args, longest_prompt(args) or ASSUMED_PROMPT)(args, gpus=gpus)
-            phase = estimate.totals.index(estimate.peak)
-            largest = sorted(estimate.parts, key=lambda name: -estimate.parts[name][phase])[:3]
-            listed = ", ".join(f"{name} {estimate.parts[name][phase] / GIB:.2f}" for name in largest)
-            counted = (
-                f"`lfpo plan` counts {estimate.peak / GIB:.2f} GiB in the {PHASES[phase]} phase, most of it {listed}; "
-            )
+        see = "; `lfpo plan` with the same keys says what takes the memory"
     return UserError(
-        f"out of memory ({reason}); {counted}{lower}, set gradient_checkpointing or lora, or take more GPUs with fsdp, "
-        "then --resume"
+        f"out of memory ({reason}); {lower}, set gradient_checkpointing or lora, or take more GPUs with fsdp, then "
+        f"--resume{see}"
     )
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from lfpo.config.errors import UserError
-from lfpo.config.files import once, read_json, user_path
+from lfpo.config.files import read_json, user_path
 from lfpo.config.json import Json
 from lfpo.prompts.rows import check_row
 
@@ -122,7 +122,7 @@ def _lines_rows(text: str, file: Path) -> Rows:
     for number, line in enumerate(lines, start=1):
         where = f"{file}:{number}"
         try:
-            rows.append((json.loads(line, object_pairs_hook=once), where))
+            rows.append((json.loads(line), where))
         except ValueError as error:
             raise UserError(f"{where}: not valid JSON ({error}); each line must be one JSON object") from error
     return rows
@@ -131,7 +131,7 @@ def _lines_rows(text: str, file: Path) -> Rows:
 def _list_rows(text: str, file: Path) -> Rows:
     """The rows of a JSON list of objects."""
     try:
-        rows = json.loads(text, object_pairs_hook=once)
+        rows = json.loads(text)
     except ValueError as error:
         raise UserError(f"{file}: not valid JSON ({error})") from error
     return [(row, f"{file}: row {number}") for number, row in enumerate(rows, start=1)]

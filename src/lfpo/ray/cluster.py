@@ -7,8 +7,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from lfpo.base.environment import installed
 from lfpo.config.engine import EngineSettings
 from lfpo.config.errors import ProcessLost, UserError, first_line
@@ -66,11 +64,6 @@ def connect(settings: EngineSettings, address: str | None = None, auth: str | No
             # "local": Ray alone would join any cluster that runs on this machine.
             ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **({} if address else own))
         except (ConnectionError, ValueError, RuntimeError) as error:
-            if "AuthToken" in str(error.__cause__):
-                raise UserError(
-                    f"engine ray: the cluster at {address!r} asks for a token; set RAY_AUTH_MODE=token, and "
-                    "have the cluster's token in ~/.ray/auth_token or RAY_AUTH_TOKEN"
-                ) from error
             raise UserError(f"engine ray: no cluster at {address!r} ({first_line(error)})") from error
     resources = ray.cluster_resources()
     for kind, askers in needed.items():
@@ -126,12 +119,5 @@ def silent(address: str) -> str:
 
 
 def cause(error: Any) -> BaseException:
-    """What a worker raised, as this process raises it: a UserError, also where memory ran out, or Ray's own error."""
-    if isinstance(error.cause, UserError):
-        return error.cause
-    if isinstance(error.cause, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error.cause):
-        return UserError(
-            f"engine ray: a worker ran out of memory ({first_line(error.cause)}); lower rollout_tokens or "
-            "engine.prompts_per_unit"
-        )
-    return error
+    """What a worker raised, as this process raises it: a UserError, or Ray's own error, which names the worker's."""
+    return error.cause if isinstance(error.cause, UserError) else error

@@ -12,10 +12,6 @@ from lfpo.core.reward_values import checked
 from lfpo.rewards import RewardFunction, reward_name
 
 
-class Interrupted(Exception):
-    """A KeyboardInterrupt of a reward function. Ray would take the interrupt itself for that of a cancelled task."""
-
-
 @functools.cache
 def _loaded(pickled: bytes) -> RewardFunction:
     """A function, unpickled once in a process."""
@@ -36,7 +32,5 @@ def call(pickled: bytes, arguments: Json) -> list[float | None]:
         return checked(function(**arguments), reward_name(function), len(next(iter(arguments.values()))))
     except (UserError, RewardFailed):
         raise
-    except KeyboardInterrupt as error:
-        raise Interrupted(str(error)) from None
     except (Exception, SystemExit) as error:  # user code may raise anything, also what cannot be pickled
         raise RewardFailed(last_line(error)) from None

@@ -12,7 +12,7 @@ from lfpo.core import collectives
 from lfpo.core.attempts import RewardFailed, RewardTimeout
 from lfpo.core.scoring import accepted
 from lfpo.ray.cluster import LOOK, check_head, connect, import_ray, wait_for_start
-from lfpo.ray.reward_tasks import Interrupted, call, load
+from lfpo.ray.reward_tasks import call, load
 from lfpo.rewards import RewardFunction, reward_name
 
 RETRIES = 2  # times that Ray calls a function again whose process died
@@ -38,13 +38,13 @@ def by_tasks(
             closing.callback(import_ray().shutdown)
         return import_ray().get_runtime_context().gcs_address, os.environ.get("RAY_AUTH_MODE")
 
-    cluster = collectives.together(lambda: join() if first else ())[0]
-    collectives.together(lambda: None if first else join(*cluster))
+    cluster = collectives.on_every_rank(lambda: join() if first else ())[0]
+    collectives.on_every_rank(lambda: None if first else join(*cluster))
     sent = [cloudpickle.dumps(function) for function in functions]
     tasks = max(1, settings.reward_workers // collectives.world())
     ray = import_ray()
     loading, stored = ray.remote(num_cpus=1)(load), [ray.put(pickled) for pickled in sent]
-    collectives.together(lambda: wait_for_start([loading.remote(*stored) for _ in range(tasks)]))
+    collectives.on_every_rank(lambda: wait_for_start([loading.remote(*stored) for _ in range(tasks)]))
     return [_by_tasks(function, pickled, tasks) for function, pickled in zip(functions, stored, strict=True)]
 
 
@@ -90,8 +90,6 @@ def _result(task: Any) -> list[float | None]:
         try:
             return future.result(LOOK)
         except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, Interrupted):
-                raise KeyboardInterrupt(str(error.cause)) from None
             raise error.cause from None
         except ray.exceptions.RayError as error:
             raise RewardFailed(f"its Ray task was lost ({first_line(error)})") from None

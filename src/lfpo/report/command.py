@@ -33,11 +33,9 @@ def run_report(rest: list[str]) -> None:
         print(USAGE)
         return
     names = [a for a in rest if a not in flags]
-    if not all(names) or not names:
+    if not names:
         raise UserError("lfpo report needs one or more folders, as written by lfpo train or lfpo compare")
     for folder in map(user_path, names):
-        if folder.is_file():
-            raise UserError(f"{folder}: is a file; give its folder, {folder.parent}")
         run = Run(folder)
         if "--text" in flags:
             print_text(run)

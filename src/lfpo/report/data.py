@@ -1,15 +1,12 @@
 """The data of a page, as one JSON object. `lfpo watch` sends it again whenever the run has changed."""
 
-import math
 from dataclasses import asdict
-from typing import Any
 
-from lfpo.config.build import load_yaml, to_dict, yaml_text
+from lfpo.config.build import load_yaml, yaml_text
 from lfpo.config.errors import UserError
 from lfpo.config.files import read_json
 from lfpo.config.json import Json
 from lfpo.config.sampler import SamplerConfig
-from lfpo.config.train import LFPOConfig
 from lfpo.eval.estimates import over_problems, students_interval
 from lfpo.report.charts import POLICY, SIGNAL, reward_parts
 from lfpo.report.completions import evaluation_samples, rollout_sample, rollouts_to_play, verdicts
@@ -34,16 +31,12 @@ def page_data(run: Run) -> Json:
 
 def run_data(run: Run) -> Json:
     """The data of a run's page. Raises UserError when the folder holds no run with at least one line of metrics."""
-    metrics = [{key: _finite(value) for key, value in row.items()} for row in run.read_metrics()]
+    metrics = run.read_metrics()
     if not metrics or not (run.dir / "config.yaml").exists():
         missing = "config.yaml" if metrics else "metrics.jsonl with at least one line"
         raise UserError(f"{run.dir}: no {missing}; give a folder written by lfpo train")
-    info = run_info(run)
-    written = load_yaml(run.dir / "config.yaml")
-    config = to_dict(LFPOConfig(output_dir="")) | written  # an older version may have had fewer keys
-    config["objective"] = {"name": "lfpo", **config["objective"]}
-    last = metrics[-1]["step"]
-    total = info.get("iterations") or max(config["max_steps"], last)
+    info, config = run_info(run), load_yaml(run.dir / "config.yaml")
+    last, total = metrics[-1]["step"], info["iterations"]
     samples, samples_note = evaluation_samples(run.dir, config, last)
     rollouts = rollout_sample(run.dir, config, last)
     held_out = bool(samples["problems"])
@@ -66,8 +59,8 @@ def run_data(run: Run) -> Json:
         "left": time_left(metrics, config, total),
         "learning_rate": config["learning_rate"],
         "seed": config["seed"],
-        "environment": info.get("environment", ""),
-        "versions": info.get("versions", {}),
+        "environment": info["environment"],
+        "versions": info["versions"],
         "notes": [note for note in run.read_notes() if note["step"] <= last],
         "metrics": values,
         "charts": {
@@ -78,7 +71,7 @@ def run_data(run: Run) -> Json:
         "times": spent,
         "percents": percents(spent),
         "samplers": {n: _settings(s) for n, s in {"rollouts": config["sampler"], **config["eval_samplers"]}.items()},
-        "config": yaml_text(written),
+        "config": yaml_text(config),
         "samples": samples,
         "held_out": held_out,
         "samples_note": samples_note,
@@ -161,11 +154,6 @@ def columns(metrics: list[Metrics]) -> dict[str, list[float | None]]:
     """The values of metrics.jsonl by key, with five significant digits; None where a line has no number."""
     names = dict.fromkeys(k for m in metrics for k in m)
     return {name: [_short(m.get(name)) for m in metrics] for name in names}
-
-
-def _finite(value: Any) -> Any:
-    """A number of metrics.jsonl; None where it is not finite, as the norm of a gradient may be."""
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _short(value: float | None) -> float | None:

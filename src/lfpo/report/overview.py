@@ -1,5 +1,6 @@
 """A folder of runs: what each is and how it stands, with the course of one metric for a chart of all."""
 
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,11 +24,8 @@ SHOWN = ("name", "objective", "on", "learning rate", "state", "reward", "held ou
 
 def runs_in(folder: Path) -> list[Run]:
     """The runs of `lfpo train` directly inside a folder, oldest first."""
-    found = [path.parent for path in folder.glob("*/metrics.jsonl") if (path.parent / "config.yaml").exists()]
-    kinds = {path: read_json(path / "run.json").get("kind") for path in found if (path / "run.json").exists()}
-    return [
-        Run(path) for path in sorted(kinds, key=lambda p: (p / "run.json").stat().st_mtime) if kinds[path] == "train"
-    ]
+    files = [file for file in folder.glob("*/run.json") if (file.parent / "metrics.jsonl").exists()]
+    return [Run(file.parent) for file in sorted(files, key=os.path.getmtime) if read_json(file)["kind"] == "train"]
 
 
 def overview_data(folder: Path) -> Json:
@@ -46,18 +44,16 @@ def summary(run: Run) -> Json | None:
     if not metrics:
         return None
     config, info = load_yaml(run.dir / "config.yaml"), read_json(run.dir / "run.json")
-    last = metrics[-1]["step"]
-    total = info.get("iterations") or max(config.get("max_steps", 0), last)
     pairs = evaluation_pairs(metrics)
     rewards = [m["reward"] for m in metrics if m.get("reward") is not None]
     kept = ["step", "reward", *(f"eval/{pair['name']}/{measure_of(pair['last'])}" for pair in pairs)]
     series = columns([{key: m[key] for key in kept if key in m} for m in metrics])
     cells = {
         "name": run.dir.name,
-        "objective": (config.get("objective") or {}).get("name", "lfpo"),
+        "objective": config["objective"]["name"],
         "on": data_of(config) or "rows given in Python",
         "learning rate": f"{rate:g}" if (rate := config.get("learning_rate")) else "",
-        "state": _state(run, metrics, config, total),
+        "state": _state(run, metrics, config, info["iterations"]),
         "reward": f"{rewards[-1]:.3f}" if rewards else "",
         "held out": ", ".join(pair["name"] for pair in pairs),
         "before": ", ".join(score_text(pair["first"]) for pair in pairs),
@@ -73,7 +69,7 @@ def _state(run: Run, metrics: Sequence[Json], config: Json, total: int) -> str:
         return f"finished, {total} iterations"
     if time.time() - run.metrics_file.stat().st_mtime > QUIET:
         return f"stopped at {last} of {total}"
-    left = time_left(list(metrics), {"eval_steps": 10} | config, total)
+    left = time_left(list(metrics), config, total)
     return f"{last} of {total}" + ("" if left is None else f", {duration(left)} left")
 
 

@@ -38,11 +38,10 @@ def print_report(run: Run, console: Console | None = None, data: Json | None = N
         f"{data['model']}, {data['step']} of {data['max_steps']} iterations, {data['seconds'] / 60:.1f} minutes of "
         f"training{pace}, seed {data['seed']}. {data['environment']}"
     )
-    narrow = console.width < 70
     if data["evaluations"]:
         say("")
-        console.print(fitted(evaluation_table(data["evaluations"], narrow), console))
-    say("\n".join(["", *metric_lines(data["metrics"], console.width, narrow)]))
+        console.print(fitted(evaluation_table(data["evaluations"]), console))
+    say("\n".join(["", *metric_lines(data["metrics"], console.width)]))
     for e in data["evaluations"]:
         if e["change"]:
             say(f"{e['name']}: {change_text(e['change'], measure_of(e['last']))}, paired by problem")
@@ -60,11 +59,9 @@ def change_text(change: Json, measure: str) -> str:
     return f"{mean}{unit}, 95 % interval {low} to {high}"
 
 
-def metric_lines(metrics: dict[str, list[float | None]], width: int, narrow: bool) -> list[str]:
-    """One line a metric: name, first value, sparkline, last value, unit; the name on its own line where narrow.
-
-    Metrics of the policy have the names of metrics.jsonl.
-    """
+def metric_lines(metrics: dict[str, list[float | None]], width: int) -> list[str]:
+    """One line a metric: name, first value, sparkline, last value, unit. Metrics of the policy have the names of
+    metrics.jsonl."""
     names = [
         ("reward", "reward", ""),
         *((f"rewards/{line.name}", line.key, "") for line in reward_parts(metrics).lines),
@@ -81,22 +78,22 @@ def metric_lines(metrics: dict[str, list[float | None]], width: int, narrow: boo
     lines = []
     for name, unit, values in series:
         course = f"{values[0]:>8.4g} {sparkline(thinned(values, spark), spark)} {values[-1]:.4g}{unit}"
-        lines += [name, f"  {course}"] if narrow else [f"{name:<{label}}{course}"]
+        lines.append(f"{name:<{label}}{course}")
     return lines
 
 
-def evaluation_table(evaluations: list[Json], narrow: bool = False) -> Table:
-    """Held-out results at the start and the end of a run; a narrow table leaves out interval and steps."""
+def evaluation_table(evaluations: list[Json]) -> Table:
+    """Held-out results at the start and the end of a run."""
     measures = "/".join(sorted({measure_of(e["last"]) for e in evaluations}))
     table = Table("sampler", title="Held out, before and after", title_justify="left", show_edge=False)
     table.add_column("iteration", justify="right", header_style="", no_wrap=True)
-    for name in (measures, *([] if narrow else ["95 % interval", "steps"]), "NFE"):
+    for name in (measures, "95 % interval", "steps", "NFE"):
         table.add_column(name, justify="right")
     for e in evaluations:
         for values in (e["first"], e["last"]) if e["first"]["step"] != e["last"]["step"] else (e["last"],):
-            wide = [] if narrow else [interval_text(values), f"{values['steps']:.1f}"]
             name = e["name"] if values["step"] == e["first"]["step"] else ""
-            table.add_row(name, str(values["step"]), score_text(values), *wide, f"{values['nfe']:.1f}")
+            counts = (f"{values['steps']:.1f}", f"{values['nfe']:.1f}")
+            table.add_row(name, str(values["step"]), score_text(values), interval_text(values), *counts)
     return table
 
 

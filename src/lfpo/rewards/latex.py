@@ -50,7 +50,7 @@ TEXT = re.compile(r"\\text\{([^{}]*)\}")  # the only font that `plain_latex` lea
 _SIGNS = str.maketrans(
     {"×": "\\times ", "÷": "\\div ", "·": "\\cdot ", "π": "\\pi ", "∞": "\\infty ", "∪": "\\cup "}  # noqa: RUF001
     | {"±": "\\pm ", "≈": "\\approx ", "∈": "\\in ", "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "°": "^\\circ "}
-    | {"∅": "\\emptyset ", "½": "\\frac{1}{2}", "⅓": "\\frac{1}{3}", "⅔": "\\frac{2}{3}"}
+    | {"∅": "\\emptyset ", "\u211d": "\\mathbb{R}", "½": "\\frac{1}{2}", "⅓": "\\frac{1}{3}", "⅔": "\\frac{2}{3}"}
     | {"¼": "\\frac{1}{4}", "¾": "\\frac{3}{4}", "√": "sqrt", "。": "."}
 )
 _SPACING = (
@@ -73,6 +73,7 @@ _PLAIN: tuple[tuple[str, Any], ...] = (
     (rf"{_WORD}sqrt\s*{_PARENTHESES}", r"\\sqrt{\1}"),
     (rf"{_WORD}sqrt\s*(\d+(?:\.\d+)?|[A-Za-z](?![A-Za-z])|{_FRAC})", r"\\sqrt{\1}"),
     (rf"{_WORD}({FUNCTIONS})(?![A-Za-z])", r"\\\1 "),
+    (rf"{_WORD}(?:infinity|infty)(?![A-Za-z])", r"\\infty "),
     (r"(?<=[\w)}\]])\s*\*\*\s*(-?\d+|[A-Za-z]|\([^()]*\))", r"^{\1}"),
 )
 _TABLE: tuple[tuple[str, Any], ...] = (
@@ -82,9 +83,11 @@ _TABLE: tuple[tuple[str, Any], ...] = (
     (r">=|\\geq(?:slant)?", r"\\ge "),
     (r"\+\s*\\infty", r"\\infty"),
     (r"\\varnothing|\\\{\s*\\\}", r"\\emptyset"),
+    (r"(^|\\in)\s*(?:\\mathbb\s*\{?\s*R\s*\}?|\\R)\s*$", r"\1(-\\infty, \\infty)"),
     (_SPACING, " "),
     (r"(?<![%\\])\\?%(?!\s*\\?%)", r"\\text{percent}"),
     (r"\^\s*\{?\s*\\circ\s*\}?", r"\\text{degrees}"),
+    (r"\\[dt]binom", r"\\binom"),
     (r"\\(begin|end)\{(?:array|smallmatrix)\}(?:\s*\{[lcr| ]*\})?", r"\\\1{matrix}"),
     (rf"{_FONT}\s*\{{((?:[^{{}}A-Za-z]|[A-Za-z](?!\.?[A-Za-z]))*)\}}", r" \2 "),
     (rf"{_FONT}\s*\{{([^{{}}]*)\}}", r"\\text{\2}"),
@@ -137,23 +140,29 @@ def split_outside(text: str, separators: str | re.Pattern[str]) -> list[str]:
     return [*parts, text[start:]]
 
 
-_MEASURES = """
-mm millimeter millimetre cm centimeter centimetre m meter metre km kilometer kilometre inch inches in ft foot feet
-yd yard mi mile g gram kg kilogram lb pound oz ounce ton tonne ml milliliter millilitre l liter litre gal gallon pint
-cup s sec second min minute h hr hour day wk week month yr year mph usd dollar cent eur euro degree deg celsius
-fahrenheit radian rad percent acre
-""".split()  # noqa: SIM905
-_MEASURES += [f"{word}s" for word in _MEASURES if len(word) > 1]
+# A measure and its other names.
+_NAMES = """
+mm millimeter millimetre, cm centimeter centimetre, m meter metre, km kilometer kilometre, inch inches in, ft foot feet,
+yd yard, mi mile, g gram, kg kilogram, lb pound, oz ounce, ton tonne, ml milliliter millilitre, l liter litre,
+gal gallon, pint, cup, s sec second, min minute, h hr hour, day, wk week, month, yr year, am, pm, mph, usd dollar,
+cent, eur euro, degree deg, celsius, fahrenheit, radian rad, percent, acre
+"""
+_MEASURES = {word: names.split()[0] for names in _NAMES.split(",") for word in names.split()}
+_MEASURES = {f"{word}s": name for word, name in _MEASURES.items() if len(word) > 1} | _MEASURES
+_CURRENCIES = {"\\$": "usd", "€": "eur", "£": "gbp", "¥": "yen"}
 _NOUNS = ("people", "men", "women", "children", "fish", "sheep", "mice", "geese", "cattle", "deer", "dice")
-_BEFORE_NOUNS = ("square", "sq", "cubic", "cu", "a", "an", "of", "per", "the")
+_POWERS = {"square": "2", "sq": "2", "cubic": "3", "cu": "3"}
+_BEFORE_NOUNS = (*_POWERS, "a", "an", "of", "per", "the")
 # What may follow a noun without changing the value: `13 years old`, `13 apples left`; not `13 dollars lost`.
 _AFTER_NOUNS = """
 old long tall wide high deep thick away apart left total each apiece altogether remaining overall together daily weekly
 monthly yearly annually
 """.split()  # noqa: SIM905
 # Words that change the value before a noun: `13 thousand dollars`.
-_CHANGES = re.compile(r"(?:(?:ten|hundred|thousand|[a-z]*illion)(?:th)?|dozen|pair|couple|half|halve|third|quarter)s?")
-_POWER = r"(?:\s*\^\s*\{?\s*-?[1-3]\s*\}?)?"
+_CHANGES = re.compile(
+    r"(?:(?:ten|hundred|thousand|[a-z]*illion)(?:th)?|dozen|pair|couple|half|halve|third|quarter|basis|debt|loss)s?"
+)
+_POWER = r"(?:\s*\^\s*\{?\s*(-?[1-3])\s*\}?)?"
 _ENDS = r"(?=\s*(?:$|[)\]},;=<>+\-*/:|^]|\\(?:text|times|cdot|div|cup|cap|pm|le|ge|approx)(?![A-Za-z])|\\\\|\\\}))"
 _IN_TEXT = re.compile(TEXT.pattern + _POWER + _ENDS)
 _TRAILING = re.compile(rf"(?<![A-Za-z\\])([A-Za-z][A-Za-z./]*(?:[\s-]+[A-Za-z][A-Za-z./]*)*){_POWER}$")
@@ -162,7 +171,7 @@ _VALUE = re.compile(r"[0-9.})\]!]$|\\pi$|(?<![A-Za-z])[a-z]$")
 
 def is_unit(text: str) -> bool:
     """Whether words name a unit or a counted thing: `cm`, `apples`, `dollars per hour`; not `million`, `below zero`."""
-    words = re.findall(r"[^\s./()-]+", re.sub(r"\b([ap])\.\s?m\b", r"\1m", text.lower()))  # `p.m.` is no metre
+    words = _words(text)
 
     def is_noun(word: str) -> bool:
         return word in _MEASURES or word in _NOUNS or (word[-1] == "s" and len(word) > 3)
@@ -171,6 +180,10 @@ def is_unit(text: str) -> bool:
     others = {w for w in words if w not in _MEASURES and w not in _BEFORE_NOUNS}
     plain = all(len(w) > 2 and w.isalpha() and not _CHANGES.fullmatch(w) for w in others)
     return named and plain and (is_noun(words[-1]) or words[-1] in _AFTER_NOUNS)
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[^\s./()-]+", re.sub(r"\b([ap])\.\s?m\b", r"\1m", text.lower()))
 
 
 def _units(text: str) -> list[re.Match[str]]:
@@ -187,3 +200,13 @@ def without_units(text: str) -> str:
         if apart and _VALUE.search(before.rstrip()[-4:]):
             text = f"{before} {text[unit.end() :]}".strip()
     return text
+
+
+def measures(text: str) -> frozenset[str]:
+    """The measures of a text with their powers, such as `cm2` for `5 square centimetres`."""
+    names = {unit for sign, unit in _CURRENCIES.items() if sign in text}
+    for unit in _units(plain_latex(text)):
+        words = _words(unit[1])
+        power = next((_POWERS[word] for word in words if word in _POWERS), unit[2] or "")
+        names |= {_MEASURES[word] + power for word in words if word in _MEASURES}
+    return frozenset(names)

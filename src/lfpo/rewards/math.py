@@ -12,12 +12,14 @@ from lfpo.rewards.algebra import by_algebra, check_installed, ungrouped
 from lfpo.rewards.answers import closing_brace, last_boxed, marked_answer
 from lfpo.rewards.arithmetic import evaluate, parse, python_source
 from lfpo.rewards.each import each
-from lfpo.rewards.latex import GREEK, TEXT, canonical, is_unit, plain_latex, split_outside, without_units
+from lfpo.rewards.latex import GREEK, TEXT, canonical, is_unit, measures, plain_latex, split_outside, without_units
 from lfpo.rewards.numbers import to_number
 
 MAX_CHARS = 400  # the longest answer of MATH has 159
 
 _COMMAS = re.compile(r",(?!(?<=\d,)\d{3}(?!\d))")  # not those that group thousands
+_GROUPED = re.compile(r"(?<![\d.])\d{1,3}(?:,\d{3})+(?!\d)")
+_SPACED = re.compile(r",\s|(?<=\d),0\d\d(?!\d)")  # then other commas group digits: `(1,000, 2)`
 Parts = tuple[str, list[str]]
 _EQUALS = re.compile(r"(?<![<>!:\\])=")
 _ASSIGNS = re.compile(rf"{_EQUALS.pattern}|\\(?:in|approx)(?![A-Za-z])")
@@ -86,6 +88,9 @@ def equivalent(answer: str, gold: str) -> bool:
     if not _comparable(answer, gold):
         return False
     answer, gold = plain_latex(answer), plain_latex(gold)
+    given, asked = named_values(answer), named_values(gold)
+    if given or asked:
+        return _same_named(answer, gold, given, asked)
     (name, value), (named, expected) = statement(answer), statement(gold)
     equations = len(_EQUALS.findall(answer)) == 1 == len(_EQUALS.findall(gold)) and name != named
     if name and named and name != named:
@@ -94,10 +99,41 @@ def equivalent(answer: str, gold: str) -> bool:
 
 
 def _comparable(answer: str, gold: str) -> bool:
-    """Whether both texts are of bounded length, and the answer's braces are closed."""
+    """Whether both texts are of bounded length, the answer's braces are closed, and no measure is another one."""
     if not answer.strip() or max(len(answer), len(gold)) > MAX_CHARS:
         return False
-    return closing_brace(f"{{{answer}}}", 0) == len(answer) + 1
+    units, gold_units = measures(answer), measures(gold)
+    return closing_brace(f"{{{answer}}}", 0) == len(answer) + 1 and (units <= gold_units or gold_units <= units)
+
+
+def named_values(text: str) -> dict[str, str]:
+    """Name -> value of `p = 2, q = 5`; empty unless all values have names, each its own."""
+    parts = [_assigned(part) for part in split_outside(_CONJUNCTION.sub(", ", text), _COMMAS)]
+    found = dict(parts)
+    return found if 1 < len(found) == len(parts) and all(found) and all(found.values()) else {}
+
+
+def _same_named(answer: str, gold: str, given: dict[str, str], asked: dict[str, str]) -> bool:
+    """Whether values equal by name. given, asked: `named_values` of answer and gold; one of them may be empty. Then its
+    text must list the values in the order of the others, or in any if those are `x_1`, `x_2` of an answer."""
+    if given and asked:
+        return given.keys() == asked.keys() and all(_same(given[name], asked[name]) for name in asked)
+    names, values, text = list(given or asked), list((given or asked).values()), gold if given else answer
+    of_tuple, value = statement(text)  # `(p, q) = (2, 5)`
+    if of_tuple.startswith("("):
+        letters, (kind, others) = of_tuple.strip("()").split(","), _parts(value)
+        named = dict(zip(letters, others, strict=False))
+        return (
+            kind == "()" and len(letters) == len(others) and _same_named(answer, gold, given or named, asked or named)
+        )
+    if given and len({name.partition("_")[0] for name in names}) == 1:
+        return _same(", ".join(values), text)
+    kind, others = _parts(without_units(_CONJUNCTION.sub(", ", text)))
+    # An answer's own names say nothing about the order of the reference, unless they are coordinates.
+    ordered = kind in (",", "()") if asked else kind == "()" and "x,y,z".startswith(",".join(names))
+    if not ordered or text.strip().startswith("\\{") or len(others) != len(values):
+        return False
+    return all(map(_same, *((values, others) if given else (others, values))))
 
 
 def statement(text: str) -> tuple[str, str]:
@@ -159,7 +195,20 @@ def _same(answer: str, gold: str) -> bool:
     if _EQUALS.search(answer) and not _EQUALS.search(gold):
         sides = split_outside(answer, _EQUALS)
         return len(sides) > 1 and all(_computed(side) == expected is not None or _same(side, gold) for side in sides)
+    alone, gold_alone = _only_element(answer), _only_element(gold)
+    if alone or gold_alone:  # a set of one element is that element, unless that is a set
+        inside = (alone or answer, gold_alone or gold)
+        sets = [side.strip().startswith(("\\{", "\\emptyset")) for side in inside]
+        fits = sets[0] == sets[1] if alone and gold_alone else not any(sets)
+        return fits and _same(*inside)
     return _same_parts(_parts(answer), _parts(gold))
+
+
+def _only_element(text: str) -> str:
+    """The element of a set of one, in braces; empty for anything else."""
+    match = _BRACKETS.fullmatch(text.strip())
+    inner = split_outside(match[2], ",") if match and match[1] + match[3] == "\\{\\}" else []
+    return inner[0].strip() if len(inner) == 1 else ""
 
 
 def _same_parts(answer: Parts, gold: Parts) -> bool:
@@ -194,11 +243,12 @@ def _parts(text: str) -> Parts:
     parts = split_outside(text, _COMMAS)
     if len(parts) == 1 and (match := _BRACKETS.fullmatch(text)):
         kind = match[1] + match[3]
-        inner = split_outside(match[2], ",")
-        if len(inner) > 1:
+        listed = match[2]
+        if _SPACED.search(listed):
+            listed = _GROUPED.sub(lambda number: number[0].replace(",", ""), listed)
+        inner = split_outside(listed, ",")
+        if kind == "\\{\\}" or len(inner) > 1:
             return kind.replace("\\{\\}", ","), inner
-        if kind == "\\{\\}":  # a set of one element is that element
-            return _parts(match[2])
     values = []
     for part in parts:  # `a \pm b` is `a + b` and `a - b`
         sides = re.split(r"\\(?:pm|mp)(?![A-Za-z])", part)

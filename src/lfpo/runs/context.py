@@ -20,21 +20,10 @@ from lfpo.runs.directory import Run
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # What closed terminals and schedulers end a process with, unless something else handles it; nohup ignores SIGHUP.
-_ALSO = ("SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
-ALSO = tuple(getattr(signal, name) for name in _ALSO if hasattr(signal, name))
-
-
+ALSO = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 # Schedulers signal all processes of a step, and torchrun then forwards its own signal to the ranks: within so many
 # seconds that is one request.
 ONE_REQUEST = 2.0
-
-
-def _ends_the_process(number: int) -> bool:
-    """Whether a signal has its default action. Linux also tells handlers that C code has set, of which Python does not
-    know: `faulthandler.register(SIGUSR1)`, which prints where a run hangs."""
-    status = Path("/proc/self/status")
-    caught = status.read_text().partition("SigCgt:")[2].split()[0] if status.exists() else "0"
-    return signal.getsignal(number) is signal.SIG_DFL and not int(caught, 16) >> (number - 1) & 1
 
 
 class Stopped(KeyboardInterrupt):
@@ -61,7 +50,7 @@ class StopRequests:
         self._handled = ExitStack()
 
     def __enter__(self) -> StopRequests:
-        handled = [*SIGNALS, *filter(_ends_the_process, ALSO)]
+        handled = [*SIGNALS, *(number for number in ALSO if signal.getsignal(number) is signal.SIG_DFL)]
         self._handled.enter_context(handling(dict.fromkeys(handled, self._handle)))
         return self
 

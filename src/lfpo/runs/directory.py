@@ -1,6 +1,7 @@
 """A run directory: the resolved config, metrics.jsonl, rollouts and checkpoints of one training run."""
 
 import contextlib
+import fcntl
 import json
 import math
 import os
@@ -16,25 +17,8 @@ from lfpo.config.errors import UserError
 from lfpo.config.files import json_lines, read_json, replace_file, user_path, writing
 from lfpo.config.json import Json
 
-try:
-    import fcntl
-except ImportError:  # on Windows
-    fcntl = None  # type: ignore[assignment]
-
 RESUME = "; saved checkpoints are intact, and the same command with --resume goes on from them"
 LOCK = ".lock"
-_LOCKS: set[int] = set()  # open files with a lock
-
-
-def _leave_locks() -> None:
-    """In a child process, which would keep its parent's locks beyond the parent's end."""
-    for number in _LOCKS:
-        os.close(number)
-    _LOCKS.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_locks)
 
 
 @dataclass(frozen=True)
@@ -56,20 +40,18 @@ class Run:
     def locked(self) -> Iterator[None]:
         """Keep other processes from training in this folder while the block runs. Raises UserError where one does.
 
-        The lock is the system's and ends with the process, however that ends. A file system without locks has none.
+        The lock is the system's and ends with the process, however that ends; a child process does not keep it. A file
+        system without locks has none.
         """
-        if self.silent or fcntl is None:
+        if self.silent:
             yield
             return
         file = self.dir / LOCK
         with writing(file, RESUME):
-            file.touch()
-            # Read only: a file that is open for writing would keep its file system from being mounted anew.
-            number = os.open(file, os.O_RDONLY)
-        _LOCKS.add(number)
-        try:
+            opened = file.open("a+")
+        with opened:
             try:
-                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.lockf(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise UserError(
                     f"{self.dir}: {file.read_text().strip() or 'another process'} trains here; wait for its end or "
@@ -78,11 +60,10 @@ class Run:
             except OSError:
                 pass  # no locks here
             with writing(file, RESUME):
-                file.write_text(f"process {os.getpid()} on {platform.node()}\n")
+                opened.truncate(0)
+                opened.write(f"process {os.getpid()} on {platform.node()}\n")
+                opened.flush()
             yield
-        finally:
-            _LOCKS.discard(number)
-            os.close(number)
 
     def log(self, values: Json) -> None:
         """Append one JSON object to metrics.jsonl. Raises UserError when it cannot be written."""
@@ -120,31 +101,20 @@ class Run:
         """The lines of notes.jsonl; [] where there are no notes."""
         return _read_lines(self.dir / "notes.jsonl")
 
-    def write_config(self, config: object, iterations: int, done: int) -> None:
-        """Write the configuration that the run goes on with after `done` iterations, as it was given, and the number of
-        its iterations. A note says which keys a resume has changed."""
+    def write_config(self, config: object, iterations: int) -> None:
+        """Write the configuration that the run goes on with, as it was given, and the number of its iterations."""
         if not self.silent:
             info = {**read_json(self.dir / "run.json"), **_started(), "iterations": iterations}
-            before, now = flattened(load_yaml(self.dir / "config.yaml")), flattened(to_dict(config))
-            changed = sorted(key for key in before.keys() & now.keys() - {"output_dir"} if before[key] != now[key])
-            if changed and done:
-                text = f"the run was resumed with another {', '.join(changed)}"
-                self.add_note(done, "resumed", f"{text}; compare results before and after with care")
             with writing(self.dir / "run.json", RESUME):
                 replace_file(self.dir / "run.json", json.dumps(info, indent=2) + "\n")
             with writing(self.dir / "config.yaml", RESUME):
                 replace_file(self.dir / "config.yaml", yaml_text(to_dict(config)))
 
-    def truncate_metrics(self, step: int, report: Callable[[str], None]) -> None:
-        """Drop metrics and notes after `step`: they are about to be computed again. report: called with a sentence
-        where there are no metrics."""
-        if self.silent:
-            return
+    def truncate_metrics(self, step: int) -> None:
+        """Drop metrics and notes after `step`: they are about to be computed again."""
         for name, rows in (("metrics.jsonl", self.read_metrics()), ("notes.jsonl", self.read_notes())):
             if (self.dir / name).exists():
                 self.write_rows(name, [row for row in rows if row["step"] <= step])
-            elif name == self.metrics_file.name and step > 0:
-                report(f"{self.metrics_file}: missing, so it begins again after iteration {step}")
 
 
 def _read_lines(file: Path) -> list[Json]:

@@ -17,6 +17,7 @@ from typing import Any
 from lfpo.config.errors import UserError, last_line
 from lfpo.config.files import read_json
 from lfpo.config.json import Json
+from lfpo.core.attempts import users_code
 from lfpo.rewards.answers import prompt_text
 from lfpo.runs.directory import Run
 
@@ -69,16 +70,9 @@ def reporting(
 
     with ExitStack() as stack:
         for name in [] if run.silent else names:
-            try:
-                tracker = _start(name, run, config, done)
-            except UserError:
-                raise
-            except Exception as error:  # another library's: no key, no network
-                raise UserError(
-                    f"report_to: {name} could not start ({last_line(error)}); log in, or leave it out of report_to"
-                ) from error
-            trackers[name] = tracker
-            stack.callback(attempt, name, tracker.finish)
+            with users_code(f"report_to: the start of {name}"):  # no key, no network
+                trackers[name] = _start(name, run, config, done)
+            stack.callback(attempt, name, trackers[name].finish)
         run.listeners.append(send)
         stack.callback(run.listeners.remove, send)
         yield

@@ -38,7 +38,7 @@ from lfpo.train.adamw import build_adamw
 from lfpo.train.rates import with_rate
 from lfpo.train.run import train_on_examples
 from lfpo.train.setup import about, check_ranks
-from lfpo.train.sft import encode_example, sampled_length, through_eos, update
+from lfpo.train.sft import encode_example, sampled_length, update
 from lfpo.train.trainer import Trainer
 
 # A pair's prompt and its two completions, chosen first, as token ids; completions end with EOS or fill gen_length.
@@ -169,10 +169,6 @@ def _pairs(
     def encode(pair: Preference, length: int) -> Pair:
         prompt, chosen = encode_example(tokenizer, model, pair.prompt, pair.chosen, length, pair.where)
         rejected = encode_example(tokenizer, model, pair.prompt, pair.rejected, length, pair.where)[1]
-        ends = [length if config.after_eos else through_eos(side, model) for side in (chosen, rejected)]
-        if chosen[: ends[0]] == rejected[: ends[1]]:
-            scored = "" if config.after_eos else ", up to the first EOS"
-            raise UserError(f"{pair.where}: chosen and rejected are the same tokens{scored}; a pair must differ")
         return prompt, chosen, rejected
 
     if not config.tasks:

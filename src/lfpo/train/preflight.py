@@ -13,21 +13,16 @@ from typing import Any
 
 import torch
 
-from lfpo.base.measure import matmul_peak
 from lfpo.config.errors import UserError
 from lfpo.config.files import user_path
 from lfpo.config.train import LFPOConfig
 from lfpo.config.training import Optim, moment_bytes
 from lfpo.core import collectives
 from lfpo.core.encoding import encode_prompt, misfit
-from lfpo.core.messages import prefill
 from lfpo.core.model import CURRENT, OLD
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.tensor_files import GIB
 from lfpo.models.weights import saved_weights
-from lfpo.plan.estimate import Estimate
-from lfpo.plan.model import model_config
-from lfpo.plan.times import EFFICIENCY, duration, whole_run
 from lfpo.prompts.sources import PromptSource
 from lfpo.prompts.tasks import Row
 from lfpo.rewards import reward_names
@@ -45,35 +40,27 @@ def preflight(args: LFPOConfig, inputs: Inputs, policies: Policies, folder: Path
     source = without(inputs.source, out) if out else inputs.source
     inputs = dataclasses.replace(inputs, source=source)
     first, tokenizer = collectives.rank() == 0, policies.tokenizer
-    failed = collectives.together(lambda: check_rewards(args, inputs, tokenizer) if first else [])[0]
+    failed = collectives.on_every_rank(lambda: check_rewards(args, inputs, tokenizer) if first else [])[0]
     saved = [model, reference] + [model] * bool(args.average_decay)
     keep = args.save_total_limit
-    needed, free = collectives.together(lambda: check_disk(folder, saved, args.optim, keep))[0]
+    needed, free = collectives.on_every_rank(lambda: check_disk(folder, saved, args.optim, keep))[0]
     parameters, trained = sum(p.numel() for p in model.parameters()), _trained(model)
     share = f", {trained:,} of them trained" if trained < parameters else ""
     ranks = f", {collectives.world()} ranks" if collectives.world() > 1 else ""
     left_out = f"; {len(out)} too long and left out" if out else ""
     if out and source.stream:
         left_out += ", so the others repeat: no more of the stream is read, so leave out long ones when you make it"
-    # A prompt that ends with a whole answer leaves nothing to write, and such a run learns nothing.
-    begun = sum(bool(prefill(row["prompt"]).strip()) for row in source.rows)
-    left_out += f"; {begun} end with the beginning of an answer, which completions continue" if begun else ""
     rewarding = source.reward_functions if inputs.environment is None else [inputs.environment.make]
-    names, plan = ", ".join(reward_names(rewarding)), ""
-    if (device := collectives.device()).type == "cuda":
-        memory = torch.cuda.get_device_properties(device).total_memory
-        rate = EFFICIENCY * matmul_peak(device, torch.bfloat16 if args.bf16 else getattr(torch, args.dtype))
-        plan = plan_line(args, longest, gpus=collectives.world(), memory=memory, flop_rate=rate)
+    names = ", ".join(reward_names(rewarding))
     lines = {
         "base": f"{args.model}: {parameters:,} parameters{share}, {str(model.dtype).removeprefix('torch.')}",
         "device": f"{about_device(args, model)}{ranks}",
-        "plan": plan,
         "prompts": f"{checked} checked, the longest has {longest} tokens{left_out}",
         "rewards": "; ".join(failed) or f"{names}: called once",
         "disk": f"{needed / GIB:.2f} GiB needed, {free / GIB:.2f} GiB free",
         "folder": args.output_dir,
     }
-    return source, "\n".join(f"{name:<8} {value}" for name, value in lines.items() if value)
+    return source, "\n".join(f"{name:<8} {value}" for name, value in lines.items())
 
 
 def check_prompts(
@@ -93,7 +80,7 @@ def check_prompts(
         """Index and tokens of each of this rank's rows, and whether the row is left out."""
         may_leave_out = split == "train" and args.filter_overlong_prompts and bool(source.rows)
         checked = []
-        for i in collectives.share(len(rows)):
+        for i in collectives.own_indices(len(rows)):
             where, prompt = source.place(split, i), rows[i]["prompt"]
             if rows[i].keys() != rows[0].keys():
                 columns, first = (", ".join(sorted(row)) for row in (rows[i], rows[0]))
@@ -112,8 +99,8 @@ def check_prompts(
 
     gen_length = inputs.sampler.gen_length
     eval_length = max((sampler.gen_length for sampler in inputs.eval_samplers.values()), default=0)
-    trained = list(chain(*collectives.together(lambda: share_of("train", training, gen_length))))
-    held_out = list(chain(*collectives.together(lambda: share_of("eval", source.eval_rows, eval_length))))
+    trained = list(chain(*collectives.on_every_rank(lambda: share_of("train", training, gen_length))))
+    held_out = list(chain(*collectives.on_every_rank(lambda: share_of("eval", source.eval_rows, eval_length))))
     left_out = tuple(i for i, _, out in trained if out)
     if len(left_out) == len(training):
         raise UserError(f"{source.place('train', 0)}: this prompt and all others are too long for the model")
@@ -197,21 +184,3 @@ def _trained(model: MaskedDiffusionLM) -> int:
 
 def _bytes(parameters: Iterable[torch.Tensor]) -> float:
     return sum(p.numel() * p.element_size() for p in parameters)
-
-
-def plan_line(args: LFPOConfig, longest: int, *, gpus: int, memory: int, flop_rate: float) -> str:
-    """What `lfpo plan` counts of memory and hours, in a phrase; empty where the model's config.json cannot be found.
-
-    longest: tokens of the longest prompt. memory: bytes of one GPU. flop_rate: FLOP/s of one GPU.
-    """
-    try:
-        config = model_config(args.model)
-    except UserError:  # a model object, which has no folder
-        return ""
-    estimate = Estimate(args, config, gpus=gpus, prompt_length=max(1, longest))
-    run = whole_run(estimate, flop_rate, None)
-    hours = [duration(3600 * hours) for hours in (run.training_hours, run.evaluation_hours)]
-    counted = f"{estimate.peak / GIB:.1f} of {memory / GIB:.1f} GiB a GPU; training {hours[0]}, evaluation {hours[1]}"
-    if estimate.peak > memory:
-        return f"{counted}; memory may not be enough: see `lfpo plan` with the same keys for what to change"
-    return counted

@@ -98,7 +98,7 @@ class TrainingRun:
         trainer = self.trainer
         with self.folder.locked(), removed_if_unused(self.folder):
             logged = self.restore()
-            self.folder.write_config(trainer.user_args, max(trainer.total_steps, self.done), self.done)
+            self.folder.write_config(trainer.user_args, max(trainer.total_steps, self.done))
             self.restore_health(logged)
             distributed.begin_work()
             keep_freed_memory(sum(original_shape(p).numel() for p in trainer.model.parameters()))
@@ -176,7 +176,7 @@ class TrainingRun:
 
     def evaluated(self) -> dict[str, float]:
         """The metrics of an evaluation, which a request to stop ends at once."""
-        with self.context.observer.at_once():
+        with self.context.observer.interruptible_work():
             metrics = self.trainer.evaluate(self.done, self.context)
         if metrics:
             self.callbacks.evaluated(self.done, metrics)
@@ -187,11 +187,11 @@ class TrainingRun:
         is written too."""
         if not metrics:
             return
-        collectives.together(lambda: self.folder.log(metrics))  # rank 0 writes; all stop where it cannot
+        collectives.on_every_rank(lambda: self.folder.log(metrics))  # rank 0 writes; all stop where it cannot
         self.unlogged = {}  # also where showing it fails: `save_progress` must not write the line again
         self.display.update(metrics)
         for rule, text in self.health.update(metrics).items():
-            collectives.together(partial(self.folder.add_note, self.done, rule, text))
+            collectives.on_every_rank(partial(self.folder.add_note, self.done, rule, text))
             self.note(f"note: {text}")
             if rule in self.trainer.stop_on and not self.ended_by:
                 self.ended_by = f"{rule}: {text}"
@@ -302,12 +302,12 @@ class TrainingRun:
                     f"note: the training rows, or their order, have changed since the checkpoint (it has {data}; now "
                     f"{trainer.data or 'they are generated'}); the run goes on with the new ones"
                 )
-        self.folder.truncate_metrics(self.done if checkpoint is not None else -1, self.note)
+        self.folder.truncate_metrics(self.done if checkpoint is not None else -1)
         before: list[Json] = collectives.gather(self.folder.read_metrics() if first else [])[0]
         due = trainer.evaluates_after(self.done) and not evaluated_after(self.done, before)
         if due and before and before[-1]["step"] == self.done:  # the line gets the evaluation that is still to be made
             self.unlogged = before.pop()
-            self.folder.truncate_metrics(self.done - 1, self.note)
+            self.folder.truncate_metrics(self.done - 1)
         self.callbacks.restore(self.done, callback_state)
         return before
 
