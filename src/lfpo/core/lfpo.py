@@ -46,8 +46,8 @@ class LFPO(settings.LFPO, Objective):
                     f"reward {value:g} is outside [0, 1], which reward_transform 'raw' needs; use 'centered'"
                 )
             return reward_R
-        # A = (reward - group's mean) / unit + (1 - baseline) group's level. baseline 1 is GRPO's; below it, a group that
-        # is good throughout is pulled towards, too.
+        # A = (reward - group's mean) / unit + (1 - baseline) group's level. baseline 1: as GRPO. Below it, a group
+        # that is good throughout is pulled towards, too.
         centred_R = centred(reward_R, group_R)
         if self.deviation == "batch":
             lowered_R = (1 - self.baseline) * (group_means(reward_R, group_R) - reward_R.min())
