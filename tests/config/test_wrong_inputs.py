@@ -113,7 +113,6 @@ COMMANDS = {
     "demo --max_steps many": "lfpo demo: max_steps: expected a whole number, found 'many'",
     "sft --output_dir out --model embedded --tasks.wrods 1": "unknown task 'wrods'; did you mean 'words'",
     "eval --task sudoku --sampler.cache prefix --sampler.cfg_scale 1": "sampler: cache does not go with cfg_scale",
-    "export no-such-folder": "model 'no-such-folder': no such folder",
     "train algorithm/spg": "did you mean 'algorithms/spg'",
     "train old --resume": "config 'old': a folder; give a YAML file (a run's: old/config.yaml)",
     "train old/config.yaml --resume --model embedded-block": "holds a run with model embedded, not embedded-block",
@@ -121,13 +120,14 @@ COMMANDS = {
     "train sudoku --objective spg": "objective: expected key: value pairs, found 'spg'",
     f"{ROWS} --data_file rows.jsonl --reward_funcs rw.ok --map_row rw.five_of": "rows.jsonl:1: map_row returned int",
     "eval --task gsm8k@train=rows.jsonl,tets=rows.jsonl": "after '@', found 'tets=rows.jsonl'",
-    "export old --output full": "full: exists already; remove it, or give another --output",
     "push old a,b/c": "'a,b/c' must have the form USER/NAME",
     "compare compare --output_dir full": "full: exists already and holds no comparison",
     "report full": "no metrics.jsonl",
     "report emptied": "emptied: no config.yaml; give a folder written by lfpo train",
 }
 NEED_TORCH = {
+    "export no-such-folder": "model 'no-such-folder': no such folder",
+    "export embedded --output full": "full: exists already; remove it, or give another --output",
     "train sudoku --objective.name mine:Own": "there is no module 'mine'; put mine.py into this folder",
     f"{TRAIN} --sampler.block_length 3": "does not divide gen_length 4",
     "eval --task sudoku --sampler.block_length 5": "block_length 5 does not divide gen_length 16",
