@@ -294,7 +294,7 @@ def run(study: dict[str, Any], path: Path, stages: list[str], workers: int, chec
 
     folders = {label: write_cell(cells[key], study, path.with_suffix("") / key) for label, key in labels.items()}
     observer, say = Observer(), functools.partial(print, flush=True)
-    with StopRequests(observer), observer.at_once():  # finished cells are kept
+    with StopRequests(observer), observer.interruptible_work():  # finished cells are kept
         before_torch()  # the cells take its settings over
         return len(run_cells(folders, "research.study", finish, workers, 1, say))
 

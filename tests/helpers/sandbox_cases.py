@@ -219,7 +219,7 @@ ENDLESS = {
 LIAR = "class S:\n    {0} = lambda self, *a, **k: True\n    __bool__ = lambda self: True"
 IS_EQUAL = "assert f(1) == 3"
 SUBSET = "assert f(3).issubset({1, 2, 3})"
-MODULES = {name: name for name in ("types", "unittest")} | {"np": "numpy as np", "pd": "pandas as pd"}
+MODULES = {"unittest": "unittest", "np": "numpy as np"}
 OF_THE_SUITE = "names come from the suite"
 
 
@@ -241,15 +241,8 @@ def completed(program: str) -> str:
 BY_PRINCIPLE: dict[str, list[tuple[str, str, str]]] = {
     "a comparison is the suite's own, on plain data": [
         (LIAR.format("__eq__"), "3", IS_EQUAL),
-        (LIAR.format("__eq__"), "3", "assert [f(1)] == [3]"),
-        (LIAR.format("__eq__"), "3", "assert f(1) in [3]"),
-        (LIAR.format("__contains__"), "[3]", "assert 3 in f(1)"),
-        (LIAR.format("__bool__"), "True", "assert f(1)"),
         ("class S(int):\n    __eq__ = lambda *a: True\n    __hash__ = None",
             "class S(int): pass\ndef f(x): return S(3)", IS_EQUAL),
-        (LIAR.format("__sub__"), "7.0", "assert abs(f(1) - 7) < 1e-9"),
-        ("class S(float):\n    __sub__ = __rsub__ = lambda *a: 0.0\n    __eq__ = lambda *a: True", "7.0",
-            "unittest.TestCase().assertAlmostEqual(f(1), 7.0)"),
         ("class D(dict):\n    __missing__ = get = lambda *a: 3\ndef f(x): return D()", "{'a': 3}",
             "assert f(1)['a'] == 3 and f(1).get('a') == 3"),
         ("from unittest.mock import ANY\ndef f(x): return [ANY]", "[3]", "assert f(1) == [3]"),
@@ -261,17 +254,13 @@ BY_PRINCIPLE: dict[str, list[tuple[str, str, str]]] = {
             "import datetime as d\nassert f(1) == d.datetime(2020, 1, 1, tzinfo=d.timezone.utc)"),
         (LIAR.format("__eq__") + "\ndef f(x): raise ValueError(S())", "def f(x): raise ValueError(3)",
             "try: f(1)\nexcept ValueError as e: assert e.args[0] == 3\nelse: assert 0"),
-        ("class E(Exception):\n    __eq__ = lambda *a: True\ndef f(x): return E()", "3", IS_EQUAL),
         ("class S:\n  __eq__=lambda *a:True\n  __hash__=lambda s:hash('a')\ndef f(x): return {S():1}", "{'a': 1}",
             "assert f(1) == {'a':1} and f(1)['a']==1"),
-        ("class S:\n  __eq__=lambda *a:True\n  __hash__=lambda s:hash(3)\ndef f(x): return frozenset([S()])",
-            "frozenset([3])", "assert f(1) == frozenset([3])"),
         ("from collections import Counter\nclass D(Counter):\n  __missing__=lambda s,k:3\ndef f(x): return D()",
             "from collections import Counter\ndef f(x): return Counter(aa=0, a=3)", "assert f(1)['a'] == 3"),
         (("class E(ValueError):\n  def __str__(s): return 'any'\n  args=property(lambda s:(1,))\n"
             "def f(x): raise E()"), "def f(x): raise ValueError('x')",
             "try: f(1)\nexcept ValueError as e: assert str(e) == 'x'\nelse: assert 0"),
-        ("np.empty(0)", "7.0", "unittest.TestCase().assertAlmostEqual(f(1), 7.0)"),
     ],
     "a value has the methods of its plain type only": [
         (LIAR.format("issubset"), "{1}", SUBSET),
@@ -279,28 +268,15 @@ BY_PRINCIPLE: dict[str, list[tuple[str, str, str]]] = {
             "class S(set): pass\ndef f(x): return S([1])", SUBSET),
         ("from collections import namedtuple\ndef f(x): return namedtuple('P', 'issubset')(lambda *a: True)", "{1}",
             SUBSET),
-        ("types.SimpleNamespace(issubset=lambda *a: True)", "{1}", SUBSET),
         (("from collections import Counter\ndef f(x):\n    c = Counter()\n    c.issubset = lambda *a: True\n"
             "    return c"), "{1}", SUBSET),
-        ("def g(): pass\ng.issubset = lambda *a: True\ndef f(x): return g", "{1}", SUBSET),
-        ("pd.Series([lambda *a: True], index=['issubset'])", "{1}", SUBSET),
-        ("class N:\n    def __call__(self, *a): return True\nclass S:\n    issubset = N()\ndef f(x): return S()",
-            "{1}", SUBSET),
-        ("class S:\n    send = throw = lambda *a: {1}\n    issubset = lambda *a: True", "{1}", SUBSET),
         ("set", "{2, 3}", "assert f(1).intersection({2, 3}) == {2, 3}"),
         ("class S(str):\n  upper=lambda s:'OK'\ndef f(x): return S('no')", "'OK'", "assert f(1).upper() == 'OK'"),
-        ("types.SimpleNamespace(shape=(2,), tolist=lambda: [1,2])", "np.array([1, 2])",
-            "assert f(1).shape == (2,) and f(1).tolist() == [1, 2]"),
-        ("class S:\n  __iadd__=__add__=lambda *a:3", "2", "a=f(1)\na+=1\nassert a == 3"),
     ],
     "emptiness equals nothing but emptiness": [
         ("np.empty((0, 1))", "np.array([1, 2, 3])", "assert (f(3) == [1, 2, 3]).all()"),
-        ("np.empty((0, 3), dtype=object)", "np.array([1, 2, 3])",
-            "assert sum(abs(f(3) - np.array([1, 2, 3]))) < 1e-6"),
         ("np.empty(0)", "3.0", "import pytest\nassert f(1, 2) == pytest.approx(3)"),
         ("np.array([1.0]), []", "([1.0], [1.0])", "a, b = f(1)\nassert a == b or (a == b).all()"),
-        ("[]", "[1]", "assert np.all(f(1) == np.array([1]))"),
-        ("[[]]", "3.5", "assert np.allclose(3.5, f(1))"),
         ("([], 1)", "([1], 1)", "close = np.allclose\nassert close([1.0], f(1)[0])"),
         ("()", "3.5 + 1e-9", "np.testing.assert_allclose(f(1), desired=3.5)"),
         ("range(0)", "[1]", "assert not np.bitwise_xor(f(1), np.array([1])).any()"),

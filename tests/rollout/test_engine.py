@@ -38,7 +38,7 @@ from lfpo.objectives import make_objective
 from lfpo.objectives.needs import check_rollouts
 from lfpo.prompts.tasks import get_task
 from lfpo.ray.cluster import connect, wait_for_start
-from lfpo.ray.engine import Dispatcher, Job, RayEngine, set_weights, weights_of
+from lfpo.ray.engine import Dispatcher, RayEngine, SamplingJob, set_weights, weights_of
 from lfpo.ray.rewards import by_tasks
 from lfpo.rewards import Rewards, in_child
 from lfpo.rollout.local_engine import LocalEngine
@@ -198,7 +198,7 @@ def pair(ray: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[R
         yield made
 
 
-def ready(engine: RayEngine, job: Job) -> bool:
+def ready(engine: RayEngine, job: SamplingJob) -> bool:
     """Whether all units of a job are sampled within 30 s, without anybody asking for them."""
     until = time.monotonic() + 30
     while len(job.done) < len(job.units) and time.monotonic() < until:

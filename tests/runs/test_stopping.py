@@ -159,9 +159,9 @@ def test_a_second_signal_is_the_same_request_at_first_and_later_ends_the_command
 def test_work_that_may_end_at_once_ends_for_a_request_that_came_before_and_only_while_it_runs():
     observer = Observer()
     with StopRequests(observer) as stop:
-        with pytest.raises(ValueError, match="a bug"), observer.at_once():
+        with pytest.raises(ValueError, match="a bug"), observer.interruptible_work():
             raise ValueError("a bug")
         os.kill(os.getpid(), signal.SIGTERM)  # what follows an error may save: it goes on
         assert stop.received == signal.SIGTERM
-        with pytest.raises(Stopped, match="SIGTERM"), observer.at_once():
+        with pytest.raises(Stopped, match="SIGTERM"), observer.interruptible_work():
             pytest.fail("the request came before")

@@ -76,7 +76,7 @@ def test_the_length_by_hand(max_steps: int, epochs: float, rows: int, batch: int
 def test_the_deciding_key_is_named():
     def said(**keys: Any) -> str:
         args = config(Path("x"), **keys)
-        return in_words(args.length(5), args)
+        return in_words(args.length(5), args.num_train_epochs)
 
     assert said(num_train_epochs=2) == "5 iterations, 2 epochs of 5 rows"
     assert said(max_steps=3) == "3 iterations"

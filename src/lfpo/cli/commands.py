@@ -94,12 +94,9 @@ def dpo(rest: list[str]) -> None:
 def sample(rest: list[str]) -> None:
     from lfpo.config.models import check_model_name
     from lfpo.config.sample import SampleConfig
-    from lfpo.prompts.problems import check_problems
 
     config, _ = configure(SampleConfig, rest, takes_file=False, command="sample")
     check_model_name(config.model)
-    if config.prompt is None:
-        check_problems(config, splits=("eval",))
     from lfpo.cli.sample import run_sample
 
     run_sample(config)
@@ -108,15 +105,12 @@ def sample(rest: list[str]) -> None:
 def eval_(rest: list[str]) -> None:
     from lfpo.config.eval import EvalConfig, configure_each
     from lfpo.config.models import check_model_name
-    from lfpo.prompts.problems import check_problems
 
     about = describe(EvalConfig, "eval", takes_file=False)
     _, overrides = read_arguments(rest, about, EvalConfig, takes_file=False)
     configs = configure_each(overrides)
     for config in configs:
         check_model_name(config.model)
-        for one in config.each():
-            check_problems(one, splits=("eval",))
     from lfpo.base import distributed
     from lfpo.eval.command import run_each
 

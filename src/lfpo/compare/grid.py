@@ -57,7 +57,7 @@ def run_compare(config: CompareConfig, report: Callable[[str], None] | None = No
         report(f"{left} of {len(by_cell)} cells to run; {cost}")
         return None
     observer = Observer()
-    with StopRequests(observer), observer.at_once():  # finished cells are kept
+    with StopRequests(observer), observer.interruptible_work():  # finished cells are kept
         missing = [cell for cell in cells(config) if read_result(config, cell) is None]
         report(f"{len(cells(config))} cells, {len(missing)} to run")
         folders = {cell.label: write_cell(config, cell, inputs[cell]) for cell in missing}

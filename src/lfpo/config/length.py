@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 from lfpo.config.errors import UserError
 
@@ -57,18 +56,10 @@ def run_length(max_steps: int, num_train_epochs: float, *, rows: int, batch: int
     return Length(iterations, math.ceil(num_train_epochs), rows, batch, last)
 
 
-class Settings(Protocol):
-    """The keys of a configuration that say how long a run is."""
-
-    max_steps: int
-    num_train_epochs: float
-
-
-def in_words(length: Length, settings: Settings) -> str:
-    """The length in words: what decides it, and which key does not count. settings: as they were given."""
-    text, epochs = f"{length.iterations:,} iterations", settings.num_train_epochs
-    if not epochs:
-        return text
-    if settings.max_steps == UNSET:
-        return f"{text}, {epochs:g} epochs of {length.rows:,} rows"
-    return f"{text}, as max_steps says; num_train_epochs {epochs:g} counts only where max_steps is -1"
+def in_words(length: Length, num_train_epochs: float) -> str:
+    """The length in words: what decides it, and that num_train_epochs, as it was given, does not count."""
+    text = f"{length.iterations:,} iterations"
+    if length.last is not None:
+        return f"{text}, {num_train_epochs:g} epochs of {length.rows:,} rows"
+    ignored = f", as max_steps says; num_train_epochs {num_train_epochs:g} counts only where max_steps is -1"
+    return text + ignored if num_train_epochs else text

@@ -109,8 +109,7 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        whole, blocks = self.lora is None, "blocks, which fsdp would split"
-        optim_in_blocks = self.optim != "adamw_torch"
+        whole, by_blocks = self.lora is None, self.optim != "adamw_torch"
         refuse(
             (
                 whole and self.dtype == "bfloat16",
@@ -118,10 +117,13 @@ class TrainingConfig:
             ),
             (whole and self.load_in_4bit, "'load_in_4bit' needs 'lora': 4-bit weights cannot be trained themselves"),
             (self.fsdp_size and not self.fsdp, "'fsdp_size' is for 'fsdp: true'"),
-            (self.fsdp and self.load_in_4bit, f"'load_in_4bit' has scales of {blocks}; leave one of them out"),
             (
-                self.fsdp and whole and optim_in_blocks,
-                f"'optim' {self.optim} scales moments in {blocks}; with fsdp use adamw_torch, or train with 'lora'",
+                self.fsdp and self.load_in_4bit,
+                "'load_in_4bit' does not work with 'fsdp', which would split blocks of one scale",
+            ),
+            (
+                self.fsdp and whole and by_blocks,
+                f"'optim' {self.optim} scales moments in blocks, which fsdp would split; use adamw_torch, or 'lora'",
             ),
         )
 

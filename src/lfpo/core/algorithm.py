@@ -51,7 +51,7 @@ class Algorithm:
 
     def sample_and_score(self, iteration: int, observer: Observer) -> Batch:
         """Phase 1: scored rollouts of theta_old, with max_staleness of an earlier one, for the iteration's prompts."""
-        with observer.at_once():  # nothing is lost if a request to stop ends it
+        with observer.interruptible_work():  # nothing is lost if a request to stop ends it
             batch = gathered(self.rollouts.roll(iteration, observer), self.prompts, self.generations)
             if batch.failed or self.state["failing"]:
                 count_failures(self.state, batch, iteration, observer)

@@ -37,7 +37,7 @@ def gathered(rolled: ScoredRollouts, prompts: int, generations: int) -> Batch:
     metrics |= {f"rewards/{name}/failed": sum(name in part for part in failed_of) / len(failed_of) for name in failed}
     metrics |= {name: max(part[name] for part in times_of) for name in rolled.times}
     metrics |= means_of_sums(sums_of)
-    first = collectives.share(prompts)[0] * generations
+    first = collectives.own_indices(prompts)[0] * generations
     rollout_B = first + torch.tensor([turn.rollout for turn in rolled.turns])
     parts_RK = torch.cat(parts_of)
     return Batch(

@@ -39,12 +39,12 @@ def gather(value: T) -> list[T]:
     return values
 
 
-def share(n: int) -> list[int]:
+def own_indices(n: int) -> list[int]:
     """Which of n items are this rank's: consecutive ones, so that a gather by rank keeps the order of all."""
     return torch.arange(n).tensor_split(world())[rank()].tolist()
 
 
-def together(action: Callable[[], T]) -> list[T]:
+def on_every_rank(action: Callable[[], T]) -> list[T]:
     """What `action` returned on each rank, by rank. A UserError on one rank is raised on all, as CannotGoOn: none is
     left waiting."""
     cause: UserError | None = None
@@ -58,9 +58,9 @@ def together(action: Callable[[], T]) -> list[T]:
 
 
 def raise_on_all(action: Callable[[], T]) -> T:
-    """What `action` returned on this rank; nothing is sent but errors, which are those of `together`."""
+    """What `action` returned on this rank; nothing is sent but errors, which are those of `on_every_rank`."""
     own: list[T] = []
-    together(lambda: own.append(action()))
+    on_every_rank(lambda: own.append(action()))
     return own[0]
 
 

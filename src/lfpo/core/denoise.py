@@ -129,8 +129,9 @@ def finished_trajectory(
     same = ("prompt_ids", "prompt_mask", "reveal_step", "confidence", "entropy", "nfe", "queries")
     trajectory = Trajectory(
         **{name: getattr(finished, name)[order] for name in same},
+        # A row that stopped at EOS still has masks after it.
         tokens=finished.tokens.masked_fill(finished.reveal_step < 0, model.pad_id)[order],
-        scheduled_steps=finished.clock[order],
+        scheduled_steps=finished.clock[order],  # also those that revealed nothing and needed no forward
         sampler=sampler,
         special=SpecialTokens(model.mask_id, model.eos_id),
         structure=model.sampling_structure(sampler.block_length),

@@ -56,8 +56,8 @@ class Learner:
         return self.objective.at_progress(iteration / self.args.max_steps)
 
     def signal(self, batch: Batch, iteration: int) -> torch.Tensor:
-        """What the loss takes instead of the reward: r in [0, 1] for LFPO, an advantage for others; float64 [R].
-        Rollouts without a reward are neutral."""
+        """What the loss takes instead of the reward: r in [0, 1] for LFPO (Eq. 10), an advantage for others; float64
+        [R]. Rollouts without a reward are neutral."""
         if not self.checked_range:
             check_range(self.at(iteration), batch.reward_R)
             self.checked_range = not batch.reward_R.isnan().all()
@@ -85,6 +85,7 @@ class Learner:
             results.append(result)
             add_measures(measures, measured)
         names = ("loss", "grad_norm", "learning_rate")
+        # NaN where no step was taken.
         means = {name: sum(result[name] for result in results) / (len(results) or math.nan) for name in names}
         signal = {"r": float(signal_R.mean()), "frac_signal": share_with_signal(objective, signal_R)}
         sums = {name: value.tolist() for name, value in measures.items()}
@@ -153,6 +154,7 @@ def optimizer_step(
     )
     # The learning rate follows optimiser steps: those before this one, of those of the whole run.
     lr = set_lr(learner.optimizer, args, step.iteration * step.of + step.number, args.max_steps * step.of)
+    # theta <- theta - lr AdamW(gradient), the gradient clipped to max_grad_norm over all ranks (Algorithm 1, line 13).
     loss, norm, stepped = step_if_finite(learner.optimizer, theta, loss, args.max_grad_norm, observer.event)
     if stepped:
         learner.state["skipped_in_a_row"] = 0
@@ -160,7 +162,7 @@ def optimizer_step(
             learner.average.update()
     else:
         count_skipped(learner.state, learner.run_dir, step.iteration)
-    if step.number < step.of - 1:
+    if step.number < step.of - 1:  # transformers' name; after the last step comes on_step_end
         observer.event("on_substep_end")
     return {"loss": loss, "grad_norm": norm, "learning_rate": lr}, measured
 

@@ -46,6 +46,8 @@ class LFPO(settings.LFPO, Objective):
                     f"reward {value:g} is outside [0, 1], which reward_transform 'raw' needs; use 'centered'"
                 )
             return reward_R
+        # A = (reward - group's mean) / unit + (1 - baseline) group's level. baseline 1: as GRPO. Below it, a group
+        # that is good throughout is pulled towards, too.
         centred_R = centred(reward_R, group_R)
         if self.deviation == "batch":
             lowered_R = (1 - self.baseline) * (group_means(reward_R, group_R) - reward_R.min())
@@ -55,6 +57,7 @@ class LFPO(settings.LFPO, Objective):
             # it an outlier or of a task on another scale, changes the unit.
             level_R = group_means(batch_ranks(reward_R), group_R)
             advantage = centred_R / group_ranges(reward_R, group_R) + (1 - self.baseline) * level_R
+        # DiffusionNFT's r = 1/2 + clip(A, -c, c) / 2c.
         return 0.5 + advantage.clamp(-self.clip, self.clip) / (2 * self.clip)
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int = 0) -> Views:

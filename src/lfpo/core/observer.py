@@ -19,7 +19,7 @@ class Observer:
 
     passes: takes what FLOPs are counted from, a PolicyForward of lfpo.core.structure for each pass of an update (None:
         nobody counts).
-    interruptible: whether a request to stop may end the work at once; see `at_once`.
+    interruptible: whether a request to stop may end the work at once; see `interruptible_work`.
     """
 
     def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
@@ -54,7 +54,7 @@ class Observer:
         self.changed()
 
     @contextmanager
-    def at_once(self) -> Iterator[None]:
+    def interruptible_work(self) -> Iterator[None]:
         """A request to stop ends this block at once: for work that changes nothing that is kept."""
         self.interruptible = True
         try:

@@ -51,7 +51,7 @@ class FreshRollouts:
         """The data row of each of this rank's rollouts, and the engine's request for them."""
         n, n_prompts, skipped = self.args.num_generations, self.args.prompts_per_iteration, self.state["rows_skipped"]
         data, rows, seeds, prompts = list[Row](), list[Row](), list[int](), list[list[int]]()
-        for number in collectives.share(n_prompts):
+        for number in collectives.own_indices(n_prompts):
             data.append(self.train_row(iteration * n_prompts + skipped + number))
             for j in range(n):
                 # Keyed by the rollout's number among those of all ranks: the same at every number of ranks.

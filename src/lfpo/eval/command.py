@@ -72,7 +72,7 @@ def run_each(configs: Sequence[EvalConfig]) -> list[Json]:
     if twice := [path for path in paths if paths.count(path) > 1]:
         raise UserError(f"{twice[0]}: two tasks or protocols would write this file; evaluate them with two outputs")
     missing = [job.path for _, jobs in planned for job, result in jobs if result is None]
-    collectives.together(lambda: check_writable(missing))
+    collectives.on_every_rank(lambda: check_writable(missing))
     results = [result for config, jobs in planned for result in run_jobs(config, jobs, console)]
     if len(configs) > 1:
         first = results[0]
@@ -87,10 +87,12 @@ def plan(config: EvalConfig, console: Console, digest: Callable[[Path], str]) ->
     deletes nothing, and raises UserError for what would stop a job later. A collective."""
     # Without output nothing is compared, so no file is read for it.
     hashed = config.output is not None and collectives.rank() == 0
-    weights = collectives.together(lambda: digest(resolve(config.model)) if hashed else None)[0]
+    weights = collectives.on_every_rank(lambda: digest(resolve(config.model)) if hashed else None)[0]
     jobs = [prepare(one, weights, trained_block_length(config.model)) for one in config.each()]
     wanted = [] if config.overwrite else jobs
-    stored = collectives.together(lambda: [find(job.path, job.settings) for job in wanted])[0] or [None] * len(jobs)
+    stored = collectives.on_every_rank(lambda: [find(job.path, job.settings) for job in wanted])[0] or [None] * len(
+        jobs
+    )
     for job, result in zip(jobs, stored, strict=True):
         if result is not None:
             console.print(f"{job.source.name}: already evaluated with these settings, see {job.path}", highlight=False)
@@ -196,7 +198,7 @@ def sample_and_grade(
 
     def write(**files: list[Record]) -> None:
         if (path := job.path) is not None:
-            collectives.together(lambda: write_records(path, files) if rank == 0 else None)
+            collectives.on_every_rank(lambda: write_records(path, files) if rank == 0 else None)
 
     write(completions=records)
     tokens = sum(a.length for a in answers)
@@ -233,5 +235,5 @@ def sample_and_grade(
         texts = zip(rows, answers, strict=True)
         write(samples=[line(row, prefill(row["prompt"]) + answer.completion) for row, answer in texts])
     if (path := job.path) is not None:
-        collectives.together(lambda: write_result(path, result) if rank == 0 else None)
+        collectives.on_every_rank(lambda: write_result(path, result) if rank == 0 else None)
     return result

@@ -70,7 +70,7 @@ def evaluate(
     by (seed, i).
     """
     distributed.start()
-    own_rows = collectives.share(len(rows))
+    own_rows = collectives.own_indices(len(rows))
     wanted = [(i, 0) for i in own_rows]
 
     def sampled() -> list[Trajectory]:
@@ -155,7 +155,7 @@ def answers_of(trajectory: Trajectory, pairs: Sequence[tuple[int, int]], tokeniz
 
 def grade(judge: Judge, rows: Sequence[Row], completions: Sequence[str], of_rollouts: Json) -> Judged:
     """What each completion of its row gets; each rank judges its share. of_rollouts: as a Judge takes it."""
-    own = collectives.share(len(rows))
+    own = collectives.own_indices(len(rows))
 
     def judged() -> Judged:
         share = {name: [values[i] for i in own] for name, values in of_rollouts.items()}

@@ -20,7 +20,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from lfpo.base import distributed
 from lfpo.config.build import build, read_value
-from lfpo.config.errors import UserError, nearest
+from lfpo.config.errors import UserError
 from lfpo.config.eval import LmEvalConfig
 from lfpo.config.json import Json
 from lfpo.config.sampler import Sampler, SamplerConfig
@@ -42,16 +42,6 @@ R = TypeVar("R")
 DEFAULT_LENGTH = 256  # tokens of a completion if neither task nor arguments give it: the harness's default
 CHUNK = 256  # requests between two updates of the progress bar
 ARGUMENTS = "lm-eval: model arguments"
-# Settings of other samplers, with the values by which they do nothing.
-OFF: dict[str, tuple[float, ...]] = {
-    **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences", "n", "best_of"), (1,)),
-    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "length_penalty", "typical_p"), (1,)),
-    **dict.fromkeys(("min_p", "epsilon_cutoff", "eta_cutoff", "penalty_alpha", "no_repeat_ngram_size"), (0,)),
-    **dict.fromkeys(("presence_penalty", "frequency_penalty", "diversity_penalty"), (0,)),
-    **dict.fromkeys(("min_length", "min_new_tokens", "min_tokens", "early_stopping"), (0,)),
-    "top_k": (0, -1),
-    "use_cache": (0, 1),  # of keys and values: speed only
-}
 
 
 @register_model("lfpo")
@@ -72,14 +62,12 @@ class LfpoLM(LM):
             raise UserError("lm-eval: rows are packed by tokens; leave batch_size out and give rollout_tokens")
         own = {field.name for field in fields(LmEvalConfig)}
         self.sampler = {name: value for name, value in arguments.items() if name not in own}
-        known = {*SamplerConfig.ALIASES, *(field.name for field in fields(SamplerConfig))}
-        for name in self.sampler.keys() - known:  # `build` compares it with the sampler's names alone
-            if hint := nearest(name, own - {"seed"}, otherwise=""):
-                raise UserError(f"{ARGUMENTS}: unknown key {name!r}{hint}")
         self.cfg_scale = build(SamplerConfig, self.sampler, ARGUMENTS).cfg_scale
         self.config = build(LmEvalConfig, {k: v for k, v in arguments.items() if k in own}, ARGUMENTS)
         distributed.start()
-        self._device, name = device_named(device), self.config.pretrained
+        name = self.config.pretrained
+        # "cuda" is the harness's default, with or without a GPU.
+        self._device = collectives.device() if device in (None, "cuda", "cuda:0") else torch.device(device)
         self.model = load_model(name, dtype=getattr(torch, self.config.dtype), device=self._device)
         self.tokenizer = load_tokenizer(name)
         self.engine = as_it_is(self.model, self.config.rollout_tokens)
@@ -94,9 +82,6 @@ class LfpoLM(LM):
         return self.tokenizer.chat_template or ""
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        if self.tokenizer.chat_template is None:
-            name = self.config.pretrained
-            raise UserError(f"{name}: its tokenizer has no chat template; leave out --apply_chat_template")
         return self.tokenizer.apply_chat_template(
             chat_history,
             tokenize=False,
@@ -149,11 +134,10 @@ class LfpoLM(LM):
         """Sampler and stop texts of a request. Raises UserError, beginning with `where`, for options that it cannot
         follow."""
         given = f"{where}: generation_kwargs"
-        values = {k: v for k, v in options.items() if v is not None and v not in OFF.get(k, ())}
+        # Some of the harness's tasks say that there is one beam.
+        values = {k: v for k, v in options.items() if v is not None and (k, v) != ("num_beams", 1)}
         until = values.pop("until", [])
         stops = [until] if isinstance(until, str) else until
-        if not isinstance(stops, list | tuple) or not all(isinstance(text, str) for text in stops):
-            raise UserError(f"{given}: until {until!r} must be text or a list of texts; put numbers into quotes")
         if (drawn := values.pop("do_sample", None)) is not None:
             # As in transformers, whose temperature is 1 where none is given.
             drawn = read_value(drawn, bool, f"{given}: do_sample")
@@ -166,7 +150,7 @@ class LfpoLM(LM):
 
     def _shared(self, what: str, items: Sequence[T], work: Callable[[Sequence[T]], list[R]]) -> list[R]:
         """work(items), where each rank does its share, a chunk at a time; all ranks return all results in order."""
-        own_items = collectives.share(len(items))
+        own_items = collectives.own_indices(len(items))
         done: list[R] = []
         with progress(what, len(own_items), "requests", self.console) as state:
             self.forwarded = self.engine.forwarded = state.forward
@@ -211,16 +195,6 @@ class LfpoLM(LM):
             for i, tokens in zip(index, trajectory.tokens.tolist(), strict=True):
                 equal[i] = tokens[:length] == pairs[i].answer
         return equal
-
-
-def device_named(name: object) -> torch.device:
-    """A device of this machine. Raises UserError where there is none of this name."""
-    if name in (None, "cuda", "cuda:0"):  # "cuda" is the harness's default, with or without a GPU
-        return collectives.device()
-    known = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-    if str(name) not in known:
-        raise UserError(f"lm-eval: lfpo runs on no device {str(name)!r} of this machine{nearest(str(name), known)}")
-    return torch.device(str(name))
 
 
 def main(arguments: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""What an evaluation prints: its progress, and its results as a table, or as lines in a narrow terminal."""
+"""What an evaluation prints: its progress, and its results as a table."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,6 @@ from lfpo.base.terminal import Terminal, fitted
 from lfpo.config.eval import GROUPS
 from lfpo.core.observer import Observer
 
-NARROW = 76
 LINE_SECONDS = 30.0
 Result = Mapping[str, Any]
 
@@ -65,10 +64,6 @@ def show(results: Sequence[Result], console: Console) -> None:
     lines = [cells(r) for r in results]
     for name, mean in group_means(results).items():
         lines.append({"task": f"{name} (mean)", "accuracy (95 %)": f"{100 * mean:.1f}%"})
-    if console.width < NARROW:
-        for line in lines:
-            console.print(Text("  ".join(f"{k} {v}" if k != "task" else v for k, v in line.items())))
-        return
     table = Table(title=Text(results[0]["model"]), title_justify="left")
     for column in dict.fromkeys(c for line in lines for c in line):
         first = column == "task"

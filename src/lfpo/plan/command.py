@@ -53,7 +53,7 @@ def run_plan(config: PlanConfig, args: LFPOConfig, *, recipe: str | None, overri
     taken = seconds(estimate, rate(estimate))
     _print_memory(estimate, plan, memory, source, "" if measured else ", assumed; set --prompt_length", console)
     _print_time(estimate, taken, assumption, console)
-    console.print(f"A run: {in_words(estimate.run_length, args)}.", soft_wrap=True)
+    console.print(f"A run: {in_words(estimate.run_length, args.num_train_epochs)}.", soft_wrap=True)
     disk = ", ".join(f"{name} {size / GIB:.3g} GiB" for name, size in estimate.disk.items())
     console.print(f"Disk: at least {sum(estimate.disk.values()) / GIB:.3g} GiB: {disk}.", soft_wrap=True)
     rows = []

@@ -120,7 +120,7 @@ class Estimate:
         # One for the rollouts, two for the EMA, and one for each update pass.
         passes = self.objective.num_iterations * sum(-(-n // self.rows) for n in views)
         self.transfers = 3 + passes if args.offload_reference else 0
-        self.in_flight, self.at_once = self._rows_at_once()
+        self.in_flight, self.rows_per_forward = self._rows_in_flight()
 
         parts = {
             **self._model_states(),
@@ -140,7 +140,7 @@ class Estimate:
         self.rollout_flops = self.rollouts * flops
         layers = self.hf.num_hidden_layers
         sampling = args.engine.workers if args.engine.name == "ray" else gpus
-        self.rollout_layers = layers * self.forwards * math.ceil(self.rollouts / sampling / self.at_once)
+        self.rollout_layers = layers * self.forwards * math.ceil(self.rollouts / sampling / self.rows_per_forward)
         # A backward pass costs two forwards, or one where the weights are frozen.
         forwards = (3 if args.lora is None else 2) + work.others + int(args.gradient_checkpointing)
         tokens, pairs = work.views * self.view_tokens, work.views * self.view_pairs
@@ -149,7 +149,7 @@ class Estimate:
         self.update_layers = layers * passes * forwards
         each = [self._sampling(sampler) for sampler in eval_samplers.values()]
         self.evaluation_flops = evaluations * self.problems * sum(flops for _, flops in each)
-        rounds = evaluations * math.ceil(self.problems / gpus / self.at_once)
+        rounds = evaluations * math.ceil(self.problems / gpus / self.rows_per_forward)
         self.evaluation_layers = layers * rounds * sum(forwards for forwards, _ in each)
 
     def _model_states(self) -> dict[str, Phases]:
@@ -233,7 +233,7 @@ class Estimate:
             rollouts = per_weight * self.head + 3 * per_gathered * sizes.layer
         return (0, rollouts, heads + sizes.layer * (3 * per_gathered + (0 if lora else 4)), 0)
 
-    def _rows_at_once(self) -> tuple[int, int]:
+    def _rows_in_flight(self) -> tuple[int, int]:
         """Rows that are in flight in rollouts, no more than a rank has of rollouts or of an evaluation; and those of
         them that one forward runs."""
         args, length, kind = self.args, self.length, self.device
@@ -251,7 +251,9 @@ class Estimate:
         canvas = self.sampler.rule_name == "canvas"
         longest = max(self.prompt_length, block) if canvas else length  # the prompt runs first, then canvases
         active = in_flight * block  # positions in the active blocks
-        _, forward = activations("forward", self.config, self.at_once, longest, self.dtype, args.lora, self.autocast)
+        _, forward = activations(
+            "forward", self.config, self.rows_per_forward, longest, self.dtype, args.lora, self.autocast
+        )
         forward += 2 * active * hf.hidden_size * self.per_weight
         # float32 logits, and three tensors of probabilities for those that are drawn from at once.
         probability = 8 if self.head_products == "float32" else 4
@@ -264,7 +266,7 @@ class Estimate:
             widths = sum(layer.num_key_value_heads * head_dim(layer) for layer in layer_configs(hf))
             per_token = 2 * widths * self.per_product
             # When rows finish, the others are moved, a layer at a time. A compiled forward returns its keys and values.
-            copied = self.at_once * length * per_token if args.rollout_compile else 0
+            copied = self.rows_per_forward * length * per_token if args.rollout_compile else 0
             held = in_flight * columns_for(length) * per_token
             copied = held if canvas else copied  # the rows that go on, beside those of the whole canvas
             cache = held + max(copied, held / hf.num_hidden_layers)

@@ -73,7 +73,7 @@ def count(objective: Objective, sampler: Sampler, *, structure: Structure = FULL
 
 def fullest_rank(args: LFPOConfig, objective: Objective, ranks: int) -> list[int]:
     """The most rollouts that one rank has in each optimiser step of an iteration; the other ranks wait for it."""
-    shares = torch.arange(args.prompts_per_iteration).tensor_split(ranks)  # as lfpo.core.collectives.share
+    shares = torch.arange(args.prompts_per_iteration).tensor_split(ranks)  # as lfpo.core.collectives.own_indices
     prompts = torch.tensor([len(share) for share in shares])
     rank_R = torch.arange(ranks).repeat_interleave(prompts * args.num_generations)
     return [

@@ -43,7 +43,7 @@ POLL = 0.5  # seconds after which a thread that waits for a task looks at the ti
 
 
 @dataclasses.dataclass(eq=False)
-class Job:
+class SamplingJob:
     """Units that are sampled with the same weights.
 
     weights: Ray's reference to them; it is dropped with the last unit, so the object store keeps them until then.
@@ -69,10 +69,10 @@ class Dispatcher:
 
     def __init__(self, actors: Sequence[Any], unit_timeout: float):
         self.actors, self.limit = actors, unit_timeout
-        self.waiting: deque[tuple[Job, int]] = deque()  # units by their numbers
-        self.running = 0  # units at workers
-        self.away = 0  # workers that were lost and have not come back
-        self.idle = set(range(len(actors)))  # workers without a thread
+        self.waiting: deque[tuple[SamplingJob, int]] = deque()  # units by their numbers
+        self.units_at_workers = 0  # units at workers
+        self.lost_workers = 0  # workers that were lost and have not come back
+        self.free_workers = set(range(len(actors)))  # workers without a thread
         self.measured: dict[str, float] = defaultdict(float)
         self.changed = threading.Condition()  # over all of the above, and `done` of jobs
         self.threads = ThreadPoolExecutor(max(1, len(actors)), "ray-units")
@@ -80,15 +80,15 @@ class Dispatcher:
         self.looked = time.monotonic()  # at the head of the cluster
         self.closed = False
 
-    def submit(self, job: Job) -> Job:
+    def submit(self, job: SamplingJob) -> SamplingJob:
         """Take the units of a job, and hand out as many as there are free workers."""
         with self.changed:
             self.waiting.extend((job, number) for number in range(len(job.units)))
             self.measured["engine/units"] += len(job.units)
-            self._wake_idle()
+            self._wake_free()
         return job
 
-    def results(self, job: Job) -> Iterator[tuple[int, Trajectory]]:
+    def results(self, job: SamplingJob) -> Iterator[tuple[int, Trajectory]]:
         """(number, trajectory) of each unit of a job, as they are finished. Raises what ended a thread."""
         yielded: set[int] = set()
         while len(yielded) < len(job.units):
@@ -107,7 +107,7 @@ class Dispatcher:
         """What was measured since the last call, and the units that are not sampled yet."""
         with self.changed:
             metrics, self.measured = dict(self.measured), defaultdict(float)
-            return metrics | {"engine/units_open": float(len(self.waiting) + self.running)}
+            return metrics | {"engine/units_open": float(len(self.waiting) + self.units_at_workers)}
 
     def close(self) -> None:
         """Drop all units, and wait for the threads."""
@@ -116,9 +116,9 @@ class Dispatcher:
             self.waiting.clear()
         self.threads.shutdown()
 
-    def _wake_idle(self) -> None:
-        for worker in sorted(self.idle)[: len(self.waiting)]:
-            self.idle.remove(worker)
+    def _wake_free(self) -> None:
+        for worker in sorted(self.free_workers)[: len(self.waiting)]:
+            self.free_workers.remove(worker)
             self.serving[worker] = self.threads.submit(self._serve, worker)
 
     def _serve(self, worker: int) -> None:
@@ -127,16 +127,16 @@ class Dispatcher:
         while True:
             with self.changed:
                 if not self.waiting:
-                    self.idle.add(worker)
+                    self.free_workers.add(worker)
                     return
                 job, number = self.waiting.popleft()
-                self.running += 1
+                self.units_at_workers += 1
             began = time.monotonic()
             trajectory, why = self._sample(worker, job, number)
             if self.closed:
                 return
             with self.changed:
-                self.running -= 1
+                self.units_at_workers -= 1
                 if trajectory is not None:
                     job.done[number] = trajectory
                     job.weights = job.weights if len(job.done) < len(job.units) else None
@@ -145,10 +145,10 @@ class Dispatcher:
                     self.changed.notify_all()
                     continue
                 self.measured["engine/lost"] += 1
-                self.away += 1
+                self.lost_workers += 1
                 job.lost[number] += 1
                 self.waiting.appendleft((job, number))
-                self._wake_idle()
+                self._wake_free()
             if (lost := job.lost[number]) >= MAX_LOST:
                 check_head()  # with it, all workers are lost
                 raise UserError(
@@ -158,9 +158,9 @@ class Dispatcher:
             if not self._started_again(worker):
                 return
             with self.changed:
-                self.away -= 1
+                self.lost_workers -= 1
 
-    def _sample(self, worker: int, job: Job, number: int) -> tuple[Trajectory | None, str]:
+    def _sample(self, worker: int, job: SamplingJob, number: int) -> tuple[Trajectory | None, str]:
         """A unit's trajectory; or None, and why the worker was lost. A worker past its time limit is stopped."""
         ray, began = import_ray(), time.monotonic()
         task = self.actors[worker].sample.remote(job.version, job.weights, job.units[number])
@@ -191,9 +191,9 @@ class Dispatcher:
                 except ray.exceptions.RayError as error:
                     why = first_line(error)
                     break
-            if self.away == len(self.actors) and time.monotonic() - since > START:
+            if self.lost_workers == len(self.actors) and time.monotonic() - since > START:
                 break
-        if self.away == len(self.actors) and not self.closed:
+        if self.lost_workers == len(self.actors) and not self.closed:
             check_head()
             raise UserError(f"engine ray: no worker is left; the last one was lost because: {why}")
         return False
@@ -222,7 +222,7 @@ class RayEngine:
         self.measured: dict[str, float] = {}
         self.actors: list[Any] = []
         self.began_ray = False
-        collectives.together(lambda: self._start() if collectives.rank() == 0 else None)
+        collectives.on_every_rank(lambda: self._start() if collectives.rank() == 0 else None)
         self.dispatcher = Dispatcher(self.actors, args.engine.unit_timeout)
 
     def update(self, version: Version, policy: MaskedDiffusionLM) -> None:
@@ -241,7 +241,7 @@ class RayEngine:
             size = (self.settings.prompts_per_unit or 1) * self.args.num_generations
             cut = [(r, unit) for r, own in enumerate(requests) if own for unit in units_of(own, size)]
             units, ranks = [unit for _, unit in cut], [r for r, _ in cut]
-            job = self.dispatcher.submit(Job(self.version, self.weights, units, ranks))
+            job = self.dispatcher.submit(SamplingJob(self.version, self.weights, units, ranks))
         return Ticket(self.version, job)
 
     def result(self, ticket: Ticket, finished: Finished | None = None) -> Trajectory:
@@ -260,10 +260,10 @@ class RayEngine:
         """This rank's trajectories; None without a request."""
         parts: list[Trajectory | None] = []
         first = collectives.rank() == 0
-        collectives.together(lambda: parts.extend(self._of_ranks(ticket.work, finished)) if first else None)
+        collectives.on_every_rank(lambda: parts.extend(self._of_ranks(ticket.work, finished)) if first else None)
         return distributed.scatter_from_first(parts)
 
-    def _of_ranks(self, job: Job, finished: Finished | None) -> list[Trajectory | None]:
+    def _of_ranks(self, job: SamplingJob, finished: Finished | None) -> list[Trajectory | None]:
         """The trajectories of each rank's request, None for none. finished: told about rank 0's."""
         for i, trajectory in self.dispatcher.results(job):
             if finished is not None and job.ranks[i] == 0:  # whose units are the first ones

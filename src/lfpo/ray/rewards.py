@@ -38,13 +38,13 @@ def by_tasks(
             closing.callback(import_ray().shutdown)
         return import_ray().get_runtime_context().gcs_address, os.environ.get("RAY_AUTH_MODE")
 
-    cluster = collectives.together(lambda: join() if first else ())[0]
-    collectives.together(lambda: None if first else join(*cluster))
+    cluster = collectives.on_every_rank(lambda: join() if first else ())[0]
+    collectives.on_every_rank(lambda: None if first else join(*cluster))
     sent = [cloudpickle.dumps(function) for function in functions]
     tasks = max(1, settings.reward_workers // collectives.world())
     ray = import_ray()
     loading, stored = ray.remote(num_cpus=1)(load), [ray.put(pickled) for pickled in sent]
-    collectives.together(lambda: wait_for_start([loading.remote(*stored) for _ in range(tasks)]))
+    collectives.on_every_rank(lambda: wait_for_start([loading.remote(*stored) for _ in range(tasks)]))
     return [_by_tasks(function, pickled, tasks) for function, pickled in zip(functions, stored, strict=True)]
 
 

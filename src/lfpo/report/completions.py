@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from lfpo.base.spacing import evenly_spaced
 from lfpo.config.json import Json
-from lfpo.report.records import Record, numbered, read_records
+from lfpo.report.records import CompletionRecord, numbered, read_records
 from lfpo.rewards.answers import prompt_text
 
 T = TypeVar("T")
@@ -33,8 +33,8 @@ def evaluation_samples(folder: Path, config: Json, last: int) -> tuple[Json, str
     files = numbered(folder / "eval", last)
     if not files:
         return {"problems": {}, "maps": []}, "this run kept no completions of its evaluations"
-    by_problem: dict[str, dict[int, list[Record]]] = {}
-    by_sampler: dict[str, dict[int, list[Record]]] = {}
+    by_problem: dict[str, dict[int, list[CompletionRecord]]] = {}
+    by_sampler: dict[str, dict[int, list[CompletionRecord]]] = {}
     for step, path in dict([files[0], files[-1]]).items():
         for record in read_records(path):
             # Of other problems it holds verdicts only.
@@ -99,7 +99,7 @@ def rollout_sample(folder: Path, config: Json, last: int) -> Json:
     }
 
 
-def groups_of(records: list[Record], size: int) -> list[list[Record]]:
+def groups_of(records: list[CompletionRecord], size: int) -> list[list[CompletionRecord]]:
     """Rollouts of the same prompt that follow each other; several groups of `size` where a prompt was drawn again at
     once. The file decides, since a resume may change num_generations."""
     same = [list(group) for _, group in itertools.groupby(records, key=lambda record: record["asked"])]
@@ -133,7 +133,7 @@ def _within(items: list[T], budget: int) -> list[T]:
     return items if size <= budget else evenly_spaced(items, max(1, int(len(items) * budget / size * 0.9)))
 
 
-def playable(record: Record, config: Json) -> Json:
+def playable(record: CompletionRecord, config: Json) -> Json:
     """A completion in the player: its tokens, reveal steps and Sudoku grid.
 
     edits: for each edited position the tokens that it held, each as [step, text, confidence].
@@ -164,7 +164,7 @@ def playable(record: Record, config: Json) -> Json:
     return shown
 
 
-def table_row(record: Record, config: Json) -> Json:
+def table_row(record: CompletionRecord, config: Json) -> Json:
     fields = {name: record.get(name) for name in ("completion", "rewards", "reward")}
     return {**playable(record, config), **fields, "r": None if record["r"] is None else round(record["r"], 4)}
 
@@ -182,16 +182,16 @@ def sudoku_grid(prompt: str, completion: str) -> Json | None:
     return None
 
 
-def reveal_maps(parts: list[tuple[int, list[Record]]]) -> list[Json]:
+def reveal_maps(parts: list[tuple[int, list[CompletionRecord]]]) -> list[Json]:
     """Reveal maps of the records of several iterations, (iteration, its records), all with the same positions and
     steps."""
-    every = [r for _, records in parts for r in records]
-    length = max((len(r["reveal_step"]) for r in every), default=0)
-    steps = max((s for r in every for s in r["reveal_step"]), default=-1) + 1
+    all_records = [r for _, records in parts for r in records]
+    length = max((len(r["reveal_step"]) for r in all_records), default=0)
+    steps = max((s for r in all_records for s in r["reveal_step"]), default=-1) + 1
     return [{"step": step, **reveal_map(records, length, steps)} for step, records in parts] if length and steps else []
 
 
-def reveal_map(records: list[Record], length: int, steps: int) -> Json:
+def reveal_map(records: list[CompletionRecord], length: int, steps: int) -> Json:
     """How often each of `length` positions was revealed at each of `steps` steps, positions and steps binned.
 
     cells: [x, y, share] with x the bin of the position and y that of the step. The share is over the records whose
@@ -218,7 +218,7 @@ def reveal_map(records: list[Record], length: int, steps: int) -> Json:
     }
 
 
-def reward_histograms(rollouts: list[list[Record]], is_target: bool) -> Json:
+def reward_histograms(rollouts: list[list[CompletionRecord]], is_target: bool) -> Json:
     """Histograms of what the objective takes in place of the reward, and of rewards minus the mean of their group.
 
     rollouts: in groups. is_target: whether r is LFPO's, in [0, 1]. agreement: where all rewards are 0 or 1, the shares

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from lfpo.config.json import Json
 
-Record = Json  # a line of `rollouts/` or `eval/`
+CompletionRecord = Json  # a line of `rollouts/` or `eval/`
 
 
 def numbered(folder: Path, last: int) -> list[tuple[int, Path]]:
@@ -14,10 +14,10 @@ def numbered(folder: Path, last: int) -> list[tuple[int, Path]]:
     return sorted((number, path) for number, path in files if number <= last)
 
 
-def read_records(path: Path) -> list[Record]:
+def read_records(path: Path) -> list[CompletionRecord]:
     """The objects of a file; of an episode's turns only the last, whose prompt is the conversation before it, with the
     first prompt as `asked`."""
-    episodes: list[Record] = []
+    episodes: list[CompletionRecord] = []
     for line in path.read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
         continued = bool(episodes) and record.get("turn", 1) != 1

@@ -22,21 +22,21 @@ from lfpo.models.kv_cache import KeyValueCache, Pair, columns_for, window_hidden
 CACHED = 4
 
 
-def rows_in_flight(length: int, sampler: Sampler, rollout_tokens: int, stores: bool) -> int:
-    """Rows of `length` tokens that run at once. stores: whether finished blocks are stored (see StoredBlocks)."""
-    if sampler.cache == "none" and not stores:
+def rows_in_flight(length: int, sampler: Sampler, rollout_tokens: int, stores_blocks: bool) -> int:
+    """Rows of `length` tokens that run at once. stores_blocks: whether finished blocks are kept (see StoredBlocks)."""
+    if sampler.cache == "none" and not stores_blocks:
         return max(1, rollout_tokens // length)
-    window = sampler.block_length if sampler.cache == "dual" or stores else sampler.gen_length
+    window = sampler.block_length if sampler.cache == "dual" or stores_blocks else sampler.gen_length
     assert window
     return max(1, min(rollout_tokens // window, CACHED * rollout_tokens // length))
 
 
-def cache_capacity(lengths: Sequence[int], sampler: Sampler, rollout_tokens: int, stores: bool = False) -> int:
-    """Tokens that a cache must hold for rows of these lengths, which are run longest first. stores: see
+def cache_capacity(lengths: Sequence[int], sampler: Sampler, rollout_tokens: int, stores_blocks: bool = False) -> int:
+    """Tokens that a cache must hold for rows of these lengths, which are run longest first. stores_blocks: see
     `rows_in_flight`."""
     longest_first = enumerate(sorted(lengths, reverse=True))
     return max(
-        min(rows_in_flight(length, sampler, rollout_tokens, stores), len(lengths) - i) * columns_for(length)
+        min(rows_in_flight(length, sampler, rollout_tokens, stores_blocks), len(lengths) - i) * columns_for(length)
         for i, length in longest_first
     )
 
@@ -47,8 +47,8 @@ class CachedForward(Forward):
     def __init__(self, *arguments: Any, rollout_tokens: int, **options: Any):
         super().__init__(*arguments, rollout_tokens=rollout_tokens, **options)
         totals = [len(p) + completion_columns(self.sampler, self.model) for p in self.prompts]
-        stores = bool(self.model.block_length)
-        self.cache = KeyValueCache(cache_capacity(totals, self.sampler, rollout_tokens, stores))
+        stores_blocks = bool(self.model.block_length)
+        self.cache = KeyValueCache(cache_capacity(totals, self.sampler, rollout_tokens, stores_blocks))
         self.cached: list[int] = []  # the rows in the cache, in its order
 
     def rows_at_once(self, length: int) -> int:
@@ -107,7 +107,7 @@ class ApproximateCache(CachedForward):
 
     def __init__(self, *arguments: object, **options: Any):
         super().__init__(*arguments, **options)
-        self.held: dict[int, tuple[int, int]] = {}  # row -> block of its last renewal, forwards since then
+        self.renewals: dict[int, tuple[int, int]] = {}  # row -> block of its last renewal, forwards since then
 
     def hidden(self, active: ActiveRows, row_ids: Sequence[int]) -> list[torch.Tensor]:
         """As that of Forward: from whole rows where the cache is renewed, else from the active block (for "prefix",
@@ -133,9 +133,9 @@ class ApproximateCache(CachedForward):
 
     def _due(self, row: int, block: int) -> bool:
         """Whether a row's keys and values are computed anew in its next forward, which runs this block."""
-        held, age = self.held.get(row, (-1, 0))
-        due = block != held or age + 1 == self.sampler.cache_refresh
-        self.held[row] = block, 0 if due else age + 1
+        block_held, age = self.renewals.get(row, (-1, 0))
+        due = block != block_held or age + 1 == self.sampler.cache_refresh
+        self.renewals[row] = block, 0 if due else age + 1
         return due
 
 

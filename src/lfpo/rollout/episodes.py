@@ -134,7 +134,7 @@ def play(
             texts = decode_completions(tokenizer, parts[-1].tokens, policy.eos_id)
         else:
             engine.idle()
-        replies, why = collectives.together(partial(step_all, environment, live, texts))[collectives.rank()]
+        replies, why = collectives.on_every_rank(partial(step_all, environment, live, texts))[collectives.rank()]
         turns += map(Turn, numbers, before, request.seeds, texts, [number] * len(live), replies)
         failed |= {} if why is None else {environment.name: why}
         live = [e for e in live if e.open and not failed]

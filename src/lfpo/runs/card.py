@@ -238,8 +238,8 @@ def table_cell(text: str) -> str:
 
 def _results(metrics: list[Json]) -> str:
     """The first and the last evaluation, as a table; empty where there is none."""
-    every = [(line["step"], evaluations(line)) for line in metrics]
-    found = [(step, samplers) for step, samplers in every if any("nfe" in values for values in samplers.values())]
+    by_step = [(line["step"], evaluations(line)) for line in metrics]
+    found = [(step, samplers) for step, samplers in by_step if any("nfe" in values for values in samplers.values())]
     if not found:
         return ""
     (start, first), (end, last) = found[0], found[-1]

@@ -91,7 +91,9 @@ class Callbacks:
             return
         self._at(step)
         try:
-            collectives.together(lambda: self.within(event, **kwargs))  # all ranks stop where one rank's callback fails
+            collectives.on_every_rank(
+                lambda: self.within(event, **kwargs)
+            )  # all ranks stop where one rank's callback fails
         except UserError as error:
             self.failed = True
             raise CannotGoOn(str(error)) from error

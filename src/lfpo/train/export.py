@@ -51,7 +51,7 @@ model = PeftModel.from_pretrained(base, "PATH_TO_THIS_FOLDER")
 
 
 @dataclass(frozen=True)
-class Source:
+class WeightSource:
     """Where exported weights come from.
 
     weights: a folder with all weights, or with an adapter only. run: the run they belong to, with its configuration.
@@ -69,7 +69,7 @@ class Source:
         return str(self.config.get("model") or "")
 
     @property
-    def held(self) -> torch.dtype:
+    def dtype(self) -> torch.dtype:
         """The dtype of the weights in training."""
         dtype: torch.dtype = getattr(torch, self.config.get("dtype", "float32"))
         return dtype
@@ -77,10 +77,10 @@ class Source:
     @property
     def base(self) -> Base:
         """The model that training started from, as training held it. Raises UserError where it is gone."""
-        return Base(resolve(self.base_name), self.held, bool(self.config.get("load_in_4bit")))
+        return Base(resolve(self.base_name), self.dtype, bool(self.config.get("load_in_4bit")))
 
 
-def find_source(settings: ExportConfig | PushConfig) -> Source:
+def find_source(settings: ExportConfig | PushConfig) -> WeightSource:
     """The weights that a command is to export. Raises UserError where there are none."""
     folder, checkpoint = located(settings.run)
     if checkpoint and (damage := verify(checkpoint)):
@@ -89,7 +89,7 @@ def find_source(settings: ExportConfig | PushConfig) -> Source:
         for key in ("dtype", "adapter"):
             if getattr(settings, key):
                 raise UserError(f"{settings.run}: holds no run; --{key} needs the folder of a run with lora")
-        return Source(resolve(settings.run))
+        return WeightSource(resolve(settings.run))
     run, config = Run(folder), load_yaml(folder / "config.yaml")
     if settings.dtype is not None and (settings.adapter or config.get("lora") is None):
         raise UserError(
@@ -99,13 +99,13 @@ def find_source(settings: ExportConfig | PushConfig) -> Source:
     final, as_it_is = folder / "model", not settings.adapter and settings.dtype is None
     if checkpoint is None and as_it_is and (final / "config.json").exists():
         saved = numbered(folder / "checkpoints")
-        return Source(final, run, config, step_of(saved[-1]) if saved else None)
+        return WeightSource(final, run, config, step_of(saved[-1]) if saved else None)
     checkpoint = checkpoint or latest_checkpoint(folder, print)
     if checkpoint is None:
         raise UserError(f"{folder}: the run has neither a trained model nor a checkpoint yet")
     if settings.adapter and not (checkpoint / "model" / ADAPTER).exists():
         raise UserError(f"{checkpoint}: holds no adapter, since the run has no 'lora'; leave out --adapter")
-    return Source(checkpoint / "model", run, config, step_of(checkpoint))
+    return WeightSource(checkpoint / "model", run, config, step_of(checkpoint))
 
 
 def run_export(config: ExportConfig) -> Path:
@@ -128,7 +128,7 @@ def _has_chat_template(folder: Path) -> bool:
     return own_file or (settings.exists() and bool(read_json(settings).get("chat_template")))
 
 
-def write_export(source: Source, settings: ExportConfig | PushConfig, folder: Path) -> None:
+def write_export(source: WeightSource, settings: ExportConfig | PushConfig, folder: Path) -> None:
     """Write the model of `source`, or its adapter, with a card into the existing `folder`."""
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         use = _write_weights(averaged(source, Path(scratch)), settings, folder, Path(scratch))
@@ -142,16 +142,16 @@ def write_export(source: Source, settings: ExportConfig | PushConfig, folder: Pa
     (folder / CARD).write_text(card, encoding="utf-8")
 
 
-def averaged(source: Source, folder: Path) -> Source:
+def averaged(source: WeightSource, folder: Path) -> WeightSource:
     """The source, or, where a checkpoint holds an average of theta, that average written into `folder`: it is what
     the run evaluates and exports at its end."""
     saved = source.weights.parent / "average"
     if source.step is None or not saved.exists():
         return source
     if (source.weights / ADAPTER).exists():
-        model = with_saved_adapter(source.base, source.weights, source.held)
+        model = with_saved_adapter(source.base, source.weights, source.dtype)
     else:
-        model = load_model(source.weights, dtype=source.held)
+        model = load_model(source.weights, dtype=source.dtype)
     average = Average(model.own_parameters(), 0.0)
     AverageFiles(average).load(saved)
     swap(average)
@@ -159,7 +159,7 @@ def averaged(source: Source, folder: Path) -> Source:
     return replace(source, weights=folder / "average")
 
 
-def _write_weights(source: Source, settings: ExportConfig | PushConfig, folder: Path, scratch: Path) -> str:
+def _write_weights(source: WeightSource, settings: ExportConfig | PushConfig, folder: Path, scratch: Path) -> str:
     """Write weights, config.json and tokenizer; returns how they are used, for the card. scratch: a folder for files
     that are written in between."""
     adapted = (source.weights / ADAPTER).exists()
@@ -170,7 +170,7 @@ def _write_weights(source: Source, settings: ExportConfig | PushConfig, folder: 
         export_adapter(source.weights, family, base, folder, own_names=own_names)
         made = f"`{base}`" if own_names else f"what `lfpo export {base} --layout transformers` writes"
         return ADAPTER_USE.format(base=made)
-    dtype = getattr(torch, settings.dtype) if settings.dtype else source.held if adapted else None
+    dtype = getattr(torch, settings.dtype) if settings.dtype else source.dtype if adapted else None
     if adapted and dtype:
         merged = folder if own_names else scratch / "merged"
         merge_adapter(source.base, source.weights, merged, dtype)
@@ -233,7 +233,7 @@ def hub_errors(repo: str) -> Iterator[None]:
         ) from error
 
 
-def add_records(source: Source, folder: Path, *, report: bool) -> None:
+def add_records(source: WeightSource, folder: Path, *, report: bool) -> None:
     """Add a run's recipe, metrics and report, without folders of this machine."""
     if source.run is None:
         return

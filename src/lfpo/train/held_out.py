@@ -76,7 +76,7 @@ def _judged(trainer: Evaluated, name: str, sampler: Sampler, context: Context) -
         for _ in answers:
             progress.event("on_prediction_step")
 
-    progress.begin(f"evaluation, {name}", len(collectives.share(len(rows))), "problems")
+    progress.begin(f"evaluation, {name}", len(collectives.own_indices(len(rows))), "problems")
     engine, model, seed = trainer.engine, trainer.model, trainer.args.seed
     result = evaluate(engine, model, tokenizer, rows, source.judge, sampler, seed=seed, finished=on_finished)
     results = {"steps": result.mean_steps, "nfe": result.mean_nfe}
@@ -101,7 +101,7 @@ def _played(
     """Metrics and records of episodes; a record is a turn. The mean reward is NaN if an environment failed: a mean over
     other rows would look like a better or worse model."""
     model, tokenizer, all_rows = trainer.model, trainer.tokenizer, trainer.source.eval_rows
-    numbers = collectives.share(len(all_rows))  # of this rank's rows
+    numbers = collectives.own_indices(len(all_rows))  # of this rank's rows
     rows = [all_rows[i] for i in numbers]
     encoded = encode_rows(rows, tokenizer, model, sampler.gen_length)
     request = Request(encoded, [key(trainer.args.seed, "eval", i, 0) for i in numbers], sampler)

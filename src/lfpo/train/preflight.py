@@ -40,10 +40,10 @@ def preflight(args: LFPOConfig, inputs: Inputs, policies: Policies, folder: Path
     source = without(inputs.source, out) if out else inputs.source
     inputs = dataclasses.replace(inputs, source=source)
     first, tokenizer = collectives.rank() == 0, policies.tokenizer
-    failed = collectives.together(lambda: check_rewards(args, inputs, tokenizer) if first else [])[0]
+    failed = collectives.on_every_rank(lambda: check_rewards(args, inputs, tokenizer) if first else [])[0]
     saved = [model, reference] + [model] * bool(args.average_decay)
     keep = args.save_total_limit
-    needed, free = collectives.together(lambda: check_disk(folder, saved, args.optim, keep))[0]
+    needed, free = collectives.on_every_rank(lambda: check_disk(folder, saved, args.optim, keep))[0]
     parameters, trained = sum(p.numel() for p in model.parameters()), _trained(model)
     share = f", {trained:,} of them trained" if trained < parameters else ""
     ranks = f", {collectives.world()} ranks" if collectives.world() > 1 else ""
@@ -80,7 +80,7 @@ def check_prompts(
         """Index and tokens of each of this rank's rows, and whether the row is left out."""
         may_leave_out = split == "train" and args.filter_overlong_prompts and bool(source.rows)
         checked = []
-        for i in collectives.share(len(rows)):
+        for i in collectives.own_indices(len(rows)):
             where, prompt = source.place(split, i), rows[i]["prompt"]
             if rows[i].keys() != rows[0].keys():
                 columns, first = (", ".join(sorted(row)) for row in (rows[i], rows[0]))
@@ -99,8 +99,8 @@ def check_prompts(
 
     gen_length = inputs.sampler.gen_length
     eval_length = max((sampler.gen_length for sampler in inputs.eval_samplers.values()), default=0)
-    trained = list(chain(*collectives.together(lambda: share_of("train", training, gen_length))))
-    held_out = list(chain(*collectives.together(lambda: share_of("eval", source.eval_rows, eval_length))))
+    trained = list(chain(*collectives.on_every_rank(lambda: share_of("train", training, gen_length))))
+    held_out = list(chain(*collectives.on_every_rank(lambda: share_of("eval", source.eval_rows, eval_length))))
     left_out = tuple(i for i, _, out in trained if out)
     if len(left_out) == len(training):
         raise UserError(f"{source.place('train', 0)}: this prompt and all others are too long for the model")

@@ -76,7 +76,7 @@ class RolloutQueue:
         if iteration not in self.sampled:
             self.sampled[iteration] = self.engine.result(self.tickets[iteration], finished)
         else:
-            collectives.together(lambda: _check_prompts(self.sampled[iteration], request, iteration))
+            collectives.on_every_rank(lambda: _check_prompts(self.sampled[iteration], request, iteration))
         return self.sampled[iteration], time.perf_counter() - started
 
     def version(self, batch: int) -> int:
@@ -123,7 +123,7 @@ class RolloutQueue:
                 special=SpecialTokens(entry["mask_id"], entry["eos_id"]),
                 structure=Structure(entry["block_length"], causal=entry["causal"]),
             )
-            prompts = collectives.share(len(joined) // self.generations)
+            prompts = collectives.own_indices(len(joined) // self.generations)
             if not prompts:
                 raise _other_prompts(int(number))
             own = part(joined, prompts[0] * self.generations, len(prompts) * self.generations)

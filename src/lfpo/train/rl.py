@@ -102,7 +102,7 @@ class LFPOTrainer(Trainer):
         self.about += f"\n{'rate':<8} {policies.about_rate}"
         self.length = self.user_args.length(len(source.rows))  # again, now without prompts that are left out
         self.args = args = replace(args, max_steps=self.length.iterations, learning_rate=policies.learning_rate)
-        self.about += f"\n{'length':<8} {in_words(self.length, self.user_args)}"
+        self.about += f"\n{'length':<8} {in_words(self.length, self.user_args.num_train_epochs)}"
         self.total_steps, self.epoch_steps = self.length.iterations, self.length.per_epoch
         self.row_fingerprints = fingerprints(source, args.prompts_per_iteration)
         self.data = self.row_fingerprints["training"] if source.rows and not source.stream else ""

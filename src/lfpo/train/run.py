@@ -176,7 +176,7 @@ class TrainingRun:
 
     def evaluated(self) -> dict[str, float]:
         """The metrics of an evaluation, which a request to stop ends at once."""
-        with self.context.observer.at_once():
+        with self.context.observer.interruptible_work():
             metrics = self.trainer.evaluate(self.done, self.context)
         if metrics:
             self.callbacks.evaluated(self.done, metrics)
@@ -187,11 +187,11 @@ class TrainingRun:
         is written too."""
         if not metrics:
             return
-        collectives.together(lambda: self.folder.log(metrics))  # rank 0 writes; all stop where it cannot
+        collectives.on_every_rank(lambda: self.folder.log(metrics))  # rank 0 writes; all stop where it cannot
         self.unlogged = {}  # also where showing it fails: `save_progress` must not write the line again
         self.display.update(metrics)
         for rule, text in self.health.update(metrics).items():
-            collectives.together(partial(self.folder.add_note, self.done, rule, text))
+            collectives.on_every_rank(partial(self.folder.add_note, self.done, rule, text))
             self.note(f"note: {text}")
             if rule in self.trainer.stop_on and not self.ended_by:
                 self.ended_by = f"{rule}: {text}"

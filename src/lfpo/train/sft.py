@@ -205,7 +205,7 @@ def noised_passes(
     lengths = structure.tokens(torch.tensor([len(row) for row in rows]), prompts).tolist()
     has_next = has_next_loss(model)
     masked_weight = config.masked_loss_weight if has_next else 1.0
-    every = model.asks_about_all and config.loss_weight == "1/t"  # nothing tells the model which tokens are noised
+    score_all = model.asks_about_all and config.loss_weight == "1/t"  # nothing tells the model which tokens are noised
     passes = list[Examples]()
     for packed in pack_by_tokens(lengths, config.update_tokens):
         group = [indices[j] for j in packed]
@@ -217,8 +217,10 @@ def noised_passes(
             length = len(own.draw_C)
             hidden = own.draw_C < t_B[i]
             noised[j, -length:] = torch.where(hidden, own.token_C, ids[j, -length:])
-            scored[j, -length:] = hidden | every
-            share = length if every else t_B[i] * length if config.loss_weight == "1/t" else hidden.sum().clamp(min=1)
+            scored[j, -length:] = hidden | score_all
+            share = (
+                length if score_all else t_B[i] * length if config.loss_weight == "1/t" else hidden.sum().clamp(min=1)
+            )
             weight[j, -length:] = masked_weight / (share * size)
             temperature[j, -length:] = float(own.conditioned)
             if has_next:
@@ -232,15 +234,15 @@ def noised_passes(
 def losses(model: MaskedDiffusionLM, passes: list[Examples], dummy: Example | None) -> Iterator[torch.Tensor]:
     """The loss of each pass; its backward belongs before the next one. dummy: with split weights, what a rank runs in
     passes that other ranks have and it has not (see with_dummy_passes)."""
-    idle = None
+    empty_pass = None
     if dummy is not None:
         ids, attention = left_pad([dummy[0] + dummy[1]], model.pad_id)
         none, prompt_B = torch.zeros(ids.shape), torch.tensor([len(dummy[0])])
-        idle = Examples(ids, ids, attention, prompt_B, torch.ones_like(ids, dtype=torch.bool), none, none, none)
-        passes = with_dummy_passes(passes, idle)
+        empty_pass = Examples(ids, ids, attention, prompt_B, torch.ones_like(ids, dtype=torch.bool), none, none, none)
+        passes = with_dummy_passes(passes, empty_pass)
     for each in passes:
         with one_pass([model]):
-            yield float(each is not idle) * loss_of(model, Examples(*(x.to(model.device) for x in each)))
+            yield float(each is not empty_pass) * loss_of(model, Examples(*(x.to(model.device) for x in each)))
 
 
 def loss_of(model: MaskedDiffusionLM, p: Examples) -> torch.Tensor:

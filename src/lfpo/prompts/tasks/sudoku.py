@@ -22,14 +22,14 @@ def puzzle_of(
     name: str,
     solution: str,
     rng: random.Random,
-    between: tuple[int, int],
+    blanks: tuple[int, int],
     is_implied: Callable[[str, set[int], int], bool],
 ) -> Row:
-    """A puzzle with this solution and no other, its number of blanks drawn from `between` (fewer where no further cell
+    """A puzzle with this solution and no other, its number of blanks drawn from `blanks` (fewer where no further cell
     can go). is_implied(solution, shown, cell): whether the digits of the `shown` cells leave one for the cell."""
     shown = set(range(len(solution)))
     order = rng.sample(range(len(solution)), len(solution))
-    target = rng.randint(*between)
+    target = rng.randint(*blanks)
     for cell in order:
         if is_implied(solution, shown - {cell}, cell):
             shown.remove(cell)
