@@ -150,7 +150,6 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         "lfpo.config.models.check_model_name",
         "lfpo.config.convert.check_paths",
         "lfpo.models.convert.run_convert",
-        "lfpo.prompts.problems.check_problems",  # the pages' models and data are not here
         "lfpo.train.inputs.check_run",
         "lfpo.train.sft.train_sft",
         "lfpo.train.dpo.train_dpo",

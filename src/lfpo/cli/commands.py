@@ -93,11 +93,8 @@ def dpo(rest: list[str]) -> None:
 
 def sample(rest: list[str]) -> None:
     from lfpo.config.sample import SampleConfig
-    from lfpo.prompts.problems import check_problems
 
     config, _ = configure(SampleConfig, rest, takes_file=False, command="sample")
-    if config.prompt is None:
-        check_problems(config, splits=("eval",))
     from lfpo.cli.sample import run_sample
 
     run_sample(config)
@@ -105,13 +102,10 @@ def sample(rest: list[str]) -> None:
 
 def eval_(rest: list[str]) -> None:
     from lfpo.config.eval import EvalConfig, configure_each
-    from lfpo.prompts.problems import check_problems
 
     about = describe(EvalConfig, "eval", takes_file=False)
     _, overrides = read_arguments(rest, about, EvalConfig, takes_file=False)
     configs = configure_each(overrides)
-    for one in (one for config in configs for one in config.each()):
-        check_problems(one, splits=("eval",))
     from lfpo.base import distributed
     from lfpo.eval.command import run_each
 
