@@ -150,7 +150,6 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         "lfpo.config.models.check_model_name",
         "lfpo.config.convert.check_paths",
         "lfpo.models.convert.run_convert",
-        "lfpo.prompts.problems.check_problems",  # the pages' models and data are not here
         "lfpo.train.inputs.check_run",
         "lfpo.train.sft.train_sft",
         "lfpo.train.dpo.train_dpo",
@@ -159,7 +158,6 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         "lfpo.compare.grid.run_compare",
         "lfpo.plan.command.run_plan",
         "lfpo.cli.doctor.run_doctor",
-        "lfpo.config.export.output_folder",
         "lfpo.train.export.run_export",
         "lfpo.train.export.run_push",
         "lfpo.cli.demo.run_demo",

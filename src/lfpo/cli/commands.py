@@ -92,14 +92,9 @@ def dpo(rest: list[str]) -> None:
 
 
 def sample(rest: list[str]) -> None:
-    from lfpo.config.models import check_model_name
     from lfpo.config.sample import SampleConfig
-    from lfpo.prompts.problems import check_problems
 
     config, _ = configure(SampleConfig, rest, takes_file=False, command="sample")
-    check_model_name(config.model)
-    if config.prompt is None:
-        check_problems(config, splits=("eval",))
     from lfpo.cli.sample import run_sample
 
     run_sample(config)
@@ -107,16 +102,10 @@ def sample(rest: list[str]) -> None:
 
 def eval_(rest: list[str]) -> None:
     from lfpo.config.eval import EvalConfig, configure_each
-    from lfpo.config.models import check_model_name
-    from lfpo.prompts.problems import check_problems
 
     about = describe(EvalConfig, "eval", takes_file=False)
     _, overrides = read_arguments(rest, about, EvalConfig, takes_file=False)
     configs = configure_each(overrides)
-    for config in configs:
-        check_model_name(config.model)
-        for one in config.each():
-            check_problems(one, splits=("eval",))
     from lfpo.base import distributed
     from lfpo.eval.command import run_each
 
@@ -164,12 +153,9 @@ def watch(rest: list[str]) -> None:
 
 
 def export(rest: list[str]) -> None:
-    from lfpo.config.export import ExportConfig, output_folder
-    from lfpo.config.models import check_model_name
+    from lfpo.config.export import ExportConfig
 
     config, _ = configure(ExportConfig, _named(rest, "run"), takes_file=False, command="export RUN")
-    check_model_name(config.run)  # any folder that exists passes
-    output_folder(config)
     from lfpo.train.export import run_export
 
     run_export(config)
@@ -189,10 +175,8 @@ def convert(rest: list[str]) -> None:
 
 def push(rest: list[str]) -> None:
     from lfpo.config.export import PushConfig
-    from lfpo.config.models import check_model_name
 
     config, _ = configure(PushConfig, _named(rest, "run", "repo"), takes_file=False, command="push RUN USER/NAME")
-    check_model_name(config.run)
     from lfpo.train.export import run_push
 
     run_push(config)

@@ -33,16 +33,15 @@ COLOURS = ("#2b6cb0", "#2c9faf", "#38a169", "#b7a41c", "#dd6b20", "#c53030")  # 
 def run_sample(config: SampleConfig) -> None:
     """Sample and print the completion with its steps and forwards (NFE); of a held-out prompt also its verdict or
     reward."""
-    console = Terminal()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype = getattr(torch, config.dtype)
-    model, tokenizer = load_model(config.model, dtype=dtype, device=device), load_tokenizer(config.model)
-    source = None
+    console, source = Terminal(), None
     if config.prompt is None:
         source = make_source(config, seed=config.seed, n_eval=config.index + 1, splits=["eval"])
         if config.index >= len(source.eval_rows):
             count = len(source.eval_rows)
             raise UserError(f"lfpo sample: index {config.index}: {source.name!r} has {count} held-out rows")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = getattr(torch, config.dtype)
+    model, tokenizer = load_model(config.model, dtype=dtype, device=device), load_tokenizer(config.model)
     # A shell cannot easily type a line break; \n in the argument stands for one.
     row = source.eval_rows[config.index] if source else {"prompt": (config.prompt or "").replace("\\n", "\n")}
     prompt: Any = row["prompt"]

@@ -149,6 +149,7 @@ class LFPOConfig(ProblemConfig, PolicyConfig):
         self.check_data()
         if self.hub_model_id is not None:
             check_repo("hub_model_id", self.hub_model_id)
+        slashed = [name for name in self.eval_samplers if "/" in name]  # it separates the parts of metrics' names
         by_layer, turns, engine = self.rollout_gather == "layer", self.environment is not None, self.engine
         offloads, compiled, merges = self.offload_reference, self.rollout_compile, self.merge_lora
         steps, rollouts = self.optimizer_steps_per_iteration, self.prompts_per_iteration * self.num_generations
@@ -156,10 +157,7 @@ class LFPOConfig(ProblemConfig, PolicyConfig):
         ahead = "does not work with 'environment', whose turns need the ones before"
         refuse(
             (not self.sampler.is_random, "sampler temperature 0 makes all rollouts of a prompt the same; raise it"),
-            (
-                any("/" in name for name in self.eval_samplers),  # it separates the parts of metrics' names
-                f"'eval_samplers': a name must be text without '/', found {', '.join(self.eval_samplers)}",
-            ),
+            (slashed, f"'eval_samplers': {slashed} must be text without '/'"),
             # Keys that nothing reads without another one.
             (
                 self.eval_file and not self.data_file,

@@ -1,5 +1,5 @@
-"""Checks, before torch is loaded, of what a command trains or measures on (see lfpo.config.data): files, tasks, reward
-functions."""
+"""Checks of what a command trains or measures on (see lfpo.config.data): one source of prompts, functions that can be
+called."""
 
 import inspect
 from collections.abc import Sequence
@@ -8,22 +8,8 @@ from lfpo.config.data import ProblemConfig
 from lfpo.config.errors import UserError
 from lfpo.config.plugins import resolve
 from lfpo.core.scoring import ROLLOUT_ARGUMENTS
-from lfpo.prompts.dataset import read_rows
-from lfpo.prompts.tasks import Row, get_task
+from lfpo.prompts.tasks import Row
 from lfpo.rewards import RewardFunction, reward_name
-
-
-def check_problems(args: ProblemConfig, splits: Sequence[str] = ("train", "eval"), environment: object = None) -> None:
-    """Raise the UserError that resolving the settings would raise later. splits: those that are read."""
-    check_source(args, args.reward_funcs, environment=environment)
-    if args.task is not None:
-        get_task(args.task)
-    if args.data_file is not None or args.eval_file is not None:
-        for split in splits:
-            read_rows(args, split)
-    if not args.reward_memory:  # with it, functions are only imported in their own process
-        for path in [*args.reward_funcs, *filter(None, [args.correct])]:
-            reward_function(path)
 
 
 def check_source(

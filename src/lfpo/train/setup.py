@@ -35,7 +35,6 @@ from lfpo.rewards import RewardFunction
 from lfpo.rollout.episodes import Environment, Played
 from lfpo.rollout.variants import check_context
 from lfpo.train.adamw import build_adamw
-from lfpo.train.inputs import environment_class
 from lfpo.train.queue import Queued, RolloutQueue
 from lfpo.train.rates import with_rate
 
@@ -99,8 +98,10 @@ def make_inputs(
 ) -> Inputs:
     """The inputs that the configuration and the trainer's arguments give. block_length: the model's. Raises UserError
     for what does not go together, or that the objective cannot learn from."""
-    make = environment_class(args.environment)
-    environment = Environment(make, args.max_turns, args.reward_timeout) if make else None
+    environment = None
+    if args.environment is not None:
+        make = resolve(args.environment, {}, kind="environment")
+        environment = Environment(make, args.max_turns, args.reward_timeout)
     source = training_source(args, reward_funcs, train_dataset, eval_dataset)
     return Inputs(source, environment, *samplers(args, source.gen_length, objective, block_length))
 
