@@ -321,13 +321,6 @@ def test_errors_of_a_function_in_a_child_are_reported_as_without_one(module: str
         scored(in_child(f"{module}.text"), completions=["a"])
 
 
-def test_a_function_that_a_child_cannot_import_is_a_user_error():
-    with pytest.raises(UserError, match=r"'<lambda>'.*at the top of a module"):
-        in_child(lambda completions: [0.0])
-    with pytest.raises(UserError, match="no 'nothing'"):
-        in_child("reward_samples:nothing")
-
-
 def test_reward_memory_runs_functions_in_children(module: str):
     args = LFPOConfig(output_dir="x", task="choice", reward_funcs=[f"{module}.endless"], reward_memory=2.0)
     (function,) = training_source(args, None, None, None).reward_functions

@@ -158,7 +158,6 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         "lfpo.compare.grid.run_compare",
         "lfpo.plan.command.run_plan",
         "lfpo.cli.doctor.run_doctor",
-        "lfpo.config.export.output_folder",
         "lfpo.train.export.run_export",
         "lfpo.train.export.run_push",
         "lfpo.cli.demo.run_demo",

@@ -274,19 +274,6 @@ def test_a_reason_is_logged_once_for_consecutive_batches(server: Endpoint, caplo
     assert [record.getMessage().split("answer ")[1] for record in caplog.records] == ["'what'", "'how'"]
 
 
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ({"template": "{prompt}"}, "must contain {completion}"),
-        ({"read": "nummer"}, "unknown read 'nummer'; valid: number, yes_no, json, or a function"),
-    ],
-)
-def test_wrong_settings_are_one_sentence(settings: dict[str, Any], named: str):
-    with pytest.raises(UserError, match="judge 'judge': ") as caught:
-        Judge("m", **settings)
-    assert named in str(caught.value)
-
-
 MODULE = """
 import os
 from lfpo.rewards.judge import Judge

@@ -97,6 +97,9 @@ def test_a_block_that_uses_the_name_otherwise_is_not_the_program(code: str) -> N
         (f"```python\n{DRAFT}\n```\nNo:\n{BLOCK}", RIGHT),
         ("```\n3 1 2\n```\n```python\nprint(3)\n```", "print(3)"),
         ("```\nnot code\n```\n```\nnor this\n```", "not code"),
+        ("```bash\nls\n```\n```Python\nx = 1\n```", "x = 1"),
+        ("```py\nx = 1\n", "x = 1"),
+        ("```py3\nx = 1\n```", "x = 1"),
     ],
 )
 def test_without_a_name_the_last_block_with_a_program_counts(completion: str, code: str) -> None:

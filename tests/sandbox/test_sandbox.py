@@ -14,7 +14,7 @@ import pytest
 
 from lfpo.config.errors import UserError
 from lfpo.rewards.code import Grader, syntax_compliance
-from lfpo.rewards.program import extract_code, parses
+from lfpo.rewards.program import parses
 from lfpo.sandbox import Job, Limits, Sandbox, available_rungs, launch
 from lfpo.sandbox.run_job import encode_job
 from sandbox_cases import remains
@@ -342,27 +342,6 @@ def test_pass_rate_takes_columns_of_rows(sandbox):
     tests = [["assert double(1) == 2", "assert double(2) == 5"], ["assert double(1) == 2"]]
     completions = [DOUBLE, [{"role": "assistant", "content": f"Sure:\n```python\n{DOUBLE}```\nThat is all."}]]
     assert reward(["p", "p"], completions, test_list=tests, task_id=[1, 2]) == [0.5, 1.0]
-    with pytest.raises(UserError, match="row 0: a code reward needs one of the fields tests, test_list"):
-        reward(["p"], ["x"], task_id=[1])
-
-
-@pytest.mark.parametrize(
-    ("completion", "code"),
-    [
-        ("x = 1", "x = 1"),
-        ("Here:\n```python\nx = 1\n```\nDone", "x = 1\n"),
-        ("```py\nx = 1\n", "x = 1\n"),
-        ("```\nx = 1\n```", "x = 1\n"),
-        ("```bash\nls\n```\n```Python\nx = 1\n```", "x = 1\n"),
-        ("```python\nf(1)\n```\n```python\ndef f(x): pass\n```", "def f(x): pass\n"),
-        ("```py3\nx = 1\n```", "x = 1\n"),
-        ("1. So:\n   ```python\n   def f(x):\n       pass\n   ```", "def f(x):\n    pass\n"),
-        ("```\ndef f(x): draft\n```\nBetter:\n```\ndef f(x): pass\n```\n```\nf(2)\n```", "def f(x): pass\n"),
-        ("```\ndef f(x): pass\n```\n```\ndef f(x): (", "def f(x): pass\n"),
-    ],
-)
-def test_extract_code(completion, code):
-    assert extract_code(completion, "f") == code
 
 
 def test_syntax_compliance():

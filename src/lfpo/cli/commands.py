@@ -92,11 +92,9 @@ def dpo(rest: list[str]) -> None:
 
 
 def sample(rest: list[str]) -> None:
-    from lfpo.config.models import check_model_name
     from lfpo.config.sample import SampleConfig
 
     config, _ = configure(SampleConfig, rest, takes_file=False, command="sample")
-    check_model_name(config.model)
     from lfpo.cli.sample import run_sample
 
     run_sample(config)
@@ -104,13 +102,10 @@ def sample(rest: list[str]) -> None:
 
 def eval_(rest: list[str]) -> None:
     from lfpo.config.eval import EvalConfig, configure_each
-    from lfpo.config.models import check_model_name
 
     about = describe(EvalConfig, "eval", takes_file=False)
     _, overrides = read_arguments(rest, about, EvalConfig, takes_file=False)
     configs = configure_each(overrides)
-    for config in configs:
-        check_model_name(config.model)
     from lfpo.base import distributed
     from lfpo.eval.command import run_each
 
@@ -158,12 +153,9 @@ def watch(rest: list[str]) -> None:
 
 
 def export(rest: list[str]) -> None:
-    from lfpo.config.export import ExportConfig, output_folder
-    from lfpo.config.models import check_model_name
+    from lfpo.config.export import ExportConfig
 
     config, _ = configure(ExportConfig, _named(rest, "run"), takes_file=False, command="export RUN")
-    check_model_name(config.run)  # any folder that exists passes
-    output_folder(config)
     from lfpo.train.export import run_export
 
     run_export(config)
@@ -183,10 +175,8 @@ def convert(rest: list[str]) -> None:
 
 def push(rest: list[str]) -> None:
     from lfpo.config.export import PushConfig
-    from lfpo.config.models import check_model_name
 
     config, _ = configure(PushConfig, _named(rest, "run", "repo"), takes_file=False, command="push RUN USER/NAME")
-    check_model_name(config.run)
     from lfpo.train.export import run_push
 
     run_push(config)

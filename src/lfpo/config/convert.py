@@ -5,7 +5,7 @@ from typing import Literal
 
 from lfpo.config.checks import Count, check_ranges
 from lfpo.config.errors import UserError
-from lfpo.config.files import read_json, user_path
+from lfpo.config.files import user_path
 from lfpo.config.json import Json
 from lfpo.config.models import check_model_name
 
@@ -45,15 +45,12 @@ class ConvertConfig:
 
 
 def check_paths(config: ConvertConfig) -> None:
-    """Raise UserError where the source is missing or not of a kind that can be converted, or the folder is taken. The
-    config.json of a source on the hub is looked at once it is downloaded."""
+    """Raise UserError where the source is missing or the folder is taken."""
     folder, source = user_path(config.folder), user_path(config.source)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: exists already and is not empty; remove it, or name another folder")
     if not (config.is_gguf and source.is_file()):
         check_model_name(config.source)
-    if source.is_dir():
-        check_kind(read_json(source / "config.json"), source / "config.json")
 
 
 def check_kind(config: Json, where: object) -> None:

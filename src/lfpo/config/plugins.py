@@ -42,6 +42,6 @@ def dotted(name: str, known: Mapping[str, str], *, kind: str) -> tuple[str, str]
         example = f"my_module:my_{kind.replace(' ', '_')}"
         raise UserError(f"unknown {kind} {name!r}{nearest(name, known)} (a dotted path is written {example})")
     # A user's module is found in the current folder: by its path, as "" would be another after a function's os.chdir.
-    if (here := os.getcwd()) not in sys.path:
+    if name not in known and (here := os.getcwd()) not in sys.path:
         sys.path.insert(0, here)
     return module, attribute

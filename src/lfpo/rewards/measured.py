@@ -28,10 +28,10 @@ def measured(functions: Mapping[str, RewardFunction]) -> dict[str, float]:
     """
     metrics: dict[str, float] = {}
     for name, function in functions.items():
-        counting = wrapped(function)
-        counts = getattr(counting, "counts", None)
-        if not (isinstance(counts, Counter) and measures(function)):
+        if not measures(function):
             continue
+        counting = wrapped(function)
+        counts = counting.counts
         total: Counter[str] = sum(collectives.gather(Counter(counts)), Counter())
         counts.clear()
         own = counting.measures(total)

@@ -212,11 +212,9 @@ def _exception(name: str, arguments: Any) -> BaseException:
     """The exception of a built-in class, which ends or skips no test."""
     kind = getattr(builtins, name)
     try:
-        if not issubclass(kind, BaseExceptionGroup):
-            return kind(*arguments)
+        return kind(*arguments)
     except (TypeError, ValueError):  # arguments that the class does not take
-        pass
-    return Exception(f"{name}: {arguments}"[:300])
+        return Exception(f"{name}: {arguments}"[:300])
 
 
 def _judge(job: Marshalled, report: Callable[..., None], pipes: list[int]) -> None:
@@ -246,8 +244,7 @@ def _judge(job: Marshalled, report: Callable[..., None], pipes: list[int]) -> No
 
 def _refuse_text(program: Program, event: str, arguments: Sequence[object]) -> None:
     """Leave a test without a verdict before it runs a text, unpickles, or starts a process, once the program has
-    answered: the text may be the program's. Imports of modules, and `ast.literal_eval`, which runs nothing, are
-    allowed."""
+    answered: the text may be the program's. Imports of modules are allowed."""
     if not program.answers:
         return
     if event == "compile":
@@ -258,17 +255,12 @@ def _refuse_text(program: Program, event: str, arguments: Sequence[object]) -> N
         if event in _RUNS:
             raise program.leave(f"the test may run what the program returned ({event})")
         return
-    if source.startswith("<") and not source.startswith("<frozen") and not _is_harmless(sys._getframe(2)):
+    if source.startswith("<") and not source.startswith("<frozen") and not _is_imported(sys._getframe(2)):
         raise program.leave(f"the test may run a text that the program returned ({event})")
 
 
-def _is_harmless(frame: types.FrameType | None) -> bool:
-    """Whether a module is being imported, or `ast.literal_eval` parses."""
-    while frame:
-        path, name = frame.f_code.co_filename, frame.f_code.co_name
-        if path.startswith("<frozen importlib") or (
-            name == "literal_eval" and path == getattr(sys.modules.get("ast"), "__file__", "")
-        ):
-            return True
+def _is_imported(frame: types.FrameType | None) -> bool:
+    """Whether a module is being imported."""
+    while frame and not frame.f_code.co_filename.startswith("<frozen importlib"):
         frame = frame.f_back
-    return False
+    return frame is not None
