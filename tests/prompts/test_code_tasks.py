@@ -252,19 +252,18 @@ def test_rows_that_need_a_missing_library_are_not_judged(tmp_path: Path) -> None
     assert [reward([""], [task.solution(row)], **columns) for reward in task.reward_functions] == [[1.0], [None]]
 
 
-def test_a_machine_without_processes_judges_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_processes_says_so_and_judges_the_rows_later(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     task = own("humaneval")
     rows = task.test_rows(2)
-    monkeypatch.setattr("lfpo.sandbox.run_job._WAITS", ())
     solutions = [task.solution(row) for row in rows]
     monkeypatch.setattr(STRICT, "_cache", OrderedDict())  # other tests may have judged them
     with monkeypatch.context() as full:
         full.setattr(launch, "start", refuse)
-        with pytest.warns(UserWarning, match=r"2 completions .* no process can be started"):
-            assert task.correct_all(rows, solutions) == [None, None]
+        with pytest.raises(UserError, match=r"task 'humaneval': accuracy failed: BlockingIOError"):
+            task.correct_all(rows, solutions)
     assert task.correct_all(rows, solutions) == [True, True]  # nothing of it was cached
 
 

@@ -277,7 +277,7 @@ def test_a_killed_worker_changes_nothing(pair: tuple[RayEngine, MaskedDiffusionL
 
 @pytest.mark.long
 def test_workers_that_cannot_work_are_one_sentence(llada: Path, ray: Any):
-    with pytest.raises(UserError, match="2 workers with 1 GPUs each need 2, and the cluster has 0"):
+    with pytest.raises(UserError, match="2 workers and 0 reward workers need 2 GPUs, and the cluster has 0"):
         RayEngine(config(llada, engine={"name": "ray", "workers": 2, "gpus_per_worker": 1.0}))
     with pytest.raises(UserError, match=r"a worker has {'lfpo': '0'}, the trainer has .*; install the same"):
         wait_for_start([ray.put({"lfpo": "0"})])

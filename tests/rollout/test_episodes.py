@@ -226,7 +226,7 @@ def test_the_plan_counts_every_turn_as_a_rollout(llada: Path, tmp_path: Path):
 
 @pytest.mark.parametrize(
     "value",
-    [("a", 1.0), (3, 1.0, True), ("a", "1", True), ("a", float("nan"), True), ("a", 1.0, 2), ("\ud800", 1.0, True)],
+    [("a", 1.0), (3, 1.0, True), ("a", "1", True), ("a", float("nan"), True), ("a", 1.0, 2)],
 )
 def test_a_wrong_step_is_one_sentence(value: Any, llada: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(games.Returns, "value", value)

@@ -15,20 +15,7 @@ is_command = False  # whether this process is the `lfpo` command, which lfpo.cli
 
 
 def versions() -> dict[str, str]:
-    """Versions of lfpo, torch, transformers and Python."""
-    import torch
-    import transformers
-
-    return {
-        "lfpo": VERSION,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-    }
-
-
-def installed() -> dict[str, str]:
-    """The same as the packages are installed, which loads neither torch nor transformers."""
+    """Versions of lfpo, torch, transformers and Python; loads neither torch nor transformers."""
     packages = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
     return {"lfpo": VERSION, **packages, "python": platform.python_version()}
 

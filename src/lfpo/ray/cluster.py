@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from lfpo.base.environment import installed
+from lfpo.base.environment import versions
 from lfpo.config.engine import EngineSettings
 from lfpo.config.errors import ProcessLost, UserError, first_line
 
@@ -41,16 +41,12 @@ def connect(settings: EngineSettings, address: str | None = None, auth: str | No
     if auth:
         os.environ["RAY_AUTH_MODE"] = auth  # read when Ray is imported
     ray, s = import_ray(), settings
-    needed: dict[str, dict[str, float]] = {"CPU": {}, "GPU": {}}  # who asks for how many
-    if s.name == "ray":
-        for kind, each in (("CPU", s.cpus_per_worker), ("GPU", s.gpus_per_worker)):
-            needed[kind][f"{s.workers} workers with {each:g} {kind}s each"] = s.workers * each
-    if s.reward_workers:
-        needed["CPU"][f"{s.reward_workers} reward workers with a CPU each"] = s.reward_workers
+    workers = s.workers if s.name == "ray" else 0
+    needed = {"CPU": workers * s.cpus_per_worker + s.reward_workers, "GPU": workers * s.gpus_per_worker}
     began = not ray.is_initialized()
     if began:
         address = address or s.address or os.environ.get("RAY_ADDRESS")
-        own = {"num_cpus": max(os.cpu_count() or 1, sum(needed["CPU"].values())), "include_dashboard": False}
+        own = {"num_cpus": max(os.cpu_count() or 1, needed["CPU"]), "include_dashboard": False}
         for name, value in VARIABLES.items():
             os.environ.setdefault(name, value)
         place = (address or "").removeprefix("ray://")
@@ -66,18 +62,18 @@ def connect(settings: EngineSettings, address: str | None = None, auth: str | No
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise UserError(f"engine ray: no cluster at {address!r} ({first_line(error)})") from error
     resources = ray.cluster_resources()
-    for kind, askers in needed.items():
-        if (count := sum(askers.values())) > resources.get(kind, 0):
+    for kind, count in needed.items():
+        if count > resources.get(kind, 0):
             raise UserError(
-                f"engine ray: {' and '.join(askers)} need {count:g}, and the cluster has {resources.get(kind, 0):g}; "
-                "lower engine.workers or engine.reward_workers, or add machines"
+                f"engine ray: {workers} workers and {s.reward_workers} reward workers need {count:g} {kind}s, and the "
+                f"cluster has {resources.get(kind, 0):g}; lower engine.workers or reward_workers, or add machines"
             )
     return began
 
 
 def wait_for_start(tasks: Sequence[object]) -> None:
     """Wait until workers have loaded what they need. tasks: Ray's references to what each of them then returns,
-    `installed` there. Raises UserError where one cannot start, or has other versions."""
+    `versions` there. Raises UserError where one cannot start, or has other versions."""
     ray = import_ray()
     try:
         started = ray.get(tasks, timeout=START)
@@ -85,7 +81,7 @@ def wait_for_start(tasks: Sequence[object]) -> None:
         raise cause(error) from error
     except ray.exceptions.RayError as error:
         raise UserError(f"engine ray: a worker did not start ({first_line(error)})") from error
-    own_versions = installed()
+    own_versions = versions()
     for worker_versions in started:
         if worker_versions != own_versions:
             raise UserError(

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from lfpo.base import distributed
-from lfpo.base.environment import installed
+from lfpo.base.environment import versions
 from lfpo.config.errors import UserError, first_line
 from lfpo.config.json import Json
 from lfpo.config.train import LFPOConfig
@@ -318,7 +318,7 @@ class Worker:
         if self.policy.autocast and not lora and not self.args.rollout_compile:
             for _, matrix in narrow_matrices(self.policy.backbone):
                 matrix.data = matrix.data.to(torch.bfloat16)  # the only copy, in the precision that products have
-        return installed()
+        return versions()
 
     def sample(self, version: Version, weights: Weights, unit: Request) -> Trajectory:
         """The trajectory of a unit, on the CPU, sampled with these weights."""

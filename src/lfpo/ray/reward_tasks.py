@@ -4,7 +4,7 @@ seconds and hundreds of MB in each process."""
 import functools
 import pickle
 
-from lfpo.base.environment import installed
+from lfpo.base.environment import versions
 from lfpo.config.errors import UserError, last_line
 from lfpo.config.json import Json
 from lfpo.core.attempts import RewardFailed
@@ -22,7 +22,7 @@ def load(*pickled: bytes) -> dict[str, str]:
     """Load functions; returns what is installed here."""
     for one in pickled:
         _loaded(one)
-    return installed()
+    return versions()
 
 
 def call(pickled: bytes, arguments: Json) -> list[float | None]:

@@ -80,8 +80,7 @@ class Episode:
             reward, done = as_reward(earned), done.item() if hasattr(done, "item") else done
             if not (isinstance(reply, str) and isinstance(done, bool)):
                 raise TypeError
-            reply.encode()  # a tokenizer cannot read a lone surrogate
-        except (TypeError, ValueError):  # NotANumber and UnicodeEncodeError are ValueErrors
+        except (TypeError, ValueError):  # NotANumber is a ValueError
             raise UserError(
                 f"{name}: step returned {returned!r:.60}, expected (reply, reward, done): text, a finite "
                 "number, and True or False"

@@ -242,9 +242,9 @@ def reward_text(values: Json) -> str:
 
 def sparkline(values: list[float], width: int = 40) -> str:
     """The last `width` finite values as block characters, lowest to highest."""
-    halves = [v / 2 for v in values if math.isfinite(v)][-width:]  # the difference of two values may be infinite
-    low, high = min(halves, default=0.0), max(halves, default=0.0)
-    return "".join(SPARKS[int((half - low) / ((high - low) or 1) * (len(SPARKS) - 1))] for half in halves)
+    finite = [v for v in values if math.isfinite(v)][-width:]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    return "".join(SPARKS[int((v - low) / ((high - low) or 1) * (len(SPARKS) - 1))] for v in finite)
 
 
 def one_line(metrics: Json, total: int) -> str:

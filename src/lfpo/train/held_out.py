@@ -29,8 +29,7 @@ class Evaluated(Protocol):
     """What an evaluation reads of a trainer.
 
     source: held-out rows, and what judges their completions. environment: plays the rows in turns; None where a
-    verifier or reward functions judge. eval_samplers: name -> sampler. failed_in_evaluation: reward functions whose
-    failure in an evaluation the run has noted already; added to.
+    verifier or reward functions judge. eval_samplers: name -> sampler.
     """
 
     args: Any
@@ -40,7 +39,6 @@ class Evaluated(Protocol):
     engine: Engine
     environment: Environment | None
     eval_samplers: dict[str, Sampler]
-    failed_in_evaluation: set[str]
 
 
 def held_out(trainer: Evaluated, step: int, context: Context) -> dict[str, float]:
@@ -84,7 +82,7 @@ def _judged(trainer: Evaluated, name: str, sampler: Sampler, context: Context) -
         results[source.measure] = math.nan if result.mean is None else result.mean
     if result.interval is not None:
         results["low"], results["high"] = result.interval
-    _say_why(trainer, result.failed, context)
+    _say_why(result.failed, context)
     records = []
     for b, row in enumerate(rows):
         record: Json = {"problem": b}
@@ -116,7 +114,7 @@ def _played(
     parts = collectives.gather((rewards.reward_B.tolist(), rewards.failed))
     failed = {name: why for _, of_rank in parts for name, why in of_rank.items()}
     found = scores(range(len(all_rows)), [None if r != r else r for values, _ in parts for r in values])
-    _say_why(trainer, failed, context)
+    _say_why(failed, context)
     records = []
     if t is not None:
         sums |= {"steps": (float(t.scheduled_steps.sum()), len(t)), "nfe": (float(t.nfe.sum()), len(t))}
@@ -132,8 +130,7 @@ def _played(
     return results, [r for part in collectives.gather(records) for r in part]
 
 
-def _say_why(trainer: Evaluated, failed: dict[str, str], context: Context) -> None:
-    """Say once in a run why a function failed in an evaluation. failed: the same on all ranks."""
-    for name in sorted(failed.keys() - trainer.failed_in_evaluation):
-        trainer.failed_in_evaluation.add(name)
+def _say_why(failed: dict[str, str], context: Context) -> None:
+    """Say why functions failed in an evaluation. failed: the same on all ranks."""
+    for name in sorted(failed):
         context.observer.note(f"{name!r} failed on held-out rows, so their results are null: {failed[name]}")

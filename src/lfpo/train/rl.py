@@ -131,7 +131,6 @@ class LFPOTrainer(Trainer):
         )
         size = args.prompts_per_iteration, args.num_generations
         self.algorithm = Algorithm(rollouts, *size, self.learner, self.state)
-        self.failed_in_evaluation: set[str] = set()  # reward functions of which this was said
         self.events = Callbacks(self)
         self.events.call("on_init_end", 0)
 

@@ -79,7 +79,7 @@ def solution(row: Row) -> str:
     return f"```python\n{row['solution'].strip()}\n```"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class CodeTask(DataTask):
     """A task with rewards for syntax and pass rate in training, and for passing all tests in evaluation."""
 

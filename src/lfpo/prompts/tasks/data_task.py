@@ -22,7 +22,7 @@ from lfpo.rewards.formats import tag_format
 SPLITS = ("train", "test")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class DataTask:
     """A benchmark, for training and evaluation.
 
@@ -33,8 +33,7 @@ class DataTask:
     solution_key(row) -> str: training rows with the key of a test row are left out.
     solution(row) -> str: a correct completion in the format that the prompt asks for.
     hub: (split, place on the hub) pairs. stems: (split, possible file names without suffix) pairs.
-    local: (split, path) pairs for splits that are read from files instead. stamps: of these files when the task was
-        named: rows are cached, and a notebook may edit a file and name it again.
+    local: (split, path) pairs for splits that are read from files instead. Each task reads its rows once.
     gen_length: completion length in tokens. right_share: as in Task; demonstrations are always correct.
     """
 
@@ -48,7 +47,6 @@ class DataTask:
     gen_length: int = 256
     stems: tuple[tuple[str, tuple[str, ...]], ...] = (("train", ("train",)), ("test", ("test",)))
     local: tuple[tuple[str, str], ...] = ()
-    stamps: tuple[tuple[str, int, int], ...] = ()
     right_share: float = 1.0
 
     def row(self, split: str, index: int, seed: int = 0) -> Row:
@@ -83,8 +81,8 @@ class DataTask:
     def correct_all(self, rows: Sequence[Row], completions: Sequence[str]) -> list[bool | None]:
         """Whether each completion gets the accuracy reward; None for a row that this machine cannot judge.
 
-        Such rows do not count in any accuracy; `needs` gives the reason. All are None, with a warning, if the machine
-        has no process left to judge them.
+        Such rows do not count in any accuracy; `needs` gives the reason. All are None, with a warning, where the grader
+        itself cannot judge (RewardFailed).
         """
         if not rows:
             return []
@@ -119,28 +117,19 @@ class DataTask:
         A single file is the training split if its name starts with a stem of that split, else the test split.
         """
         if "=" in where:
-            local = []
+            local = list[tuple[str, str]]()
             for part in where.split(","):
                 split, _, file = part.partition("=")
                 if split not in SPLITS or not file:
                     raise UserError(f"task {self.name!r}: expected train=PATH,test=PATH after '@', found {part!r}")
                 local.append((split, file))
-            return self._over(local)
-        path = user_path(where)
-        if path.is_dir():
+        elif (path := user_path(where)).is_dir():
             stems = dict(self.stems)
             present = [split for split in SPLITS if split_files(path, stems[split])]
-            return self._over([(split, str(path)) for split in present or SPLITS])
-        is_train = path.stem.startswith(dict(self.stems)["train"])
-        return self._over([("train" if is_train else "test", str(path))])
-
-    def _over(self, local: Sequence[tuple[str, str]]) -> DataTask:
-        """The same task over these local files, as they are now."""
-        paths, stems = [user_path(path) for _, path in local], [stem for _, names in self.stems for stem in names]
-        files = sorted({f for path in paths for f in (split_files(path, stems) if path.is_dir() else [path])})
-        stats = [(str(file.absolute()), file.stat()) for file in map(user_path, files) if file.is_file()]
-        stamps = tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats)
-        return dataclasses.replace(self, local=tuple(local), stamps=stamps)
+            local = [(split, where) for split in present or SPLITS]
+        else:
+            local = [("train" if path.stem.startswith(dict(self.stems)["train"]) else "test", where)]
+        return dataclasses.replace(self, local=tuple((split, str(user_path(file).absolute())) for split, file in local))
 
 
 @functools.lru_cache(maxsize=16)
