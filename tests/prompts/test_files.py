@@ -175,6 +175,11 @@ def test_cells_become_exact_numbers_or_stay_text(tmp_path: Path, cells: list[str
             "row 1: column 'chat_template_kwargs' is not given to the chat template",
         ),
         ("rows.jsonl", b'{"prompt": "a"}\n["b"]\n', "rows.jsonl:2: expected a JSON object, found list"),
+        ("rows.jsonl", b'{"prompt": "a"}\n\n{"prompt": "b"}\n', "rows.jsonl:2: not valid JSON"),
+        ("rows.jsonl", b"{}\n", "rows.jsonl:1: column 'prompt' is missing (found: none)"),
+        ("rows.jsonl", b'{"prompt": 3}\n', "rows.jsonl:1: column 'prompt' must be text, found int"),
+        ("rows.jsonl", b'{"prompt": "  "}\n', "rows.jsonl:1: the prompt is empty"),
+        ("rows.jsonl", b'{"prompt": []}\n', "rows.jsonl:1: a prompt list must hold messages"),
         ("rows.jsonl", b"prompt,answer\na,b\n", "rows.jsonl:1: not valid JSON"),
         ("rows.parquet", b"PAR1 and no more", "rows.parquet: not readable as Parquet"),
         ("rows.arrow", b"ARROW1 and no more", "rows.arrow: not readable as Arrow"),
@@ -256,38 +261,6 @@ def test_rows_keep_their_columns_and_order_and_only_newlines_end_them(file: Path
     rows = [{"prompt": text, "answer": 1}, {"prompt": [{"role": "user", "content": "b"}], "answer": None}]
     file.write_bytes(("\n".join(json.dumps(r, ensure_ascii=False) for r in rows) + end).encode())
     assert [row for row, _ in load_rows(file)] == rows
-
-
-GOOD = b'{"prompt": "a", "completion": "b"}\n'
-
-
-@pytest.mark.parametrize(
-    ("line", "parts"),
-    [
-        (b"\n", ["JSON"]),
-        (b"{prompt: 1}\n", ["JSON"]),
-        (b'{"prompt": "a"', ["JSON"]),
-        (b'["a"]\n', ["list"]),
-        (b'{"question": "a"}\n', ["'prompt' is missing", "question"]),
-        (b"{}\n", ["'prompt' is missing", "none"]),
-        (b'{"prompt": null, "completion": "b"}\n', ["'prompt' is null"]),
-        (b'{"prompt": 3, "completion": "b"}\n', ["'prompt'", "int"]),
-        (b'{"prompt": "  ", "completion": "b"}\n', ["empty"]),
-        (b'{"prompt": [], "completion": "b"}\n', ["messages"]),
-        (b'{"prompt": [{"role": "user"}], "completion": "b"}\n', ["message 1", "no content"]),
-        (b'{"prompt": "a"}\n', ["'completion' is missing"]),
-        (b'{"prompt": "a", "completion": ["b"]}\n', ["'completion'", "list"]),
-    ],
-)
-def test_errors_name_file_and_line(file: Path, line: bytes, parts: list[str]) -> None:
-    file.write_bytes(GOOD + line)
-    with pytest.raises(UserError) as caught:
-        load_rows(file, required=("prompt", "completion"))
-    text = str(caught.value)
-    assert text.startswith(f"{file}:2: ")
-    assert "\n" not in text
-    for part in parts:
-        assert part in text, text
 
 
 def test_a_file_that_is_not_there_is_one_sentence(file: Path) -> None:

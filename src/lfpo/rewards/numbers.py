@@ -21,8 +21,7 @@ def to_number(text: str) -> Fraction | None:
     """The exact value of a text that is one number, else None.
 
     Currency, percent and degree signs are dropped (`50%` is 50, as in MATH's own grader), and so are units and `the
-    answer is`.
-    `5 thousand` and `5 or` are not numbers. Commas must group thousands.
+    answer is`. `5 thousand` and `5 or` are not numbers. Commas must group thousands.
     """
     if len(text) > MAX_CHARS:
         return None

@@ -44,8 +44,7 @@ class Limits:
     """Resource limits of one job. Sizes are in bytes. Raises ValueError unless all are positive.
 
     seconds: wall time of the whole job. cpu_seconds: CPU time of one process. memory: address space of one process,
-    and memory
-    of the program with its children.
+    and memory of the program with its children.
     disk: all files in /tmp, and as much in /dev/shm. files: number of files and folders in each of them. file_size: one
     file. processes: at any one time. open_files: of one process.
     program_chars: a longer program fails without being run.
