@@ -23,7 +23,8 @@ def marked_answer(text: str) -> str | None:
 
     Marks are `<answer>...</answer>`, `\\boxed{...}` and `#### ...` up to the end of the line. Only the last one counts,
     so that naming several answers gains nothing; boxes that a comma, `and` or `or` joins are one list. A mark inside
-    another (`<answer>\\boxed{7}</answer>`) is unwrapped. A mark that is never closed is ignored.
+    another (`<answer>\\boxed{7}</answer>`) is unwrapped, unless what stands beside it in its line is part of the answer
+    (`-\\boxed{7}`). A mark that is never closed is ignored.
     """
     text, answer = text[-TAIL_CHARS:], None
     for _ in range(MAX_NESTED):
@@ -32,9 +33,34 @@ def marked_answer(text: str) -> str | None:
             marks.append(hashes)
         if not marks:
             break
-        # The one that ends last; of two that end together the outer one.
-        text = answer = max(marks, key=lambda mark: (mark[1], -mark[0]))[-1].strip()
+        text = answer = _last(marks)[-1].strip()
+        inner = [mark for mark in (_boxed(text), _after_hashes(text, headings=True)) if mark is not None]
+        if not inner or _is_changed(text, *_last(inner)[:2]):
+            break
     return answer
+
+
+def _is_changed(text: str, start: int, end: int) -> bool:
+    """Whether what stands beside a mark in its line is part of the answer."""
+    before, after = text[:start].rpartition("\n")[2], text[end:].partition("\n")[0]
+    before, after = before.replace("**", "").rstrip(" $("), after.replace("**", "").lstrip(" $)")
+    return bool(_BEFORE.search(before) or _AFTER.match(after))
+
+
+def _last(marks: list["Mark"]) -> "Mark":
+    """The mark that ends last; of two that end together the outer one."""
+    return max(marks, key=lambda mark: (mark[1], -mark[0]))
+
+
+# What changes the value of a mark beside it: a sign, a number or an operator, an open argument, a word.
+_BEFORE = re.compile(
+    r"(?:[-+*/^_0-9]|[0-9})\]]\s*,|\\(?:cdot|times|div|pm|cup)|\\(?:frac|sqrt)(?:\{[^{}]*\})?\{|"
+    r"(?:^|[^A-Za-z])(?:or|and|nor|not|no|minus|negative|twice|half))$"
+)
+_AFTER = re.compile(
+    r"\^(?!\s*\{?\s*\\circ)|[_*/+!0-9]|-\s*[\w\\]|,\s*[-\d\\]|\\(?:cdot|times|div|pm|cup)|(?:or|and)\s*[-$\d\\]|"
+    r"(?:hundred|thousand|[a-z]*illion|dozen|squared|cubed|minus|plus|times)(?![a-z])"
+)
 
 
 def last_boxed(text: str) -> str | None:
