@@ -228,8 +228,7 @@ class Judge:
 
 @pytest.fixture
 def judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    for user in ("lfpo.prompts.sources.get_task", "lfpo.prompts.problems.get_task"):
-        monkeypatch.setattr(user, lambda name: Judge())
+    monkeypatch.setattr("lfpo.prompts.sources.get_task", lambda name: Judge())
     monkeypatch.setattr("lfpo.prompts.sources.source_file", lambda name: None)
 
 

@@ -192,7 +192,6 @@ def cuda_stand_in() -> Iterator[CudaStandIn]:
         patch.setattr(
             fused, "kernel_on", lambda device: None
         )  # tests/core/test_kernel.py runs it in Triton's interpreter
-        patch.setattr("lfpo.train.preflight.matmul_peak", lambda *_: 1e14)  # of matrices of a GPU's size
         # Optimisers ask for it, and a build of torch with CUDA would then look for a driver.
         patch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: None)
         patch.setattr(torch.cuda, "is_available", lambda: True)
