@@ -37,12 +37,12 @@ def run_cells(
             if time.monotonic() - reported >= TELL_SECONDS:
                 reported = time.monotonic()
                 for label in running:
-                    report(f"{label}: {last_line(folders[label])}")
+                    report(f"{label}: {last_line(folders[label]) or 'starting'}")
             for label in [label for label, (process, _) in running.items() if process.poll() is not None]:
                 process, since = running.pop(label)
                 done += 1
                 if process.returncode:
-                    failed[label] = f"{last_line(folders[label])} (see {folders[label] / 'log.txt'})"
+                    failed[label] = f"{last_line(folders[label]) or 'no output'} (see {folders[label] / 'log.txt'})"
                     outcome = f"failed: {failed[label]}"
                 else:
                     outcome = finish(label, folders[label])
@@ -67,7 +67,7 @@ def start(module: str, folder: Path, threads: int) -> subprocess.Popen[bytes]:
 
 
 def last_line(folder: Path) -> str:
-    """What a cell printed last."""
+    """What a cell printed last; empty if nothing yet."""
     log = folder / "log.txt"
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
-    return lines[-1] if lines else "no output"
+    return lines[-1] if lines else ""
