@@ -1,5 +1,6 @@
 """The page in a real browser: it draws, plays, sorts, fits a phone, and keeps out what a model wrote."""
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -340,6 +341,7 @@ def _wait(opened: Page, what: Callable[[], bool], seconds: int = 60) -> None:
 
 def test_the_open_page_updates_without_reload(running: Any, tmp_path: Path):
     folder = write_run(tmp_path / "run", ["old text"], eval_texts=["one", "two"], steps=3)
+    (folder / "run.json").write_text(json.dumps({**json.loads((folder / "run.json").read_text()), "iterations": 4}))
     with served(folder) as server, opened_page(running, server.address) as opened:
         page = opened.page
         assert page.locator(".chip.live").count() == 1

@@ -230,7 +230,7 @@ class SamplerConfig:
                 self.max_post_steps != default.max_post_steps and not self.edits,
                 "max_post_steps needs editing_threshold",
             ),
-            (self.edits and self.stops_at_eos, f"{stop}: with editing_threshold an EOS may be edited; leave it out"),
+            (self.stops_at_eos and self.edits, f"{stop}: with editing_threshold an EOS may be edited; leave it out"),
         )
         for key in rule.ignores:  # a recipe may have given another default, as temperature 1 in training
             value, usual = getattr(self, key), getattr(default, key)

@@ -1,7 +1,6 @@
 """A run directory: the resolved config, metrics.jsonl, rollouts and checkpoints of one training run."""
 
 import contextlib
-import fcntl
 import json
 import math
 import os
@@ -17,8 +16,25 @@ from lfpo.config.errors import UserError
 from lfpo.config.files import json_lines, read_json, replace_file, user_path, writing
 from lfpo.config.json import Json
 
+try:
+    import fcntl
+except ImportError:  # on Windows
+    fcntl = None  # type: ignore[assignment]
+
 RESUME = "; saved checkpoints are intact, and the same command with --resume goes on from them"
 LOCK = ".lock"
+_LOCKS: set[int] = set()  # open files with a lock
+
+
+def _leave_locks() -> None:
+    """In a child process, which would keep its parent's locks beyond the parent's end."""
+    for number in _LOCKS:
+        os.close(number)
+    _LOCKS.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_locks)
 
 
 @dataclass(frozen=True)
@@ -40,18 +56,20 @@ class Run:
     def locked(self) -> Iterator[None]:
         """Keep other processes from training in this folder while the block runs. Raises UserError where one does.
 
-        The lock is the system's and ends with the process, however that ends; a child process does not keep it. A file
-        system without locks has none.
+        The lock is the system's and ends with the process, however that ends. A file system without locks has none.
         """
-        if self.silent:
+        if self.silent or fcntl is None:
             yield
             return
         file = self.dir / LOCK
         with writing(file, RESUME):
-            opened = file.open("a+")
-        with opened:
+            file.touch()
+            # Read only: a file that is open for writing would keep its file system from being mounted anew.
+            number = os.open(file, os.O_RDONLY)
+        _LOCKS.add(number)
+        try:
             try:
-                fcntl.lockf(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise UserError(
                     f"{self.dir}: {file.read_text().strip() or 'another process'} trains here; wait for its end or "
@@ -60,10 +78,11 @@ class Run:
             except OSError:
                 pass  # no locks here
             with writing(file, RESUME):
-                opened.truncate(0)
-                opened.write(f"process {os.getpid()} on {platform.node()}\n")
-                opened.flush()
+                file.write_text(f"process {os.getpid()} on {platform.node()}\n")
             yield
+        finally:
+            _LOCKS.discard(number)
+            os.close(number)
 
     def log(self, values: Json) -> None:
         """Append one JSON object to metrics.jsonl. Raises UserError when it cannot be written."""
