@@ -79,6 +79,10 @@ class CompareConfig:
         refuse(
             (len(set(self.seeds)) < max(1, len(self.seeds)), f"'seeds' must be different numbers, found {self.seeds}"),
             (not self.objectives, "'objectives' must not be empty"),
+            (
+                not self.thresholds or any(not 0 < t <= 1 for t in self.thresholds),
+                f"'thresholds' must be numbers above 0 and at most 1, found {self.thresholds}",
+            ),
         )
         self.first = self.first or next(iter(self.objectives))
         near = nearest(self.first, self.objectives)

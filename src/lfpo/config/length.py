@@ -32,8 +32,8 @@ class Length:
         return done + max(0, math.ceil(round((self.last - taken) / self.batch, 6)))
 
     def passed(self, iterations: int, skipped: int = 0) -> float:
-        """Epochs that so many iterations go through. skipped: rows taken besides, below 0 for fewer, where a resume has
-        changed the batch."""
+        """Epochs that so many iterations go through. skipped: rows taken beyond those of `batch` an iteration (below 0:
+        fewer), after a resume with another batch."""
         if not self.rows:
             return iterations / self.iterations
         return (iterations * self.batch + skipped) / self.rows

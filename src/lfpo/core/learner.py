@@ -162,7 +162,7 @@ def optimizer_step(
             learner.average.update()
     else:
         count_skipped(learner.state, learner.run_dir, step.iteration)
-    if step.number < step.of - 1:  # transformers' name; after the last step comes on_step_end
+    if step.number < step.of - 1:  # as in transformers, whose on_step_end follows the last step
         observer.event("on_substep_end")
     return {"loss": loss, "grad_norm": norm, "learning_rate": lr}, measured
 

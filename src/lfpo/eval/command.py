@@ -90,9 +90,8 @@ def plan(config: EvalConfig, console: Console, digest: Callable[[Path], str]) ->
     weights = collectives.on_every_rank(lambda: digest(resolve(config.model)) if hashed else None)[0]
     jobs = [prepare(one, weights, trained_block_length(config.model)) for one in config.each()]
     wanted = [] if config.overwrite else jobs
-    stored = collectives.on_every_rank(lambda: [find(job.path, job.settings) for job in wanted])[0] or [None] * len(
-        jobs
-    )
+    found = collectives.on_every_rank(lambda: [find(job.path, job.settings) for job in wanted])[0]
+    stored = found or [None] * len(jobs)
     for job, result in zip(jobs, stored, strict=True):
         if result is not None:
             console.print(f"{job.source.name}: already evaluated with these settings, see {job.path}", highlight=False)

@@ -1,7 +1,7 @@
 """One spelling for mathematical text, and which words are units. Callers bound its length: some take quadratic time.
 
 A word that changes the value (`13 doubled`, `13 dozen`) must not be a unit. Words are an open class, so a unit has a
-measure or a plural noun (`13 red apples`), and no word that counts.
+measure or a plural noun (`13 red apples`), and no word of _CHANGES.
 """
 
 import functools

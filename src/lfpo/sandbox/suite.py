@@ -210,6 +210,8 @@ def _needs(nodes: list[ast.AST], unknown: set[str]) -> str:
         return f"together=True, because the tests use {runs[0]}, which may run what the program returns"
     if shared := sorted((names | imported | used) & _SHARED):
         return f"together=True, because the tests use {shared[0]}, of which the program has its own"
+    if any(isinstance(n, ast.TryStar) or (isinstance(n, ast.keyword) and n.arg == "record") for n in nodes):
+        return "together=True, because the tests catch groups of exceptions or record warnings"
     stored = {_root(a) for a in attributes if isinstance(a.ctx, ast.Store) and isinstance(a.value, ast.Name)}
     if "mock" in imported or stored & sys.stdlib_module_names:
         return "together=True, because the tests patch objects"

@@ -91,9 +91,8 @@ class Callbacks:
             return
         self._at(step)
         try:
-            collectives.on_every_rank(
-                lambda: self.within(event, **kwargs)
-            )  # all ranks stop where one rank's callback fails
+            # All ranks stop where one rank's callback fails.
+            collectives.on_every_rank(lambda: self.within(event, **kwargs))
         except UserError as error:
             self.failed = True
             raise CannotGoOn(str(error)) from error
