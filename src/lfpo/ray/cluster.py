@@ -10,6 +10,7 @@ from typing import Any
 from lfpo.base.environment import versions
 from lfpo.config.engine import EngineSettings
 from lfpo.config.errors import ProcessLost, UserError, first_line
+from lfpo.core import collectives
 
 START = 1800.0  # seconds for all workers to load what they need
 LOOK = 5.0  # seconds between two looks at the head of the cluster, while tasks are waited for
@@ -69,6 +70,13 @@ def connect(settings: EngineSettings, address: str | None = None, auth: str | No
                 f"cluster has {resources.get(kind, 0):g}; lower engine.workers or reward_workers, or add machines"
             )
     return began
+
+
+def leave() -> None:
+    """Leave Ray, in the process that joined it. Of several ranks rank 0 stays until its process ends: where it began
+    the cluster, the cluster ends with it, and Ray ends every process that is still leaving then."""
+    if collectives.rank() or collectives.world() == 1:
+        import_ray().shutdown()
 
 
 def wait_for_start(tasks: Sequence[object]) -> None:

@@ -32,7 +32,7 @@ from lfpo.core.trajectory import GIVES, Trajectory, join
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.placement import narrow_matrices
 from lfpo.models.policies import load_policies, ready_to_sample
-from lfpo.ray.cluster import LOOK, START, cause, check_head, connect, import_ray, wait_for_start
+from lfpo.ray.cluster import LOOK, START, cause, check_head, connect, import_ray, leave, wait_for_start
 from lfpo.rollout.local_engine import run_unit, units_of
 
 # Name -> (bytes, dtype). numpy arrays of bytes go through Ray's object store without copies.
@@ -286,7 +286,7 @@ class RayEngine:
             import_ray().kill(actor)
         self.actors, self.weights = [], None
         if self.began_ray:
-            import_ray().shutdown()
+            leave()
             self.began_ray = False
 
     def _start(self) -> None:

@@ -11,7 +11,7 @@ from lfpo.config.errors import first_line
 from lfpo.core import collectives
 from lfpo.core.attempts import RewardFailed, RewardTimeout
 from lfpo.core.scoring import accepted
-from lfpo.ray.cluster import LOOK, check_head, connect, import_ray, wait_for_start
+from lfpo.ray.cluster import LOOK, check_head, connect, import_ray, leave, wait_for_start
 from lfpo.ray.reward_tasks import call, load
 from lfpo.rewards import RewardFunction, reward_name
 
@@ -28,18 +28,18 @@ def by_tasks(
     closing: at its end this process leaves Ray, if it joined here.
     Raises UserError for a function that a worker cannot load.
     """
-    from ray import cloudpickle
-
     first = collectives.rank() == 0
 
     def join(*cluster: str | None) -> tuple[str, str | None]:
         """Join Ray; returns the cluster for the other ranks, which join the same."""
         if connect(settings, *cluster):
-            closing.callback(import_ray().shutdown)
+            closing.callback(leave)
         return import_ray().get_runtime_context().gcs_address, os.environ.get("RAY_AUTH_MODE")
 
     cluster = collectives.on_every_rank(lambda: join() if first else ())[0]
     collectives.on_every_rank(lambda: None if first else join(*cluster))
+    from ray import cloudpickle  # only now: `connect` sets what Ray reads when it is imported
+
     sent = [cloudpickle.dumps(function) for function in functions]
     tasks = max(1, settings.reward_workers // collectives.world())
     ray = import_ray()
