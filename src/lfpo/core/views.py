@@ -167,6 +167,8 @@ def noised(
     shown = clean if shown_SC is None else torch.cat([prompt_ids, shown_SC], dim=1)
     attention = torch.cat([prompt_mask, visited_blocks], dim=1)
     weight = target.float() if weight_SC is None else F.pad(weight_SC.float(), widen) * target
+    # Everything is on [prompt; completion] from here. Padding on the left and blocks that the sampler never came to stay
+    # out of attention, and are never masked.
     views = Views(
         row=row_S,
         input_ids=shown.masked_fill(masked_SL & attention.bool(), trajectory.special.mask_id),
@@ -230,6 +232,7 @@ def subset_masks(
         rng = generator(seed, "subsets", inner)
         place = scored_C.nonzero().flatten()
         size_M = sizes(len(place), rng)
+        # The positions that a random order puts first are a random subset of that size.
         order = torch.stack([torch.randperm(len(place), generator=rng) for _ in size_M])
         mask_MC = torch.zeros((len(size_M), len(scored_C)), dtype=torch.bool)
         mask_MC[:, place] = order < size_M[:, None]
@@ -246,7 +249,7 @@ def in_passes(views: Views, update_tokens: int) -> tuple[list[Views], list[torch
 def passes(views: Views, update_tokens: int) -> list[torch.Tensor]:
     """Indices of the views of each pass. Views of one unit stay together, whatever the budget, which padding counts
     towards."""
-    units: dict[int, list[int]] = {}
+    units: dict[int, list[int]] = {}  # unit -> its views, as if a row of its own: as long as they are together, padded
     for i, unit in enumerate(views.unit.tolist()):
         units.setdefault(unit, []).append(i)
     members = list(units.values())
