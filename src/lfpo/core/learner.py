@@ -103,7 +103,7 @@ class Learner:
         return {**signal, **means, **means_of_sums(collectives.gather(sums))}
 
     def move_old(self) -> None:
-        """Phase 3 (Algorithm 1, line 17; Eq. 12): theta_old <- alpha theta_old + (1 - alpha) theta, alpha = ema_decay."""
+        """Phase 3 (line 17, Eq. 12): theta_old <- alpha theta_old + (1 - alpha) theta, alpha = ema_decay."""
         ema_update(self.policies[OLD], self.policies[CURRENT], self.args.ema_decay)
 
 

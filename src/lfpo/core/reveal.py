@@ -71,8 +71,8 @@ class Denoiser:
         masked = (active.tokens == self.model.mask_id) & alive[:, None]
         unrevealed = in_block & masked
         eligible = unrevealed & (~leading[:, None] | (place % sampler.block_length == 0))
-        # 2. Draw a token where a rule may use it: what can be revealed; all masks, where hooks may keep them; with edits
-        # revealed tokens, too.
+        # 2. Where tokens are drawn: at what may be revealed; at all masks, where a hook keeps predictions of them; with
+        # edits also at revealed positions.
         drawn, revealed = eligible, None
         if self.forward.whole_completion:
             drawn, count = masked, masked.numel()

@@ -167,8 +167,8 @@ def noised(
     shown = clean if shown_SC is None else torch.cat([prompt_ids, shown_SC], dim=1)
     attention = torch.cat([prompt_mask, visited_blocks], dim=1)
     weight = target.float() if weight_SC is None else F.pad(weight_SC.float(), widen) * target
-    # Everything is on [prompt; completion] from here. Padding on the left and blocks that the sampler never came to stay
-    # out of attention, and are never masked.
+    # Everything is over [prompt; completion] from here. Padding and blocks that the sampler never came to are not
+    # attended to, and never masked.
     views = Views(
         row=row_S,
         input_ids=shown.masked_fill(masked_SL & attention.bool(), trajectory.special.mask_id),
@@ -249,11 +249,12 @@ def in_passes(views: Views, update_tokens: int) -> tuple[list[Views], list[torch
 def passes(views: Views, update_tokens: int) -> list[torch.Tensor]:
     """Indices of the views of each pass. Views of one unit stay together, whatever the budget, which padding counts
     towards."""
-    units: dict[int, list[int]] = {}  # unit -> its views, as if a row of its own: as long as they are together, padded
+    units: dict[int, list[int]] = {}
     for i, unit in enumerate(views.unit.tolist()):
         units.setdefault(unit, []).append(i)
     members = list(units.values())
     lengths = views.forward_tokens().tolist()
+    # A unit is packed as if it were one row, as long as its views together, each padded to the longest.
     groups = pack_by_tokens([len(m) * max(lengths[i] for i in m) for m in members], update_tokens)
     return [torch.tensor([i for u in group for i in members[u]], device=views.row.device) for group in groups]
 
