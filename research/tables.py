@@ -104,6 +104,35 @@ def effects_table(study: Row, rows: dict[tuple[str, str], dict[int, Row]], stage
     return lines
 
 
+def parts_table(rows: dict[tuple[str, str], dict[int, Row]], tasks: Sequence[str]) -> list[str]:
+    """Of settings whose names have equally many parts ("dtm, 16 x 4"): each level of a part minus its first level, in
+    points of area. Of each seed that has all of these cells, the mean over tasks and the levels of the other parts;
+    Student's t interval over seeds."""
+    settings = [tuple(setting.split(", ")) for setting in dict.fromkeys(setting for _, setting in rows)]
+    if len({len(parts) for parts in settings}) != 1 or len(settings[0]) == 1:
+        return []
+    lines = [
+        "| level | against | " + " | ".join(tasks) + " | all | seeds |",
+        "| --- | --- |" + " ---: |" * (len(tasks) + 2),
+    ]
+    for part in range(len(settings[0])):
+        first, *others = dict.fromkeys(parts[part] for parts in settings)
+        for level in others:
+            pairs = [(parts, (*parts[:part], first, *parts[part + 1 :])) for parts in settings if parts[part] == level]
+            names = [(", ".join(own), ", ".join(base)) for own, base in pairs]
+            cells = [rows.get((task, name), {}) for task in tasks for pair in names for name in pair]
+            if seeds := sorted(set.intersection(*map(set, cells))):
+                differences = {
+                    task: [mean([area(rows[task, a][s]) - area(rows[task, b][s]) for a, b in names]) for s in seeds]
+                    for task in tasks
+                }
+                of_all = [mean(by_task) for by_task in zip(*differences.values(), strict=True)]
+                found = [students_interval(by_seed) for by_seed in (*differences.values(), of_all)]
+                shown = " | ".join(f"{e.mean:+.1f} ({e.low:.1f} to {e.high:.1f})" for e in found)
+                lines.append(f"| {level} | {first} | {shown} | {len(seeds)} |")
+    return lines
+
+
 def against_table(rows: dict[tuple[str, str], dict[int, Row]], first: str, tasks: Sequence[str]) -> list[str]:
     """One setting against each other one, per task and over all tasks that both have."""
     lines = ["| against | task | P | difference | seeds |", "| --- | --- | ---: | ---: | ---: |"]
@@ -278,6 +307,8 @@ def main() -> None:
             if any(of == task for of, _ in rows):
                 effects = effects_table(study, rows, stage, task)
                 print("\n".join([f"### {task}", "", *settings_table(study, rows, task), "", *effects, ""]))
+        if parts := parts_table(rows, tasks):
+            print("\n".join([*parts, ""]))
         if args.first:
             print("\n".join([*iqm_table(rows, tasks), "", *against_table(rows, args.first, tasks), ""]))
             print("\n".join(line for task in tasks if (line := "\n".join(samples_table(rows, args.first, task)))))

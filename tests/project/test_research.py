@@ -16,7 +16,7 @@ from lfpo.prompts.tasks import Task, get_task
 from processes import ForkedModule
 from research import study
 from research.study import Store, cell_key, cells_of, measured, problems, run, solution_of, training_config
-from research.tables import course_table, effects_table, finished, samples_table, settings_table
+from research.tables import course_table, effects_table, finished, parts_table, samples_table, settings_table
 
 ROOT = Path(__file__).parents[2]
 STUDY = yaml.safe_load((ROOT / "research" / "best-lfpo.yaml").read_text())
@@ -111,6 +111,23 @@ def test_a_problem_is_passed_by_any_of_its_samples(monkeypatch: pytest.MonkeyPat
     cell: Any = {"problems": [4, 7, 9, 11]}
     assert study.passed(cell, None, problems=3, each=2) == 2 / 3  # type: ignore[arg-type]
     assert asked == [([4, 4, 7, 7, 9, 9], 1.0)]
+
+
+def test_levels_of_a_part_by_hand():
+    """An area is 100 times the accuracy where one point covers all forwards. b minus a: 0.1 and 0.2 beside x, 0.3 and
+    0.2 beside y; y minus x: 0.1 and 0.3, 0.3 and 0.3. The third seed lacks a cell."""
+
+    def of(*accuracies: float) -> dict[int, Any]:
+        points = [[{"threshold": 0.9, "accuracy": accuracy, "nfe": 1.0}] for accuracy in accuracies]
+        return {seed: {"frontier": point, "forwards": 8} for seed, point in enumerate(points)}
+
+    areas = {"a, x": of(0.1, 0.1, 0.9), "b, x": of(0.2, 0.3), "a, y": of(0.2, 0.4), "b, y": of(0.5, 0.6)}
+    rows: Any = {("choice", setting): by_seed for setting, by_seed in areas.items()}
+    assert parts_table(rows, ["choice"])[2:] == [
+        "| b | a | +20.0 (20.0 to 20.0) | +20.0 (20.0 to 20.0) | 2 |",
+        "| y | x | +25.0 (-38.5 to 88.5) | +25.0 (-38.5 to 88.5) | 2 |",
+    ]
+    assert parts_table({("choice", "lfpo"): of(0.1)}, ["choice"]) == []
 
 
 def test_a_course_by_hand():

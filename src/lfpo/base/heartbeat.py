@@ -73,6 +73,7 @@ class Heartbeat:
     def wait(self, seconds: float) -> str:
         """Count `seconds` in which no beat was read. Returns which ranks are lost by then, or ''."""
         self.silence = [0.0 if r == self.rank else s + seconds for r, s in enumerate(self.silence)]
+        # A few missed beats are a busy machine or a slow store, whatever rank_timeout says.
         lost = self._silent(max(self.timeout, 4 * self.interval)) if self.timeout else []
         if lost:
             return self._reason(lost, f"gave no sign of life for {self.timeout:g} s (rank_timeout)")
@@ -91,6 +92,7 @@ class Heartbeat:
     def explain(self) -> str:
         """Which ranks made a collective fail: those whose beats stop now, else those that joined the fewest."""
         self.timeout = 0.0
+        # Long enough for a rank that has just ended to miss the four beats that tell it from a slow one.
         time.sleep(6 * self.interval)
         if gone := self._silent(4 * self.interval):
             return self._reason(gone, "ended, stopped or lost the network")

@@ -159,6 +159,7 @@ def _of_small_runs(
 ) -> torch.Tensor:
     """[rows 1 and 2, numbers of layers as in `layer_counts`, (held, peak)], float64, measured by the training code
     itself on fake tensors, which allocate nothing. All tokens count as noised."""
+    # Small numbers, which are quick: `activations` draws its line in rows and layers through them.
     counts = layer_counts(config)
     model = skeleton(config, layers=counts[1], dtype=dtype)
     if lora is not None:

@@ -79,6 +79,7 @@ def _fitting(plan: Plan, args: LFPOConfig, label: str, changes: Changes, gpus: i
         return None
     best = Way(label, changes, estimate) if estimate.peak <= memory else None
     tokens = min(args.update_tokens, args.rollout_tokens)
+    # Halved until it fits with room to spare; below ENOUGH tokens, where speed suffers, until it just fits.
     while estimate.peak > (SPARE * memory if tokens > ENOUGH else memory) and tokens // 2 >= estimate.length:
         tokens //= 2
         fewer = {name: min(getattr(args, name), tokens) for name in ("update_tokens", "rollout_tokens")}

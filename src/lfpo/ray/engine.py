@@ -147,6 +147,7 @@ class Dispatcher:
                 self.measured["engine/lost"] += 1
                 self.lost_workers += 1
                 job.lost[number] += 1
+                # In front: its iteration waits for it, and later ones can wait.
                 self.waiting.appendleft((job, number))
                 self._wake_free()
             if (lost := job.lost[number]) >= MAX_LOST:
@@ -191,6 +192,7 @@ class Dispatcher:
                 except ray.exceptions.RayError as error:
                     why = first_line(error)
                     break
+            # While another worker samples, this one may take any time.
             if self.lost_workers == len(self.actors) and time.monotonic() - since > START:
                 break
         if self.lost_workers == len(self.actors) and not self.closed:

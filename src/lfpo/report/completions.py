@@ -130,6 +130,7 @@ def rollouts_to_play(groups: list[Json]) -> Json:
 def _within(items: list[T], budget: int) -> list[T]:
     """As many items, evenly spread, as fit into `budget` characters of JSON."""
     size = len(json.dumps(items))
+    # A tenth less than the mean size allows: the items that are left may be longer than the mean.
     return items if size <= budget else evenly_spaced(items, max(1, int(len(items) * budget / size * 0.9)))
 
 

@@ -206,6 +206,7 @@ def model_card(
         use = use.replace(PLAIN, TEMPLATED)
     metrics = [row for row in run.read_metrics() if step is None or row["step"] <= step]
     given = config.get("model")
+    # A hub's page links to its base model by id, which a folder does not have.
     on_hub = given and "/" in given and not user_path(given).exists()
     config = published(config)
     base = config["model"]

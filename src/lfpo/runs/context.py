@@ -85,6 +85,7 @@ class StopRequests:
 
     def check(self) -> None:
         """Raise Stopped on all ranks if any rank was asked to stop."""
+        # Of several ranks one may have got the signal a moment before the others; all stop here together.
         received = [number for number in collectives.gather(self.received) if number is not None]
         if received:
             raise Stopped(received[0])

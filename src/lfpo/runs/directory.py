@@ -123,6 +123,7 @@ class Run:
     def write_config(self, config: object, iterations: int) -> None:
         """Write the configuration that the run goes on with, as it was given, and the number of its iterations."""
         if not self.silent:
+            # Also what is new: a run may go on with other versions, on another machine.
             info = {**read_json(self.dir / "run.json"), **_started(), "iterations": iterations}
             with writing(self.dir / "run.json", RESUME):
                 replace_file(self.dir / "run.json", json.dumps(info, indent=2) + "\n")

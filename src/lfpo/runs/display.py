@@ -117,12 +117,14 @@ class Display:
         """Show one line of metrics.jsonl."""
         now, evaluation = time.monotonic(), metrics.get("time/eval", 0.0)
         self.evaluation = evaluation or self.evaluation
+        # Step 0 is the evaluation before training.
         if metrics["step"] > 0:
             self.seconds.append(max(0.0, now - self.updated - evaluation))
         self.step, self.updated = metrics["step"], now
         self.phase.begin("")
         evaluated = evaluations(metrics)
         for name, values in evaluated.items():
+            # The first evaluation of each sampler stays beside the last one.
             self.evaluations[name] = (self.evaluations.get(name, (values,))[0], values)
         if "reward" in metrics:
             self.rewards += [metrics["reward"]] if math.isfinite(metrics["reward"]) else []
@@ -174,6 +176,8 @@ class Display:
         run = ProgressBar(self.total, self.step, width=size)
         bars.add_row("training" if width >= 60 else "", run, f"{self.step}/{self.total}  {times}")
         if phase.phase:
+            # The bar pulses while nothing can be counted: until the first rows are finished, hundreds of forwards may
+            # run.
             waits = not phase.total or (phase.forwards > 0 and not phase.done)
             bar = ProgressBar(phase.total or 1, phase.done, width=size, pulse=waits)
             short = f"{phase.done}/{phase.total}" + (f", {phase.forwards} forwards" if phase.forwards else "")

@@ -38,6 +38,7 @@ class Health:
         """Take one more line of metrics; returns the rules that begin to hold, with what to say."""
         self.history.append(metrics)
         holding = self._rules_met()
+        # Only on a change: a rule that holds for hundreds of iterations is said once.
         began = {name: text for name, text in holding.items() if name not in self.holding}
         self.holding = set(holding)
         return began
@@ -222,6 +223,7 @@ def _first_and_last_two(history: Sequence[Metrics], sampler: str) -> tuple[float
         return None
     first, *last = (found[0], *found[-2:])
     errors = [(high - low) / (2 * Z) for _, low, high in (first, *last)]
+    # The mean of two has half of each one's error.
     return first[0], (last[0][0] + last[1][0]) / 2, math.hypot(errors[0], errors[1] / 2, errors[2] / 2)
 
 

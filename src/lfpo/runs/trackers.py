@@ -124,6 +124,7 @@ class OpenRun:
 
 def _start(name: str, run: Run, config: Mapping[str, object], done: int) -> Any:
     check_installed([name])
+    # The same id after a resume, so that the curves go on.
     number, title = read_json(run.dir / "run.json")["id"], run.dir.resolve().name
     if name == "tensorboard":
         from accelerate import PartialState, tracking

@@ -18,6 +18,7 @@ UPDATES = "updates"
 def swap(average: Average) -> None:
     """Exchange weights and average in place; a second call exchanges them back."""
     for value, p in zip(average.values, average.parameters, strict=True):
+        # One tensor at a time: a second copy of the whole model might not fit.
         held = p.detach().clone()
         p.copy_(value)
         value.copy_(held)

@@ -208,6 +208,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, checkpoint: Path) -> None:
     split parameters. Raises UserError for the state of another kind of optimiser."""
     groups = optimizer.param_groups
     places = [(g, i, p) for g, group in enumerate(groups) for i, p in enumerate(group["params"])]
+    # Only parameters that have stepped have a state.
     state: dict[int, dict[str, torch.Tensor]] = {}
     another = UserError(
         f"{checkpoint}: holds the moments of another optimiser; resume with the 'optim' it was saved with"

@@ -81,6 +81,7 @@ class DPOTrainer(Trainer):
         first = step * config.batch_size + self.state["rows_skipped"]
         pairs = {(config.seed, "pair", n): self.draw(n) for n in (first + i for i in own_indices)}
         views, options = self._views(self.objective, pairs)
+        # VRPO compares the two rows of a pair and reads no reward, which the loop of all objectives hands over.
         signal = torch.zeros(2 * len(pairs), dtype=torch.float64, device=self.model.device)
         loss, measures = accumulate_gradients(
             self.objective, self.policies, views, signal, observer=observer, **options

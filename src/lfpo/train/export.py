@@ -152,6 +152,7 @@ def averaged(source: WeightSource, folder: Path) -> WeightSource:
         model = with_saved_adapter(source.base, source.weights, source.dtype)
     else:
         model = load_model(source.weights, dtype=source.dtype)
+    # The decay is not used: the average is read, swapped with the weights, and updated no more.
     average = Average(model.own_parameters(), 0.0)
     AverageFiles(average).load(saved)
     swap(average)

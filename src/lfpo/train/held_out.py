@@ -51,6 +51,7 @@ def held_out(trainer: Evaluated, step: int, context: Context) -> dict[str, float
     if not trainer.source.eval_rows:
         return {}
     started, metrics, records = time.perf_counter(), dict[str, float](), list[Json]()
+    # theta, not theta_old, which the engine samples rollouts from; a name, so that it is no version of the queue's.
     trainer.engine.update(f"theta after {step}", trainer.model)
     for name, sampler in trainer.eval_samplers.items():
         if trainer.environment is None:

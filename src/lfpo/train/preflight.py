@@ -40,6 +40,7 @@ def preflight(args: LFPOConfig, inputs: Inputs, policies: Policies, folder: Path
     source = without(inputs.source, out) if out else inputs.source
     inputs = dataclasses.replace(inputs, source=source)
     first, tokenizer = collectives.rank() == 0, policies.tokenizer
+    # On rank 0 alone: a reward function may be slow, or cost money.
     failed = collectives.on_every_rank(lambda: check_rewards(args, inputs, tokenizer) if first else [])[0]
     saved = [model, reference] + [model] * bool(args.average_decay)
     keep = args.save_total_limit
@@ -110,6 +111,7 @@ def check_prompts(
 
 def without(source: PromptSource, indices: Sequence[int]) -> PromptSource:
     """The same prompts without some of `rows`; the others keep their order in each epoch."""
+    # By identity: `train_row` gives the objects of `rows` themselves.
     n, dropped = len(source.rows), {id(source.rows[i]) for i in indices}
 
     @functools.lru_cache(maxsize=1)
@@ -134,6 +136,7 @@ def check_rewards(args: LFPOConfig, inputs: Inputs, tokenizer: Any) -> list[str]
     raise; returns a sentence for each that did.
     """
     source, environment = inputs.source, inputs.environment
+    # Two prompts of two completions each, as in a batch.
     splits = {"train": [source.train_row(i) for i in (0, 0, 1, 1)]}
     if source.verify is None or environment is not None:  # else a verifier judges held-out rows
         splits["eval"] = [row for row in source.eval_rows[:2] for _ in range(2)]

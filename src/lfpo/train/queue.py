@@ -73,6 +73,7 @@ class RolloutQueue:
             self.tickets[batch] = self.engine.submit(request if batch == iteration else request_of(batch), finished)
         observer.begin("waiting for rollouts", len(request.prompts), "rollouts")
         started = time.perf_counter()
+        # A batch is there already where a checkpoint was written, which waits for all of them, or was loaded.
         if iteration not in self.sampled:
             self.sampled[iteration] = self.engine.result(self.tickets[iteration], finished)
         else:
@@ -123,6 +124,7 @@ class RolloutQueue:
                 special=SpecialTokens(entry["mask_id"], entry["eos_id"]),
                 structure=Structure(entry["block_length"], causal=entry["causal"]),
             )
+            # The number of ranks may have changed since the checkpoint, so each takes its share of all rollouts anew.
             prompts = collectives.own_indices(len(joined) // self.generations)
             if not prompts:
                 raise _other_prompts(int(number))
@@ -141,6 +143,7 @@ class Queued:
 
     def roll(self, iteration: int, observer: Observer) -> ScoredRollouts:
         inner = self.sampled
+        # Weights are sent only for batches that are sampled with them.
         if self.queue.missing(iteration):
             inner.engine.update(iteration, inner.policy)
         inner.engine.forwarded = observer.forward
@@ -201,6 +204,7 @@ def _other_prompts(batch: int) -> UserError:
 def part(joined: Trajectory, first: int, count: int) -> Trajectory:
     """Rows first .. first + count - 1 of trajectories that `join` made one, as they were before."""
     own = joined.rows(torch.arange(first, first + count, device=joined.tokens.device))
+    # `join` padded prompts on the left, and edits on the right, to the longest of all ranks.
     width = int(own.prompt_mask.sum(-1).max())
     start = own.prompt_ids.shape[1] - width
     fields: Json = {"prompt_ids": own.prompt_ids[:, start:], "prompt_mask": own.prompt_mask[:, start:]}

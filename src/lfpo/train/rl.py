@@ -96,8 +96,10 @@ class LFPOTrainer(Trainer):
         self.user_args, self.objective = args, make_objective(args.objective)
         block_length = trained_block_length(model or args.model)
         inputs = make_inputs(args, self.objective, block_length, reward_funcs, train_dataset, eval_dataset)
+        # Before the model is loaded, which may take minutes: epochs of prompts without end are refused here.
         self.args = args = replace(args, max_steps=args.length(len(inputs.source.rows)).iterations)
         policies = make_policies(args, model, tokenizer, needs_base=self.objective.needs_base)
+        # Every check that needs the model comes before the engine and the reward workers, which start processes.
         source, self.about = preflight(args, inputs, policies, self.run.dir)
         self.about += f"\n{'rate':<8} {policies.about_rate}"
         self.length = self.user_args.length(len(source.rows))  # again, now without prompts that are left out
@@ -131,6 +133,7 @@ class LFPOTrainer(Trainer):
         )
         size = args.prompts_per_iteration, args.num_generations
         self.algorithm = Algorithm(rollouts, *size, self.learner, self.state)
+        # Last: callbacks may read any attribute of the trainer.
         self.events = Callbacks(self)
         self.events.call("on_init_end", 0)
 
@@ -141,6 +144,7 @@ class LFPOTrainer(Trainer):
         output_dir's run from its newest checkpoint; another value, such as a folder, is a UserError. SIGTERM or SIGINT
         leaves a checkpoint of all finished iterations and raises Stopped, a KeyboardInterrupt."""
         args, resume = self.args, resume if resume_from_checkpoint is None else resume_from_checkpoint
+        # Now, not when hours of training are over: a wrong name or token is told at once.
         if args.push_to_hub and collectives.rank() == 0:
             make_repository(str(args.hub_model_id), private=args.hub_private_repo)
         if isinstance(kept := self.parts.get("average"), AverageFiles):  # `export` has put it into the model
@@ -180,9 +184,11 @@ class LFPOTrainer(Trainer):
         context, passes = context or Context(), list[PolicyForward]()
         context.observer.passes = passes
         batch, signal_R, metrics = self.iterate(step, context.observer)
+        # This rank's own: what its rollouts ran, by their record, and the passes that the update has just noted.
         flops = rollout_flops(self.policies[OLD], batch.trajectory)
         flops += sum(pass_flops(self.policies[ran.policy], ran) for ran in passes)
         self.state["flops"] += collectives.sum_number(flops)
+        # A rollout R in turns has several rows B, each recorded with the signal of its rollout.
         self.log_rollouts(step, batch, signal_R[batch.rollout_B], context)
         if self.queue is not None:
             self.queue.forget(step)  # only now: a checkpoint before it still needs the batch

@@ -74,6 +74,7 @@ class TrainingRun:
         ranks = collectives.gather((restarted, dict(trainer.row_fingerprints)))
         check_rows([rows for _, rows in ranks])
         self.resume = resume or any(again for again, _ in ranks)
+        # All ranks run the same code; only rank 0 has a folder that writes and a display that shows.
         self.folder = Run(path, silent=True)
         self.display: Display | ProgressLines = ProgressLines(total, lambda text: None)
         if collectives.rank() == 0:
@@ -82,6 +83,7 @@ class TrainingRun:
         distributed.barrier()
         self.note = self.display.note
         self.callbacks = trainer.events or Callbacks(trainer)
+        # Again: `add_callback` may have come after the trainer was made.
         self.callbacks.meet()
         self.context = Context(self.folder, StopRequests(observer), observer)
         observer.note = self.note
@@ -98,16 +100,19 @@ class TrainingRun:
         trainer = self.trainer
         with self.folder.locked(), removed_if_unused(self.folder):
             logged = self.restore()
+            # Only now: a resume that could not be restored must leave the run's configuration as it was.
             self.folder.write_config(trainer.user_args, max(trainer.total_steps, self.done))
             self.restore_health(logged)
             distributed.begin_work()
             keep_freed_memory(sum(original_shape(p).numel() for p in trainer.model.parameters()))
             shown = to_dict(self.args)
             tracked = reporting(self.args.report_to, self.folder, shown, done=self.done, note=self.note)
+            # `progress_saved` is innermost: a signal that is repeated must not cut its checkpoint short.
             with self.display, tracked, self.context.stop, self.progress_saved():
                 self.iterate(logged)
             self.context.observer.begin("")
             with self.progress_saved():
+                # Outside `stop`: the weights are in a checkpoint, so a signal may end the export at once.
                 model = export_model(self.folder.dir, trainer.export(), trainer.tokenizer, card=self.card())
         return model
 
@@ -128,17 +133,21 @@ class TrainingRun:
         while self.done < trainer.total_steps:
             self.callbacks.begin_iteration(self.done)
             self.unlogged = trainer.run_iteration(self.done, self.context)
+            # From here on the iteration counts: the weights have it, whatever an evaluation or a callback does next.
             self.done += 1
             evaluate, save = trainer.evaluates_after(self.done), self.saves_after(self.done)
             self.callbacks.set_flags(log=bool(self.unlogged), evaluate=evaluate, save=save)
             self.callbacks.call("on_step_end", self.done)
             self.log_evaluate_save(self.unlogged)
             self.end_epoch()
+            # A request to stop that came during the update is met here: the iteration is logged, and all ranks have the
+            # same weights.
             self.context.stop.check()
             if self.callbacks.is_set("should_training_stop"):
                 break
         if self.done < trainer.total_steps:
             self.note(f"a callback ended the training after iteration {self.done}")
+        # A callback may have ended the training, or cleared should_save, at an iteration without a checkpoint.
         if self.saved < self.done:
             self.save()
         self.callbacks.call("on_train_end", self.done)
@@ -255,6 +264,8 @@ class TrainingRun:
         except BaseException as error:  # also a KeyboardInterrupt or SystemExit of the user's code
             # An error of one rank among several reaches the others in different collectives, and saving is one, too.
             shared, told = isinstance(error, CannotGoOn) or collectives.world() == 1, isinstance(error, UserError)
+            # An error while a checkpoint is written is not followed by another attempt: it would most likely fail too.
+            # One of the program, on a rank of several, is raised as it is.
             if self.saving or not (shared or told or isinstance(error, OSError)):
                 raise
             how = f"{RESUME}, goes on from iteration {self.saved}, the last one that was saved"
@@ -270,6 +281,7 @@ class TrainingRun:
         are left."""
         callback_state: Json = {}
         trainer, first = self.trainer, collectives.rank() == 0
+        # Rank 0 alone verifies checksums, which read every file, and tells the others which checkpoint all load.
         newest = latest_checkpoint(self.folder.dir, self.note) if self.resume and first else None
         checkpoint = collectives.gather(newest)[0]
         if checkpoint is None and trainer.began:  # its weights have moved
@@ -302,6 +314,7 @@ class TrainingRun:
                     f"note: the training rows, or their order, have changed since the checkpoint (it has {data}; now "
                     f"{trainer.data or 'they are generated'}); the run goes on with the new ones"
                 )
+        # Lines after the checkpoint come again. Without one all do, also the evaluation before training at step 0.
         self.folder.truncate_metrics(self.done if checkpoint is not None else -1)
         before: list[Json] = collectives.gather(self.folder.read_metrics() if first else [])[0]
         due = trainer.evaluates_after(self.done) and not evaluated_after(self.done, before)

@@ -79,6 +79,8 @@ class SFTTrainer(Trainer):
         self.draw, self.held_out, rows = _example_source(config, self.tokenizer, self.model)
         training = fingerprint(self.draw, rows or config.batch_size)
         held_out = fingerprint(self.held_out.__getitem__, len(self.held_out))
+        # Examples of tasks follow from seed and number: only rows of a data set can change between a run and its
+        # resume.
         self.data, self.row_fingerprints = training if rows else "", {"training": training, "held-out": held_out}
         self.length = examples_length(config, config.steps, batch=config.batch_size, rows=rows)
         self.total_steps = self.length.iterations
@@ -195,8 +197,10 @@ def noised_passes(
     the whole batch, which keeps its distribution uniform and lowers the variance of the loss. batch: position in the
     whole batch -> example."""
     low, high = config.mask_ratios
+    # Every rank draws the noise levels of the whole batch, in the same order, and takes those of its examples.
     t_B = (torch.arange(size) + torch.rand((), generator=rng)) / size
     t_B = (low + (high - low) * t_B).clamp(min=MIN_T)[torch.randperm(size, generator=rng)]
+    # Each example has a stream of its own, so its noise does not depend on which rank has it.
     root = int(torch.randint(2**62, (), generator=rng))
     noise = {i: noise_of(model, len(completion), generator(root, i)) for i, (_, completion) in batch.items()}
     indices, rows = list(batch), [prompt + completion for prompt, completion in batch.values()]
@@ -218,6 +222,8 @@ def noised_passes(
             hidden = own.draw_C < t_B[i]
             noised[j, -length:] = torch.where(hidden, own.token_C, ids[j, -length:])
             scored[j, -length:] = hidden | score_all
+            # The weights of an example sum to 1 / size: exactly where they count what is scored; on average with the
+            # 1/t of Eq. 5, for t times `length` tokens are noised.
             share = (
                 length if score_all else t_B[i] * length if config.loss_weight == "1/t" else hidden.sum().clamp(min=1)
             )
@@ -333,6 +339,7 @@ def _fresh(config: SFTConfig) -> tuple[MaskedDiffusionLM | None, Any]:
 
 def _tokenizer_corpus(config: SFTConfig) -> list[str]:
     texts = []
+    # Sorted: the order of `tasks` in a file must not change the vocabulary.
     for name in sorted(config.tasks):
         task, rng = get_task(name), python_rng(config.seed, "tokenizer", name)
         rows = [task.row("train", i, config.seed) for i in range(400)]

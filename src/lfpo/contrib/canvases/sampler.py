@@ -142,6 +142,7 @@ class _Rows:
             self._read(ids, real, context)
             self._denoise(rows, real, context, first)
             ids = t.tokens[rows, first : first + self.size]
+            # A row goes on with another canvas only where this one has no EOS.
             stay = (ids != model.eos_id).all(-1).nonzero().flatten()
             if not len(stay) or first + self.size >= t.tokens.shape[1]:
                 break
@@ -179,6 +180,7 @@ class _Rows:
         t, settings, size = self.t, self.settings, self.size
         columns, here = torch.arange(size, device=rows.device), slice(first, first + size)
         clock = t.scheduled_steps[rows].clone()
+        # `place` numbers, among `rows`, those whose canvas is still denoised; `reader` holds their context.
         place, reader = torch.arange(len(rows), device=rows.device), context.select(slice(None))
         canvas, conditioning = self._random(rows, START, 0, first + columns), None
         unchanged, best = torch.zeros_like(rows), torch.full_like(canvas, NEVER)
@@ -204,9 +206,12 @@ class _Rows:
             unchanged = torch.where((p.best == best).all(-1), unchanged + 1, 0)
             best = p.best
             certain = p.entropy.mean(-1) < settings.confidence_threshold
+            # A canvas is at rest when its likeliest tokens have not changed for a while and are certain. Rows end at
+            # different steps.
             done = (unchanged >= settings.stability_threshold) & certain
             if step == settings.max_denoising_steps - 1:
                 done = torch.ones_like(done)
+            # At its last step a canvas takes the likeliest tokens: what was drawn then is not used.
             t.accepted[alive, step, here] = accepted & ~done[:, None]
             t.entropies[alive, step, here] = p.spread.to(t.entropies.dtype)
             t.scheduled_steps[alive] += 1
