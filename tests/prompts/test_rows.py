@@ -69,7 +69,7 @@ def test_rows_of_another_sort_are_named(rows: Any, said: str, split: str) -> Non
 def test_empty_tools_and_tools_of_text_prompts_are_no_error(tmp_path: Path) -> None:
     rows = [{"prompt": [USER], "tools": None}, {"prompt": [USER], "tools": []}, {"prompt": "a", "tools": ["f"]}]
     (tmp_path / "rows.json").write_text(json.dumps(rows))
-    assert [row for row, _ in load_rows(tmp_path / "rows.json", required=("prompt",))] == rows
+    assert [row.values for row in load_rows(tmp_path / "rows.json", required=("prompt",))] == rows
 
 
 def test_a_single_row_of_messages_is_a_row_and_not_a_list_of_rows(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_single_row_of_messages_is_a_row_and_not_a_list_of_rows(tmp_path: Path
         ("b.jsonl", json.dumps(row)),
     ):
         (tmp_path / name).write_text(text)
-        assert [found for found, _ in load_rows(tmp_path / name)] == [row]
+        assert [found.values for found in load_rows(tmp_path / name)] == [row]
 
 
 # Prompts that begin the answer
