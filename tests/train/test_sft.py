@@ -334,7 +334,7 @@ def test_a_resume_with_another_batch_size_takes_each_example_once(tmp_path: Path
     draw = in_epochs(range(6), first.seed)
 
     def stopping(trainer: SFTTrainer, step: int, context: Context) -> Any:
-        taken = step * trainer.args.batch_size + trainer.state["rows_skipped"]
+        taken = step * trainer.args.batch_size + trainer.state["row_offset"]
         drawn.extend(draw(taken + i) for i in range(trainer.args.batch_size))
         if len(drawn) == 6 and trainer.args.batch_size == 2:
             drawn[4:] = []

@@ -69,7 +69,7 @@ class DPOTrainer(Trainer):
         self.total_steps = self.length.iterations
         self.user_args, (args, about_rate) = config, with_rate(config, self.kind, self.model)
         self.args = replace(args, max_steps=self.total_steps)
-        self.state: Json = {"rows_skipped": 0, "skipped": 0, "skipped_in_a_row": 0, "seconds": 0.0, "flops": 0.0}
+        self.state: Json = {"row_offset": 0, "skipped": 0, "skipped_in_a_row": 0, "seconds": 0.0, "flops": 0.0}
         self.optimizer, self.about = build_adamw(self.model, args), f"{about(config, self.model)}\n{about_rate}"
 
     def run_iteration(self, step: int, context: Context) -> Json:
@@ -78,7 +78,7 @@ class DPOTrainer(Trainer):
         observer.passes = passes
         # Each rank takes every world-th pair; the sum of the ranks' gradients is that of the whole batch.
         own_indices = range(collectives.rank(), config.batch_size, collectives.world())
-        first = step * config.batch_size + self.state["rows_skipped"]
+        first = step * config.batch_size + self.state["row_offset"]
         pairs = {(config.seed, "pair", n): self.draw(n) for n in (first + i for i in own_indices)}
         views, options = self._views(self.objective, pairs)
         # VRPO compares the two rows of a pair and reads no reward, which the loop of all objectives hands over.

@@ -102,7 +102,6 @@ class TrainingRun:
             logged = self.restore()
             # Only now: a resume that could not be restored must leave the run's configuration as it was.
             self.folder.write_config(trainer.user_args, max(trainer.total_steps, self.done))
-            self.restore_health(logged)
             distributed.begin_work()
             keep_freed_memory(sum(original_shape(p).numel() for p in trainer.model.parameters()))
             shown = to_dict(self.args)
@@ -221,7 +220,7 @@ class TrainingRun:
             state={
                 **trainer.state,
                 "data": trainer.data,
-                "rows": self.done * trainer.length.batch + trainer.state["rows_skipped"],
+                "rows": self.done * trainer.length.batch + trainer.state["row_offset"],
                 "callbacks": self.callbacks.saved_state(),
             },
             card=self.card(),
@@ -305,7 +304,7 @@ class TrainingRun:
             self.done = self.saved = self.context.observer.resumed_at = state["step"]
             callback_state = state.get("callbacks", {})
             # The run goes on with the next row, also where it takes batches of another size from now on.
-            trainer.state["rows_skipped"] = state["rows"] - self.done * trainer.length.batch
+            trainer.state["row_offset"] = state["rows"] - self.done * trainer.length.batch
             trainer.set_iterations(trainer.length.total(self.done, state["rows"]))
             self.display.total = trainer.total_steps
             self.note(f"resumed from {checkpoint}")
@@ -322,15 +321,10 @@ class TrainingRun:
             self.unlogged = before.pop()
             self.folder.truncate_metrics(self.done - 1)
         self.callbacks.restore(self.done, callback_state)
+        # Rules that hold already, and have a note, are not noted again.
+        notes = collectives.gather(self.folder.read_notes() if first else [])[0]
+        self.health = Health(before, {note["rule"] for note in notes})
         return before
-
-    def restore_health(self, logged: list[Json]) -> None:
-        """Of a resumed run, the rules of lfpo.runs.health that hold already. logged: its metrics."""
-        if not self.resume:
-            return
-        run, first = self.folder, collectives.rank() == 0
-        notes = collectives.gather(run.read_notes() if first else [])[0]
-        self.health = Health(logged, {note["rule"] for note in notes})
 
 
 def evaluated_after(step: int, metrics: Sequence[Json]) -> bool:

@@ -87,7 +87,7 @@ class SFTTrainer(Trainer):
         self.user_args, (args, about_rate) = config, with_rate(config, self.kind, self.model)
         self.args = replace(args, steps=self.total_steps)
         # losses: since the last logged line.
-        self.state: Json = {"losses": [], "rows_skipped": 0, "skipped": 0, "skipped_in_a_row": 0}
+        self.state: Json = {"losses": [], "row_offset": 0, "skipped": 0, "skipped_in_a_row": 0}
         self.optimizer, self.about = build_adamw(self.model, args), f"{about(config, self.model)}\n{about_rate}"
 
     def run_iteration(self, step: int, context: Context) -> Json:
@@ -95,7 +95,7 @@ class SFTTrainer(Trainer):
         config, losses = self.args, self.state["losses"]
         # Each rank takes every world-th example; the sum of the ranks' gradients is that of the whole batch.
         own_indices = range(collectives.rank(), config.batch_size, collectives.world())
-        first = step * config.batch_size + self.state["rows_skipped"]
+        first = step * config.batch_size + self.state["row_offset"]
         batch = {i: self.draw(first + i) for i in own_indices}
         dummy = self.draw(first) if config.fsdp else None
         loss = accumulate_sft_gradients(self.model, config, batch, generator(config.seed, step, "t"), dummy)

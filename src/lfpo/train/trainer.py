@@ -21,8 +21,9 @@ class Trainer(Protocol):
         or "dpo". total_steps: iterations, those of `length`.
     model, reference, tokenizer, optimizer: what checkpoints hold; reference is None where there is none.
     parts: what else checkpoints hold, by the name of its folder.
-    state: JSON data that checkpoints hold too (counters); restored in place. Its rows_skipped is added to the number of
-        the first row of an iteration.
+    state: JSON data that checkpoints hold too (counters); restored in place. Its row_offset: training rows that earlier
+        iterations took beyond those of today's batch size (below 0: fewer), after a resume with another one. Iteration
+        i begins with row i * batch + row_offset.
     held_out: examples that `evaluate` measures the loss on.
     data: the `fingerprint` of the training rows; "" where they are generated, or a stream.
     row_fingerprints: "training" and "held-out" -> the `fingerprint` of these rows, of generated ones that of the first
