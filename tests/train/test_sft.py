@@ -23,15 +23,8 @@ from lfpo.prompts.sources import in_epochs
 from lfpo.runs.context import Context
 from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.dpo import as_trajectory
-from lfpo.train.sft import (
-    MIN_T,
-    Example,
-    SFTTrainer,
-    accumulate_sft_gradients,
-    encode_example,
-    sampled_length,
-    train_sft,
-)
+from lfpo.train.examples import encode_example, sampled_length
+from lfpo.train.sft import MIN_T, Example, SFTTrainer, accumulate_sft_gradients, train_sft
 from processes import run_lfpo
 from soon import soon
 from tiny import LLADA_CONFIG, with_chat_template, write_dream, write_llada

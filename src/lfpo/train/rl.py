@@ -175,8 +175,8 @@ class LFPOTrainer(Trainer):
         self.events.remove(callback)
 
     def run_iteration(self, step: int, context: Context | None = None) -> Json:
-        """One iteration of Algorithm 1, then its accounts: FLOPs, records of rollouts, the queue. context: of the run, if
-        any."""
+        """One iteration of Algorithm 1, then its accounts: FLOPs, records of rollouts, the queue. context: of the run,
+        if any."""
         context, passes = context or Context(), list[PolicyForward]()
         context.observer.passes = passes
         batch, signal_R, metrics = self.algorithm.iterate(step, context.observer)

@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from lfpo.base import distributed
-from lfpo.base.environment import keep_freed_memory, use_threads
-from lfpo.base.progress import duration
+from lfpo.base.environment import keep_freed_memory
 from lfpo.config.build import to_dict
 from lfpo.config.errors import CannotGoOn, UserError, last_line
 from lfpo.config.files import read_json, user_path
@@ -25,7 +22,7 @@ from lfpo.report import write_report
 from lfpo.runs.card import model_card
 from lfpo.runs.context import Context, Stopped, StopRequests
 from lfpo.runs.directory import Run, open_run, removed_if_unused
-from lfpo.runs.display import Display, Output
+from lfpo.runs.display import Display, ProgressLines
 from lfpo.runs.health import Health
 from lfpo.runs.trackers import reporting
 from lfpo.train.callbacks import Callbacks
@@ -33,32 +30,6 @@ from lfpo.train.checkpoint import export_model, latest_checkpoint, load_optimize
 from lfpo.train.trainer import Trainer
 
 RESUME = "--resume, in Python resume=True"
-
-
-class ProgressLines:
-    """A display that reports one line a logged step. steps/s, and the time left, are those since the line before."""
-
-    def __init__(self, total: int, report: Callable[[str], None]):
-        self.total, self.note = total, report
-        self.last: tuple[int, float] | None = None
-
-    def __enter__(self) -> ProgressLines:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def update(self, metrics: Json) -> None:
-        step, now = metrics["step"], time.perf_counter()
-        rate = ""
-        if self.last is not None:
-            steps, seconds = step - self.last[0], now - self.last[1]
-            rate = f"  {steps / seconds:.2f} steps/s  {duration(seconds / steps * (self.total - step))} left"
-        self.last = step, now
-        shown = {"loss": metrics.get("loss"), "held-out loss": metrics.get("eval/loss")}
-        shown |= {"held-out preference accuracy": metrics.get("eval/preference_accuracy")}
-        text = "".join(f"  {name} {value:.4f}" for name, value in shown.items() if value is not None)
-        self.note(f"step {step}/{self.total}{text}{rate}")
 
 
 class TrainingRun:
@@ -355,20 +326,3 @@ def run_trainer(trainer: Trainer, *, resume: object = False, display: Display | 
         )
     with distributed.watched(trainer.args.rank_timeout, trainer.args.progress_timeout):
         return TrainingRun(trainer, resume=resume, display=display).train()
-
-
-def train_on_examples(
-    make: Callable[[Any], Trainer], config: Any, *, resume: bool = False, report: Callable[[str], None] | None = None
-) -> Path:
-    """Run the trainer of `lfpo sft` or `dpo` that `make` gives for the configuration; returns the folder of the final
-    model, `output_dir/model`. report: takes each line of progress (None: it is printed). SIGTERM or SIGINT leaves a
-    checkpoint and raises Stopped, a KeyboardInterrupt."""
-    report = report or Output().say
-    distributed.start()
-    use_threads(config.threads)
-    trainer = make(config)
-    folder = run_trainer(trainer, resume=resume, display=ProgressLines(trainer.total_steps, report))
-    if collectives.rank() == 0:
-        report(f"saved {folder}")
-    distributed.stop()
-    return folder
