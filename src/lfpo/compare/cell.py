@@ -1,6 +1,5 @@
 """One cell of a comparison, in a process of its own: train or resume, evaluate, then write result.json."""
 
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from pathlib import Path
 from lfpo.base.environment import use_threads
 from lfpo.config.build import build, load_yaml
 from lfpo.config.errors import UserError
-from lfpo.config.files import read_json, replace_file
+from lfpo.config.files import read_json, write_json
 from lfpo.config.json import Json
 from lfpo.config.sampler import Sampler, SamplerConfig
 from lfpo.config.train import LFPOConfig
@@ -57,7 +56,7 @@ def main(folder: Path) -> None:
         **last_of(metrics, {"same_ending": "completions/frac_same_ending", "entropy": "entropy/rollout"}),
         "seconds": round(time.process_time() - started, 1),
     }
-    replace_file(folder / "result.json", json.dumps(result) + "\n")
+    write_json(folder / "result.json", result)
 
 
 def held_out(config: LFPOConfig, problems: Sequence[int]) -> PromptSource:
