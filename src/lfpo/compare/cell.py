@@ -19,8 +19,7 @@ from lfpo.eval.evaluate import evaluate
 from lfpo.eval.terminal import open_console, progress
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.policies import load_policies
-from lfpo.prompts.sources import PromptSource, make_source
-from lfpo.prompts.tasks import get_task
+from lfpo.prompts.sources import PromptSource, default_length, make_source
 from lfpo.rollout.sampling import as_it_is
 from lfpo.runs.directory import Run
 
@@ -67,8 +66,7 @@ def held_out(config: LFPOConfig, problems: Sequence[int]) -> PromptSource:
 
 def completion_length(config: LFPOConfig, curve: str) -> int:
     """The completion length of the eval sampler `curve` in tokens, as training takes it."""
-    default = PromptSource.gen_length if config.task is None else get_task(config.task).gen_length
-    return config.eval_samplers[curve].gen_length or config.sampler.gen_length or default
+    return config.eval_samplers[curve].gen_length or config.sampler.gen_length or default_length(config.task)
 
 
 def frontier_samplers(
