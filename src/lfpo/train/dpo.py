@@ -73,7 +73,7 @@ class DPOTrainer(ExampleTrainer):
         numbers = [first + i for i in own_examples(config.batch_size)]
         pairs = {(config.seed, "pair", number): self.draw(number) for number in numbers}
         views, options = self._views(self.objective, pairs)
-        # VRPO compares the two rows of a pair and reads no reward, which the loop of all objectives hands over.
+        # VRPO reads no rewards: it compares the two rows of a pair. The loop takes some for every objective.
         signal = torch.zeros(2 * len(pairs), dtype=torch.float64, device=self.model.device)
         loss, measures = accumulate_gradients(
             self.objective, self.policies, views, signal, observer=observer, **options

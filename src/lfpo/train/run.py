@@ -234,8 +234,8 @@ class TrainingRun:
         except BaseException as error:  # also a KeyboardInterrupt or SystemExit of the user's code
             # An error of one rank among several reaches the others in different collectives, and saving is one, too.
             shared, told = isinstance(error, CannotGoOn) or collectives.world() == 1, isinstance(error, UserError)
-            # An error while a checkpoint is written is not followed by another attempt: it would most likely fail too.
-            # One of the program, on a rank of several, is raised as it is.
+            # No second attempt where a checkpoint was being written, which would most likely fail again; and none that
+            # the other ranks would not join.
             if self.saving or not (shared or told or isinstance(error, OSError)):
                 raise
             how = f"{RESUME}, goes on from iteration {self.saved}, the last one that was saved"
