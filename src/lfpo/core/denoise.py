@@ -1,5 +1,10 @@
 """The denoising loop: prompts in, trajectories out.
 
+This is line 4 of Algorithm 1. A completion starts as C mask tokens, in blocks that are filled one after the other. Each
+step predicts all masked tokens of a row's active block at once, draws a token for each, and reveals some of them; the
+others stay masked and are drawn anew at the next step. Which ones are revealed, and how many, a reveal rule says:
+LLaDA's (arXiv 2502.09992), or another that the settings name.
+
 Each row has its own clock. The model does not see the time, so a step that reveals nothing needs no forward: a row
 jumps to its next step that reveals something. Logits are computed only for each row's active block. Finished rows
 leave, and waiting prompts take their places. Noise is a pure function of a row's seed, so a row's result does not
@@ -53,6 +58,8 @@ def denoise(
     hooks: called after each forward, before the rows change.
     """
     device = model.device
+    # What is known before the first forward: the positions of each block of each row, and how many of them each step
+    # reveals, by the schedule of the settings.
     sizes_of_rows = [block_sizes(len(prompt), sampler, model) for prompt in prompts]
     counts = reveal_schedule(sampler, rule) if rule.schedule else torch.zeros(0, dtype=torch.long)
     # On a GPU each question to the device waits for all queued work. A rule whose numbers of reveals follow from the
@@ -73,7 +80,7 @@ def denoise(
     lengths = list(map(len, prompts))
     waiting = sorted(range(len(prompts)), key=lengths.__getitem__, reverse=True)  # ties stay in order
     row_ids: list[int] = []  # active.row, known without asking the device
-    active, done = select(rows, []), []
+    active, done = select(rows, []), []  # rows in flight; rows that have left, as they left
     columns = rows.tokens.shape[1]
     # Each forward of a row reveals at least one token, or stores a block, or may edit a block without masks. A rule
     # that reveals nothing would run for ever: after so many forwards without the end of a row it is an error.
@@ -85,7 +92,8 @@ def denoise(
     was_training = model.training
     model.eval()
     while waiting or row_ids:
-        # 1. Waiting prompts take the places of finished rows, as many as rollout_tokens has room for.
+        # 1. Waiting prompts take the places of finished rows, as many as rollout_tokens has room for. The first row in
+        # flight is the longest, because rows entered longest first and keep their order.
         longest = len(prompts[(row_ids or waiting)[0]]) + columns
         room = forward.rows_at_once(longest) - len(row_ids)
         if waiting and room > 0:
@@ -93,13 +101,14 @@ def denoise(
             active = join([active, select(rows, entering)])
         # 2. One forward of all rows in flight: hidden states [A, block_length, D] of their active blocks.
         hidden = forward.hidden(active, row_ids)
-        # 3. Draw a token at each masked position of these blocks; the reveal rule says which of them stay.
+        # 3. Draw a token at each masked position of these blocks; the reveal rule says which of them stay. On a GPU the
+        # number of these positions must be known here: exactly by the plan, or an upper bound.
         at_most = len(row_ids) * sampler.block_length  # masked positions of the active blocks
         denoiser.step(active, hidden, at_most if pace is None else pace.advance(row_ids))
         step += 1
         if forwarded is not None:
             forwarded(len(row_ids))
-        # 4. Finished rows leave. Between two looks they stay in the batch, unchanged.
+        # 4. Finished rows leave. Between two looks they stay in the batch, unchanged. A plan may know who is finished.
         ended: list[bool] = []
         if pace is not None and not ask_device:
             ended = pace.ended(row_ids)

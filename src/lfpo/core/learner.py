@@ -1,6 +1,16 @@
 """How theta learns from scored rollouts: phases 2 and 3 of Algorithm 1 of the LFPO paper (arXiv 2603.01563). Every
 objective runs through these lines. Phase 1 is lfpo.core.rollouts; lfpo.core.algorithm runs the three.
 
+    reward -> signal                 Learner.signal: how good a rollout is; for LFPO r in [0, 1] of Eq. 10
+    rollouts -> blocks               optimizer_blocks: one optimiser step each (Algorithm 1, line 9)
+    a block -> views                 optimizer_step: its completions again, partly masked (line 11; Eq. 11)
+    views -> gradient                accumulate_gradients: the loss where tokens are masked (line 12; Eq. 8 to 10)
+    gradient -> theta                optimizer_step: AdamW (line 13)
+    theta -> theta_old               Learner.move_old (line 17; Eq. 12)
+
+LFPO asks each masked position for the token that finally stood there, so it never needs the likelihood of a whole
+completion. Other objectives estimate that one from the same views.
+
 Shapes: R rollouts of an iteration on all ranks, B of them on this rank; S views (noised inputs) of L tokens; T targets.
 """
 
@@ -60,7 +70,7 @@ class Learner:
         [R]. Rollouts without a reward are neutral."""
         if not self.checked_range:
             check_range(self.at(iteration), batch.reward_R)
-            self.checked_range = not batch.reward_R.isnan().all()
+            self.checked_range = not batch.reward_R.isnan().all()  # NaN passes any check: look again next time
         if self.args.multi_objective_aggregation == "normalize_then_sum":
             weights = self.args.reward_weights or [1.0] * batch.parts_RK.shape[1]
             return sum_of_signals(self.at(iteration), batch.parts_RK, weights, batch.group_R)
@@ -70,6 +80,7 @@ class Learner:
         """Phase 2: an optimiser step of theta after each block of rollouts; some objectives go through all blocks
         several times. Returns metrics, means over the steps. theta_old does not change. A collective."""
         objective, device = self.at(iteration), batch.trajectory.tokens.device
+        # Signals are of all R rollouts on all ranks, because they compare groups; views are of this rank's rows only.
         # A rollout has several rows where an environment plays in turns; each row takes its rollout's signal.
         signal_B = signal_R[batch.rollout_B].to(device)
         measures = dict[str, torch.Tensor]()
@@ -92,7 +103,7 @@ class Learner:
         return {**signal, **means, **means_of_sums(collectives.gather(sums))}
 
     def move_old(self) -> None:
-        """Phase 3 (Algorithm 1, line 17): theta_old <- alpha theta_old + (1 - alpha) theta, alpha = ema_decay."""
+        """Phase 3 (line 17, Eq. 12): theta_old <- alpha theta_old + (1 - alpha) theta, alpha = ema_decay."""
         ema_update(self.policies[OLD], self.policies[CURRENT], self.args.ema_decay)
 
 
@@ -126,10 +137,12 @@ def optimizer_step(
     # Before the iteration's first step theta may still equal theta_old, as after a move with ema_decay 0.
     if step.number == 0 and equal_weights(policies[OLD], policies[CURRENT]):
         policies = {**policies, OLD: policies[CURRENT]}  # one forward for both
-    # Under FSDP every pass is a collective: a rank runs a dummy view where the others have one pass more.
+    # Under FSDP every pass is a collective: a rank runs a dummy view where the others have one pass more. Without FSDP
+    # a rank without rows needs it only to make views of, of which there are then none.
     dummy = dummy_views(trajectory, policies[CURRENT]) if args.fsdp or not len(rows) else None
     # Noised inputs: input_ids, target [S, L]. For LFPO K random masks of each completion (states "noised", the
-    # default), or K states that the sampler visited (Eq. 11; states "stratified").
+    # default), or K states that the sampler visited (Eq. 11; states "stratified"). Where tokens are noised in another
+    # way than by masks, the model says so (noised_views).
     if len(rows):
         signal_B, sampled = signal_B[rows], trajectory.rows(rows)
         if sampled.structure.block_length is not None:
@@ -141,7 +154,7 @@ def optimizer_step(
         views, signal_B = dummy.select(rows), signal_B[:1]
     # The loss at the targets (Eq. 8 to 10 for LFPO) and its gradient, in passes of update_tokens tokens.
     theta = policies[CURRENT]
-    theta.train()
+    theta.train()  # transformers checkpoints activations in training mode only
     observer.begin(f"optimiser step {step.number + 1} of {step.of}")
     loss, measured = accumulate_gradients(
         objective,
@@ -189,19 +202,21 @@ def accumulate_gradients(
     logp = partial(logp_at_targets, policies, update_tokens=update_tokens, dummy=dummy, observer=observer)
     views = objective.before_passes(views, logp)
     # The loss of a step is a sum over targets divided by one number for all passes and all ranks. So neither the cut
-    # into passes nor the number of ranks changes it. Ranks without targets join the sum.
+    # into passes nor the number of ranks changes it. Ranks without targets join the sum; an objective's normaliser need
+    # not know of them. Where no rank has any, nothing is learned, and all ranks leave here.
     normalizer = collectives.sum_number(objective.normalizer(views) if bool(views.target.any()) else 0.0)
     if not normalizer:
         return 0.0, {}
-    pieces, _ = in_passes(views, update_tokens)
+    pieces, _ = in_passes(views, update_tokens)  # views of similar length, which share little padding
     loss_sum, measures = 0.0, dict[str, torch.Tensor]()
     if dummy is not None:
         pieces = with_dummy_passes(pieces, dummy)
     observer.begin(observer.phase, len(pieces), "micro-batches")
     for piece in pieces:
-        weight = float(piece is not dummy)
+        weight = float(piece is not dummy)  # a dummy's backward runs, for the collectives, and adds zeros
         with one_pass(policies.values()) as balance:  # measures of routers, where there are any
-            predictions = Predictions(piece, policies)  # hidden states [T, D], labels [T]
+            # Nothing runs yet: each policy does when the loss first asks for its hidden states [T, D].
+            predictions = Predictions(piece, policies)
             loss, measured = objective.loss(predictions, signal_B)
             loss = weight * loss / normalizer
             # The fused loss has made the gradient at the hidden states and the head already (core/fused.py). This adds

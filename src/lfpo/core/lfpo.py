@@ -50,8 +50,9 @@ class LFPO(settings.LFPO, Objective):
         # that is good throughout is pulled towards, too.
         centred_R = centred(reward_R, group_R)
         if self.deviation == "batch":
-            lowered_R = (1 - self.baseline) * (group_means(reward_R, group_R) - reward_R.min())
-            advantage = (centred_R + lowered_R) / (reward_R.std(correction=0) + 1e-4)
+            level_R = group_means(reward_R, group_R) - reward_R.min()
+            # 1e-4, as in TRL's GRPO: a batch of equal rewards has no deviation to divide by.
+            advantage = (centred_R + (1 - self.baseline) * level_R) / (reward_R.std(correction=0) + 1e-4)
         else:
             # A group's rewards are measured by their own range, and its level by ranks: no reward of another group, be
             # it an outlier or of a task on another scale, changes the unit.

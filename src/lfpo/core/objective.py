@@ -151,6 +151,7 @@ def signal_of(objective: Objective, reward_R: torch.Tensor, group_R: torch.Tenso
     The same on all ranks. Raises CannotGoOn for a signal that float32 cannot hold.
     """
     scored = ~reward_R.isnan()
+    # bincount counts by group: of a group's rollouts those without a reward, or those with one.
     if objective.whole_groups:
         missing = group_R[~scored].bincount(minlength=int(group_R.max()) + 1) > 0
         scored = ~missing[group_R]

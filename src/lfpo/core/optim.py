@@ -48,7 +48,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float
     """Scale gradients down to a norm of at most max_norm (0: do not scale); returns the norm before. Unlike torch's
     own function it takes DTensors and other parameters together."""
     grads = [p.grad for p in parameters if p.grad is not None]
-    if not grads:
+    if not grads:  # a step without targets on any rank
         return 0.0
     parts = [local(g) for g in grads]
     squares = _square_sums(parts).tolist()  # one wait for the device
@@ -94,6 +94,7 @@ def ema_update(reference: MaskedDiffusionLM, model: MaskedDiffusionLM, decay: fl
     """theta_old <- decay theta_old + (1 - decay) theta, in the reference's own dtype."""
     for old, new in zip(reference.own_parameters(), model.own_parameters(), strict=True):
         on_device = old.to(new.device)  # itself, unless it is kept in CPU memory
+        # lerp: old + (1 - decay) (new - old)
         on_device.lerp_(new.to(old.dtype), 1 - decay)
         if on_device is not old:
             old.copy_(on_device)

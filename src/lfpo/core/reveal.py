@@ -62,6 +62,8 @@ class Denoiser:
         count: the masked positions of the active blocks, or an upper bound.
         """
         sampler = self.sampler
+        # 1. Which positions may be revealed. A forward that stores a block reveals nothing, but over a causal context
+        # it is also the one that predicts the first token of the next block (`leading`).
         leading = active.storing & self.forward.reveals_first_token
         alive = ~active.done & (leading | ~active.storing)
         place = torch.arange(active.tokens.shape[1], device=alive.device) + active.offset[:, None]  # in row's blocks
@@ -69,12 +71,15 @@ class Denoiser:
         masked = (active.tokens == self.model.mask_id) & alive[:, None]
         unrevealed = in_block & masked
         eligible = unrevealed & (~leading[:, None] | (place % sampler.block_length == 0))
+        # 2. Where tokens are drawn: at what may be revealed; at all masks, where a hook keeps predictions of them; with
+        # edits also at revealed positions.
         drawn, revealed = eligible, None
         if self.forward.whole_completion:
             drawn, count = masked, masked.numel()
         if sampler.edits:
             drawn, revealed = in_block, revealed_of(active, in_block, masked, eligible)
         token, confidence, entropy, rule_confidence, score = self._draw(active, hidden, drawn, count)
+        # 3. The rule picks positions, and the step of the schedule at which they are revealed (`at_step`).
         step = Proposal(
             eligible=eligible,
             token=token,
@@ -92,7 +97,9 @@ class Denoiser:
         reveal, scheduled = positions & eligible, at_step is not None
         at_step = active.block_step if at_step is None else torch.where(leading, active.block_step, at_step)
         edit = None if edit is None or revealed is None else edit & revealed.editable
-        at = active.clock + torch.where(alive, at_step - active.block_step, 0)  # over steps that reveal nothing
+        # 4. Write tokens, and move the clocks on, also over the schedule's steps that reveal nothing: these run no
+        # forward. A first token from the causal context is no step of its block's schedule.
+        at = active.clock + torch.where(alive, at_step - active.block_step, 0)
         for hook in self.hooks:
             hook(active, DrawnTokens(alive, masked, token, confidence, entropy, at, edit))
 
@@ -104,6 +111,7 @@ class Denoiser:
         active.clock = at + alive
         active.block_step = torch.where(alive, at_step, active.block_step) + (alive & ~leading)
 
+        # 5. A block without masks is complete, and the row goes on to its next one.
         complete = alive & ((unrevealed & ~reveal).sum(-1) == 0)
         if unfinished is not None:
             complete &= ~unfinished

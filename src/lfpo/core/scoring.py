@@ -91,7 +91,7 @@ class Scorer:
         for name, function in self.functions.items():
             arguments = accepted(function, {**own_names, **columns})
             call = partial(function, **{key: copied(values) for key, values in arguments.items()})
-            own = str(getattr(function, "__module__", "")).startswith("lfpo.")
+            own = str(getattr(function, "__module__", "")).startswith("lfpo.")  # lfpo's own leave torch as it is
             with nullcontext() if own else torch_state_kept():
                 returned, why = attempt(call, self.timeout, partial(checked, name=name, expected=len(completions)))
             if why is not None:

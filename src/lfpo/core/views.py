@@ -167,6 +167,8 @@ def noised(
     shown = clean if shown_SC is None else torch.cat([prompt_ids, shown_SC], dim=1)
     attention = torch.cat([prompt_mask, visited_blocks], dim=1)
     weight = target.float() if weight_SC is None else F.pad(weight_SC.float(), widen) * target
+    # Everything is over [prompt; completion] from here. Padding and blocks that the sampler never came to are not
+    # attended to, and never masked.
     views = Views(
         row=row_S,
         input_ids=shown.masked_fill(masked_SL & attention.bool(), trajectory.special.mask_id),
@@ -230,6 +232,7 @@ def subset_masks(
         rng = generator(seed, "subsets", inner)
         place = scored_C.nonzero().flatten()
         size_M = sizes(len(place), rng)
+        # The positions that a random order puts first are a random subset of that size.
         order = torch.stack([torch.randperm(len(place), generator=rng) for _ in size_M])
         mask_MC = torch.zeros((len(size_M), len(scored_C)), dtype=torch.bool)
         mask_MC[:, place] = order < size_M[:, None]
@@ -251,6 +254,7 @@ def passes(views: Views, update_tokens: int) -> list[torch.Tensor]:
         units.setdefault(unit, []).append(i)
     members = list(units.values())
     lengths = views.forward_tokens().tolist()
+    # A unit is packed as if it were one row, as long as its views together, each padded to the longest.
     groups = pack_by_tokens([len(m) * max(lengths[i] for i in m) for m in members], update_tokens)
     return [torch.tensor([i for u in group for i in members[u]], device=views.row.device) for group in groups]
 

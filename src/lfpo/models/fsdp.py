@@ -37,6 +37,7 @@ def shard(policy: MaskedDiffusionLM, mesh: DeviceMesh, *, cast: bool) -> None:
     cast: gather the layers' matrices in bfloat16, for a policy that always runs under autocast, which would cast them
         where they are used: half the traffic, and the same results. Their gradients are summed in float32.
     """
+    # deepcopy's memo: in place of each parameter the copy gets an empty one, so it takes no memory.
     empty = {
         id(p): nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=False)
         for p in policy.backbone.parameters()
@@ -135,6 +136,8 @@ def look_up(embeddings: nn.Embedding, input_ids: torch.Tensor) -> torch.Tensor:
         moved = DTensor.from_local(x, mesh, [*replicated, old], run_check=False).redistribute(mesh, [*replicated, new])
         return moved.to_local()
 
+    # All ranks' tokens to every rank, padded to one number; each answers for its rows, the others add zeros; the sum
+    # goes back to where the tokens came from.
     most = torch.tensor(len(ids), device=ids.device)
     dist.all_reduce(most, dist.ReduceOp.MAX, group=shards)
     padded = nn.functional.pad(ids, (0, int(most) - len(ids)))

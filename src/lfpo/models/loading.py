@@ -142,6 +142,8 @@ def load_model(
     model = without_weights(name)
     backbone = model.backbone
     assert model.source is not None
+    # All names and shapes are compared before a weight is read. Weights are split before they are read, too, so that a
+    # rank never holds those of others.
     files = tensor_files(backbone, model.family, model.source)
     tie(backbone)
     backbone.model.rotary_emb.to(device)
@@ -187,7 +189,9 @@ def init_model(
                 weight.fill_(1)
             else:
                 weight.normal_(std=std, generator=generator)
-        if family.head_bias is not None:
+        if (
+            family.head_bias is not None
+        ):  # the columns behind the states': the bias, and what fills up (modernbert.EXTRA)
             backbone.lm_head.weight[:, backbone.config.hidden_size :] = 0
     backbone.requires_grad_(True)
     ids = token_ids(config, None, tokenizer)
@@ -213,6 +217,7 @@ def token_ids(config: Json, source: Path | None, tokenizer: Any = None) -> Json:
     """The ids of the mask, eos and pad tokens (mask_id ...), from the configuration or else from the tokenizer."""
     where = source or "init config"
     family = family_of(config, where)
+    # 1. What config.json says, in its section of the text model or at the top.
     fields = {**config.get(family.text_section or "", {}), **config}
     ids: Json = {name: fields.get(f"{name}_token_id") for name in ("mask", "eos", "pad")}
     if family.mask_token is None:
@@ -221,17 +226,20 @@ def token_ids(config: Json, source: Path | None, tokenizer: Any = None) -> Json:
     ids["eos"] = ends[0] if ends else None
     if ids["pad"] == -1:  # some publish it for a model without a padding token
         ids["pad"] = None
+    # 2. What it leaves open the tokenizer says. It is read only where it is needed: reading it takes seconds.
     if tokenizer is None and source is not None:
         own_padding = family.padding is not None and _tokenizer_class(source, family) is not None
         tokenizer = load_tokenizer(source) if own_padding or None in ids.values() else None
     for name, value in ids.items():
         if value is None:
             ids[name] = getattr(tokenizer, f"{name}_token_id", None)
+    # 3. Where published checkpoints end or pad completions by another token than config.json names (see Family).
     vocabulary = {} if family.padding is None or tokenizer is None else tokenizer.get_vocab()
     if family.padding in vocabulary:
         ids["pad"] = vocabulary[family.padding]
     if family.ends_with_pad or family.padding in vocabulary:
         ids["eos"] = ids["pad"]
+    # 4. A chat model ends its turn with a token of its own. It is EOS where one of the checkpoint's files lists it.
     turn_end = None if source is None else family.turn_end
     if source is not None and turn_end is not None:
         if (source / GENERATION).exists():

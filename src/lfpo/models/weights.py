@@ -73,6 +73,7 @@ def pieces(family: Family, shapes: Mapping[str, Sequence[int]]) -> list[Piece]:
     """
     listed: list[Piece] = []
     for name, shape in shapes.items():
+        # A tensor that several parameters share holds them one after the other: q, k and v, as an example.
         before: list[str] = []  # parameters whose rows precede this one's in its tensor
         for _, parts in family.fused:
             for i, part in enumerate(parts):
@@ -103,7 +104,7 @@ def _expert_pieces(family: Family, name: str, shape: Sequence[int]) -> list[Piec
     for stack, parts in family.stacked:
         keys = [replace_prefix(name, [(stack, part)]) for part in parts]
         if keys[0] != name:
-            rows = shape[1] // len(keys)
+            rows = shape[1] // len(keys)  # the parameter has the rows of gate and up together, the checkpoint apart
             return [
                 Piece(key.replace("E", str(expert)), 0, rows, name, expert, j * rows)
                 for expert in range(shape[0])
@@ -127,6 +128,7 @@ def overlap(piece: Piece, held: slice, own: torch.Tensor) -> tuple[slice, torch.
     """What a rank that holds the rows `held` (of a stacked parameter: the experts) of a parameter reads of a piece: the
     rows of the checkpoint's tensor, and the view of `own`, these rows, that they are copied to. None if it holds none
     of them."""
+    # Both a rank's rows and a piece are ranges of the parameter's rows; what is read is where they meet.
     first, last = held.start or 0, (held.start or 0) + len(own)
     if piece.expert is not None:
         if not first <= piece.expert < last:

@@ -38,11 +38,13 @@ class AGRPO(settings.AGRPO, Objective):
         for distinct, entropy, seed in zip(trajectory.distinct_steps(), entropies, seeds, strict=True):
             probability = self.step_probabilities(entropy)
             rng = generator(seed, "steps", inner)
+            # Stratified sampling of M steps, by the inverse of their cumulative distribution.
             strata = torch.arange(self.mc_samples) + torch.rand(self.mc_samples, generator=rng)
             # Clamped: rounding can leave the last sum below 1.
             drawn = torch.searchsorted(probability.cumsum(0), strata / self.mc_samples).clamp(max=len(distinct) - 1)
             index, count = drawn.unique(return_counts=True)  # a step drawn twice is computed once
             steps.append(distinct[index])
+            # Importance weights: with them the sum over the drawn steps estimates the mean over all N.
             weights.append(count / (len(distinct) * probability[index]) / self.mc_samples)
         weight_S = torch.cat(weights).to(trajectory.tokens.device)
         return step_views(trajectory, *listed(steps, trajectory), weight_S=weight_S)

@@ -47,7 +47,7 @@ class DTM(settings.DTM, Objective):
             rng, place = generator(seed, "tilt masks", inner), scored_BC[row].nonzero().flatten()
             size = int(torch.randint(1, len(place) + 1, (), generator=rng))
             order = place[torch.randperm(len(place), generator=rng)]
-            if self.block_length is not None:
+            if self.block_length is not None:  # later blocks are masked first, so that at most one is masked in part
                 order = order[(order // self.block_length).argsort(descending=True, stable=True)]
             masked_BC[row, order[:size]] = True
         masked_BC = masked_BC.to(trajectory.tokens.device)

@@ -43,6 +43,7 @@ class JustGRPO(settings.JustGRPO, Objective):
             scored_BC &= least_confident(trajectory, scored_BC, self.token_fraction)
         block_BC = trajectory.block_BC
         number_BC = (counted_in_block(scored_BC, block_BC) - 1).masked_fill(~scored_BC, -1)
+        # View j of a row has the j-th scored token of each block as targets, and masks these blocks from there on.
         views_B = number_BC.amax(-1) + 1
         row_S = torch.arange(len(views_B), device=views_B.device).repeat_interleave(views_B)
         state_S = torch.arange(len(row_S), device=row_S.device) - (views_B.cumsum(0) - views_B)[row_S]

@@ -35,6 +35,7 @@ def check_rollouts(
     sampler: with its lengths filled in. gives: what the engine's trajectories hold (None: not checked). trained_block:
     the block length of a model that attends block by block.
     """
+    # What rollouts of these settings give; first of masks, or of a canvas with uniform noise.
     available = {"reveal_step", "confidence", "entropy", "masks", "variant", "edits" if sampler.edits else "unedited"}
     if sampler.rule_name == "canvas":
         available = {"reveal_step", "entropy", "drawn"}
@@ -47,6 +48,7 @@ def check_rollouts(
     needs, called, name = objective.needs, GIVES | NEEDS, type(objective).__name__
     if sampler.edits and "reveal_step" in needs:
         needs |= {"edits"}
+    # "masks" first: where they are missing, noise is uniform, which is the reason for what else is missing.
     for need in sorted((needs & called.keys()) - available, key=lambda need: (need != "masks", need)):
         cause = "which rollouts of this sampler do not give"
         if need == "masks":
@@ -83,6 +85,7 @@ def samplers(
     if args.environment is not None and (objective.whole_groups or "variant" in objective.needs):
         name = type(objective).__name__
         raise UserError(f"objective {name} needs rollouts of one row each, which an environment does not give")
+    # Advantages within a group need several rollouts of a prompt: asked on rewards of 0, an objective says so now.
     group_R = torch.arange(args.prompts_per_iteration).repeat_interleave(args.num_generations)
     reward_R = torch.zeros(len(group_R), dtype=torch.float64)
     objective.signal(reward_R, group_R)

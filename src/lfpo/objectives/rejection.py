@@ -40,15 +40,15 @@ class Rejection(settings.Rejection, Objective):
         ratio = torch.zeros((len(right), self.masks, 1))
         for i, row in enumerate(right):
             rng = generator(seeds[row], "random masks", inner)
+            # One ratio from each of `masks` equal parts of (0, 1).
             ratio[i, :, 0] = (torch.arange(self.masks) + torch.rand(self.masks, generator=rng)) / self.masks
             masked[i] = torch.rand((self.masks, length), generator=rng) < ratio[i]
         device = trajectory.tokens.device
         rows = torch.tensor(right, dtype=torch.long, device=device).repeat_interleave(self.masks)
         hidden = masked.flatten(0, 1).to(device)
-        scored = (ratio.flatten(0, 1).clamp(min=1e-3) + float(trajectory.asks_about_all)).clamp(
-            max=1
-        )  # the expected share
-        weight = 1 / (scored.to(device) * trajectory.lengths[rows][:, None])
+        # The expected share of targets: t, kept from 0 so that no weight is infinite; 1 where all tokens are targets.
+        share = torch.ones_like(ratio) if trajectory.asks_about_all else ratio.clamp(min=1e-3)
+        weight = 1 / (share.flatten(0, 1).to(device) * trajectory.lengths[rows][:, None])
         target = (hidden | trajectory.asks_about_all) & trajectory.until_eos[rows]
         return noised(trajectory, rows, hidden, target, weight_SC=weight.expand(hidden.shape))
 

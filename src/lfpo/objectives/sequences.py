@@ -29,6 +29,7 @@ class Sequences:
         self.views = views
         numbers, self.unit_S = views.unit.unique(return_inverse=True)
         index = torch.arange(len(views), device=numbers.device)
+        # The first view of each unit stands for the unit's rollout, which all of its views share.
         first_U = torch.full_like(numbers, len(views)).scatter_reduce(0, self.unit_S, index, "amin")
         self.view_T, self.column_T = views.target.nonzero().unbind(-1)
         self.unit_T = self.unit_S[self.view_T]
@@ -97,6 +98,7 @@ def block_masks(
     for row, (seed, counted) in enumerate(zip(seeds, trajectory.lengths.tolist(), strict=True)):
         rng = generator(seed, purpose, inner)
         block_length = min(knobs.block_length or counted, counted)
+        # The blocks of this rollout in random order; where it has fewer than there are masks, the order starts over.
         order = torch.randperm(-(-counted // block_length), generator=rng).tolist()
         for j, completion in enumerate(masked[:, row, width:]):
             start = order[j % len(order)] * block_length

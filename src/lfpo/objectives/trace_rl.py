@@ -32,6 +32,7 @@ class TraceRL(settings.TraceRL, MediumPrompts):
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         distinct, used = trajectory.distinct_steps(), signal_B.nonzero().flatten().tolist()
         parts = [(row, int(part[0]), int(part[-1])) for row in used for part in distinct[row].split(self.shrink)]
+        # view(-1, 3): there may be no state at all, when every prompt was too easy or too hard.
         numbers = torch.tensor(parts, dtype=torch.long, device=trajectory.tokens.device).view(-1, 3)
         row_S, first_S, last_S = numbers.unbind(1)
         views = step_views(trajectory, row_S, first_S, last_S=last_S)

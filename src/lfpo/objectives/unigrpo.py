@@ -30,7 +30,7 @@ class UniGRPO(settings.UniGRPO, Objective):
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int) -> Views:
         masked = torch.zeros_like(trajectory.tokens, dtype=torch.bool)
         for row, seed in enumerate(seeds):
-            rng = generator(seed, "first step")
+            rng = generator(seed, "first step")  # not of `inner`: t_1 is drawn once, and the passes rise from it
             start = int(torch.randint(self.min_step, self.diffusion_steps - 1, (), generator=rng))
             draws = torch.rand(masked.shape[1], generator=generator(seed, "mask", inner))
             masked[row] = (draws < self.step(start, inner) / self.diffusion_steps).to(masked.device)

@@ -44,6 +44,7 @@ class VRPO(settings.VRPO, Objective):
         views = predictions.views
         reward_B = self.beta * elbos(views, predictions.logp() - predictions.logp(BASE))
         pair_P = views.unit.unique()
+        # The implicit reward of DPO, beta log(p / p_base), with ELBOs for log-likelihoods.
         chosen_P, rejected_P = reward_B[2 * pair_P], reward_B[2 * pair_P + 1]
         margin_P = chosen_P - rejected_P
         measures = {
@@ -52,6 +53,7 @@ class VRPO(settings.VRPO, Objective):
             "rewards/margins": sum_and_count(margin_P),
             "rewards/accuracies": sum_and_count((margin_P > 0).double()),
         }
+        # `lfpo dpo` has no rewards and passes a signal of zeros; the measures need to know which rows were chosen.
         signs_B = self.signal(signal_B, signal_B)
         return -F.logsigmoid(margin_P).sum(), measures | measure_targets(predictions, predictions.at_targets(signs_B))
 
