@@ -30,7 +30,8 @@ from lfpo.objectives.needs import check_rollouts
 from lfpo.plan.flops import forward_flops, rollout_flops
 from lfpo.plan.work import count, sampling_work
 from lfpo.rollout.sampling import rollout
-from lfpo.train.sft import accumulate_sft_gradients, sampled_length
+from lfpo.train.examples import sampled_length
+from lfpo.train.sft import accumulate_sft_gradients
 from rollout_cases import assert_same_rows, count_forwards
 from soon import soon
 from tiny import write_llada

@@ -58,7 +58,7 @@ def scripted(checkpoint: Path, prompts: Sequence[Any], calls: list[list[str]], n
     rows = [{"prompt": prompt} for prompt in prompts]
     source = PromptSource("rows", lambda index: rows[index], [], lambda split, index: "", [], rows=rows)
     args = LFPOConfig("unused", prompts_per_iteration=len(prompts), num_generations=n, optimizer_steps_per_iteration=1)
-    state = {"rows_skipped": 0}
+    state = {"row_offset": 0}
     sampled = FreshRollouts(
         args, source.train_row, source.scorer, model, tokenizer, cast(Engine, engine), SAMPLER, None, state
     )

@@ -81,7 +81,7 @@ def test_epochs_count_the_prompts_that_are_not_left_out(tmp_path):
     args.columns, args.map_row = {}, None
     trainer = LFPOTrainer("embedded", short, args=args, train_dataset=rows)
     assert trainer.total_steps == 4
-    assert trainer.epoch_steps == 2
+    assert trainer.length.rows == 4
 
 
 @pytest.mark.parametrize(

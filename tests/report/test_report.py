@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from lfpo.config.errors import UserError
+from lfpo.config.watch import WatchConfig
 from lfpo.models import load_tokenizer
 from lfpo.prompts.tokenizer import token_texts
 from lfpo.report import write_report
@@ -27,6 +29,8 @@ from lfpo.report.completions import (
 )
 from lfpo.report.data import evaluation_pairs, paired_change, percents, run_data, times
 from lfpo.report.html import embedded
+from lfpo.report.overview import overview_data
+from lfpo.report.watch import Server
 from lfpo.runs.directory import Run
 from tiny import byte_alphabet, byte_level
 from written_runs import HOSTILE, policy_metrics, record, write_rows, write_run
@@ -247,8 +251,19 @@ def test_a_run_without_evaluation_plays_its_rollouts(tmp_path: Path):
     assert "training rollouts" in data["samples_note"]
 
 
-def test_what_is_not_a_run_is_an_error(tmp_path: Path):
-    folder = write_run(tmp_path / "run", ["text"])
-    (folder / "run.json").write_text('{"kind": "sft"}')
-    with pytest.raises(UserError, match="a run of `lfpo sft`"):
-        write_report(Run(folder))
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda folder: write_report(Run(folder / "sft")), "a run of `lfpo sft`"),
+        (lambda folder: Server(WatchConfig(str(folder / "sft"))), "a run of `lfpo sft`"),
+        (lambda folder: Server(WatchConfig(str(folder / "empty"))), "holds no run"),
+        (lambda folder: overview_data(folder / "empty"), "no metrics"),
+        (lambda folder: Server(WatchConfig(str(folder / "run"), host="host.invalid")), "could not listen"),
+    ],
+)
+def test_what_cannot_be_shown_is_told(call: Callable[[Path], object], said: str, tmp_path: Path):
+    write_run(tmp_path / "run", ["text"])
+    (write_run(tmp_path / "sft", ["text"]) / "run.json").write_text('{"kind": "sft"}')
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=said):
+        call(tmp_path)

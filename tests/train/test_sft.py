@@ -23,15 +23,8 @@ from lfpo.prompts.sources import in_epochs
 from lfpo.runs.context import Context
 from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.dpo import as_trajectory
-from lfpo.train.sft import (
-    MIN_T,
-    Example,
-    SFTTrainer,
-    accumulate_sft_gradients,
-    encode_example,
-    sampled_length,
-    train_sft,
-)
+from lfpo.train.examples import encode_example, sampled_length
+from lfpo.train.sft import MIN_T, Example, SFTTrainer, accumulate_sft_gradients, train_sft
 from processes import run_lfpo
 from soon import soon
 from tiny import LLADA_CONFIG, with_chat_template, write_dream, write_llada
@@ -334,7 +327,7 @@ def test_a_resume_with_another_batch_size_takes_each_example_once(tmp_path: Path
     draw = in_epochs(range(6), first.seed)
 
     def stopping(trainer: SFTTrainer, step: int, context: Context) -> Any:
-        taken = step * trainer.args.batch_size + trainer.state["rows_skipped"]
+        taken = step * trainer.args.batch_size + trainer.state["row_offset"]
         drawn.extend(draw(taken + i) for i in range(trainer.args.batch_size))
         if len(drawn) == 6 and trainer.args.batch_size == 2:
             drawn[4:] = []

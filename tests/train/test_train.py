@@ -99,21 +99,6 @@ def test_a_callback_that_failed_is_called_again_by_the_same_trainer(llada: Path,
     assert callback.steps == [1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    ("change", "given", "says"),
-    [
-        (lambda m: m.half(), {}, "its weights are in float16, .* or set lora"),
-        (lambda m: m.to(torch.bfloat16), {}, "its weights are in bfloat16, .* or set lora"),
-    ],
-)
-def test_a_model_or_tokenizer_that_cannot_be_trained_is_one_sentence(
-    llada: Path, tmp_path: Path, change: Any, given: dict[str, Any], says: str
-):
-    model, named = change(load_model(llada)), {"tokenizer": load_tokenizer(llada), **given}
-    with pytest.raises(UserError, match=says):
-        LFPOTrainer(model, even_letters, config(tmp_path), ROWS, **named)
-
-
 def test_a_model_that_another_trainer_has_changed_is_one_sentence(llada: Path, tmp_path: Path):
     model, tokenizer = load_model(llada), load_tokenizer(llada)
     LFPOTrainer(model, even_letters, config(tmp_path, lora={"r": 2, "lora_alpha": 4}), ROWS, tokenizer=tokenizer)
@@ -196,6 +181,8 @@ def test_wrong_calls_are_one_sentence(llada: Path, tmp_path: Path):
         (str(llada), None, ROWS, "needs 'reward_funcs'"),
         (str(llada), first_letter, [*ROWS[:1], {"text": "x"}], r"train_dataset\[1\]"),
         (load_model(llada), first_letter, ROWS, "without its tokenizer"),
+        (load_model(llada).half(), first_letter, ROWS, "its weights are in float16, .* or set lora"),
+        (load_model(llada).to(torch.bfloat16), first_letter, ROWS, "its weights are in bfloat16, .* or set lora"),
         (str(llada), first_letter, long, "context"),
         (str(llada), first_letter, mixed, "columns"),
     ):

@@ -1,6 +1,5 @@
 """One cell of a comparison, in a process of its own: train or resume, evaluate, then write result.json."""
 
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from pathlib import Path
 from lfpo.base.environment import use_threads
 from lfpo.config.build import build, load_yaml
 from lfpo.config.errors import UserError
-from lfpo.config.files import read_json, replace_file
+from lfpo.config.files import read_json, write_json
 from lfpo.config.json import Json
 from lfpo.config.sampler import Sampler, SamplerConfig
 from lfpo.config.train import LFPOConfig
@@ -20,8 +19,7 @@ from lfpo.eval.evaluate import evaluate
 from lfpo.eval.terminal import open_console, progress
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.policies import load_policies
-from lfpo.prompts.sources import PromptSource, make_source
-from lfpo.prompts.tasks import get_task
+from lfpo.prompts.sources import PromptSource, default_length, make_source
 from lfpo.rollout.sampling import as_it_is
 from lfpo.runs.directory import Run
 
@@ -57,7 +55,7 @@ def main(folder: Path) -> None:
         **last_of(metrics, {"same_ending": "completions/frac_same_ending", "entropy": "entropy/rollout"}),
         "seconds": round(time.process_time() - started, 1),
     }
-    replace_file(folder / "result.json", json.dumps(result) + "\n")
+    write_json(folder / "result.json", result)
 
 
 def held_out(config: LFPOConfig, problems: Sequence[int]) -> PromptSource:
@@ -68,8 +66,7 @@ def held_out(config: LFPOConfig, problems: Sequence[int]) -> PromptSource:
 
 def completion_length(config: LFPOConfig, curve: str) -> int:
     """The completion length of the eval sampler `curve` in tokens, as training takes it."""
-    default = PromptSource.gen_length if config.task is None else get_task(config.task).gen_length
-    return config.eval_samplers[curve].gen_length or config.sampler.gen_length or default
+    return config.eval_samplers[curve].gen_length or config.sampler.gen_length or default_length(config.task)
 
 
 def frontier_samplers(

@@ -4,7 +4,6 @@ A cell with a result never runs again.
 """
 
 import functools
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ from lfpo.compare.statistics import curves, frontier_area, measure_of, shown, ta
 from lfpo.config.build import to_dict, yaml_text
 from lfpo.config.compare import BASE, Cell, CompareConfig, cell_config, cell_folder, cells
 from lfpo.config.errors import UserError
-from lfpo.config.files import read_json, replace_file, writing
+from lfpo.config.files import read_json, replace_file, write_json, writing
 from lfpo.config.json import Json
 from lfpo.core.observer import Observer
 from lfpo.eval.store import content_sha256, data_sha256, file_sha256
@@ -133,7 +132,7 @@ def write_cell(config: CompareConfig, cell: Cell, inputs: Json) -> Path:
     with writing(folder, "; mend this, or give another output_dir"):
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(folder / "config.yaml", yaml_text(to_dict(settings)))
-        replace_file(folder / "cell.json", json.dumps(description, indent=1) + "\n")
+        write_json(folder / "cell.json", description)
     return folder
 
 
@@ -167,7 +166,7 @@ def write_results(config: CompareConfig, failed: dict[str, str]) -> Path:
     }
     with writing(root):
         root.mkdir(parents=True, exist_ok=True)
-        replace_file(root / "results.json", json.dumps(data) + "\n")
+        write_json(root / "results.json", data)
     rows = [made["columns"], ["---", *["---:"] * (len(made["columns"]) - 1)], *made["rows"]]
     lines = [f"# {data['title']}", "", f"{data['summary']}. {data['environment']}.", ""]
     if len(made_by := {cell["version"] for cell in every}) > 1:

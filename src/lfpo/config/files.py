@@ -34,8 +34,9 @@ def read_json(path: Path) -> Json:
 
 
 def write_json(path: Path, value: object, *, default: Callable[[object], object] | None = None) -> None:
-    """Write indented JSON. default: what a value is written as that JSON has no form for (None: it is a TypeError)."""
-    path.write_text(json.dumps(value, indent=2, default=default) + "\n", encoding="utf-8")
+    """Write indented JSON by `replace_file`. default: what a value is written as that JSON has no form for (None: it is
+    a TypeError)."""
+    replace_file(path, json.dumps(value, indent=2, default=default) + "\n")
 
 
 def replace_file(path: Path, text: str) -> None:

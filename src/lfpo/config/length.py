@@ -20,23 +20,18 @@ class Length:
     batch: int
     last: float | None = None
 
-    @property
-    def per_epoch(self) -> float:
-        """Iterations of an epoch, not rounded."""
-        return self.rows / self.batch if self.rows else float(self.iterations)
-
     def total(self, done: int, taken: int) -> int:
         """Iterations of the whole run, of which those done took so many rows, in batches of another size."""
         if self.last is None:
             return self.iterations
         return done + max(0, math.ceil(round((self.last - taken) / self.batch, 6)))
 
-    def passed(self, iterations: int, skipped: int = 0) -> float:
-        """Epochs that so many iterations go through. skipped: rows taken beyond those of `batch` an iteration (below 0:
-        fewer), after a resume with another batch."""
+    def passed(self, iterations: int, row_offset: int = 0) -> float:
+        """Epochs that so many iterations go through. row_offset: rows taken beyond those of `batch` an iteration (below
+        0: fewer), after a resume with another batch."""
         if not self.rows:
             return iterations / self.iterations
-        return (iterations * self.batch + skipped) / self.rows
+        return (iterations * self.batch + row_offset) / self.rows
 
 
 def run_length(max_steps: int, num_train_epochs: float, *, rows: int, batch: int, default: int) -> Length:

@@ -33,8 +33,8 @@ class FreshRollouts:
 
     train_row(index): the row at a position of the endless training stream; the same after a resume. scorer: of the
     completions. policy: theta_old. engine: samples from it. sampler: of the rollouts, with its lengths filled in.
-    variant: see lfpo.core.engine.Request. state: of the run; its rows_skipped says how many rows of the data set are
-    left out, because a callback ended epochs early.
+    variant: see lfpo.core.engine.Request. state: of the run; its row_offset (see lfpo.train.trainer.Trainer) is where
+    the stream stands after a resume with another batch size.
     """
 
     args: LFPOConfig
@@ -49,10 +49,11 @@ class FreshRollouts:
 
     def request_of(self, iteration: int) -> tuple[list[Row], Request]:
         """The data row of each of this rank's rollouts, and the engine's request for them."""
-        n, n_prompts, skipped = self.args.num_generations, self.args.prompts_per_iteration, self.state["rows_skipped"]
+        n, n_prompts = self.args.num_generations, self.args.prompts_per_iteration
+        first = iteration * n_prompts + self.state["row_offset"]
         data, rows, seeds, prompts = list[Row](), list[Row](), list[int](), list[list[int]]()
         for number in collectives.own_indices(n_prompts):
-            data.append(self.train_row(iteration * n_prompts + skipped + number))
+            data.append(self.train_row(first + number))
             for j in range(n):
                 # Keyed by the rollout's number among those of all ranks: the same at every number of ranks.
                 seeds.append(key(self.args.seed, iteration, number * n + j, "rollout"))

@@ -1,7 +1,6 @@
 """`lfpo plan`: memory of a recipe on each GPU, and the ways to run it that fit, with command, hours and cost."""
 
 import functools
-import json
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -13,7 +12,7 @@ from rich.table import Column, Table
 from lfpo.base.measure import matmul_peak
 from lfpo.base.terminal import Terminal, fitted
 from lfpo.config.errors import UserError
-from lfpo.config.files import replace_file, user_path, writing
+from lfpo.config.files import user_path, write_json, writing
 from lfpo.config.gpus import GPUS, REACHED, fastest
 from lfpo.config.json import Json
 from lfpo.config.length import UNSET, in_words
@@ -89,7 +88,7 @@ def run_plan(config: PlanConfig, args: LFPOConfig, *, recipe: str | None, overri
         path = user_path(config.output)
         with writing(path, "; give --output the name of a new file"):
             path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, json.dumps(result, indent=1) + "\n")
+            write_json(path, result)
     if not rows:
         raise UserError(
             f"no way to run {recipe or 'this'} fits {memory / GIB:.3g} GiB a GPU; take more or larger GPUs (--gpus, "

@@ -26,8 +26,7 @@ from lfpo.objectives.needs import samplers
 from lfpo.plan.flops import head_dim, layer_configs, model_flops
 from lfpo.plan.model import Kind, activations, adapter_size, model_shape
 from lfpo.plan.work import count, fullest_rank, sampling_work
-from lfpo.prompts.sources import PromptSource
-from lfpo.prompts.tasks import get_task
+from lfpo.prompts.sources import default_length
 from lfpo.rollout.cached import rows_in_flight
 from lfpo.rollout.variants import check_context
 
@@ -77,8 +76,8 @@ class Estimate:
         if args.load_in_4bit and self.sizes.experts:
             raise UserError(NOT_IN_4BIT)
         self.objective = make_objective(args.objective)
-        gen_length = get_task(args.task).gen_length if args.task is not None else PromptSource.gen_length
-        self.sampler, eval_samplers = samplers(args, gen_length, self.objective, self.trained_block)
+        default = default_length(args.task)
+        self.sampler, eval_samplers = samplers(args, default, self.objective, self.trained_block)
         check_context(self.sampler, model)
         for name, evaluated in eval_samplers.items():
             check_context(evaluated, model, f"eval_samplers.{name}")

@@ -9,7 +9,7 @@ from lfpo.core.encoding import encode_prompt
 from lfpo.models.loading import SHIPPED, load_tokenizer
 from lfpo.plan.model import model_config, model_shape
 from lfpo.prompts.dataset import read_rows
-from lfpo.prompts.sources import PromptSource
+from lfpo.prompts.sources import default_length
 from lfpo.prompts.tasks import DataTask, get_task
 
 
@@ -44,8 +44,8 @@ def longest_prompt(args: LFPOConfig) -> int | None:
 def room_for_prompt(args: LFPOConfig) -> int:
     """Tokens of the longest prompt that fits the model's context beside a completion."""
     model = model_shape(model_config(args.model))[1]
-    default = (PromptSource if args.task is None else get_task(args.task)).gen_length
-    return model.max_length - args.sampler.fitted("sampler", default, model.block_length).gen_length
+    sampler = args.sampler.fitted("sampler", default_length(args.task), model.block_length)
+    return model.max_length - sampler.gen_length
 
 
 def _tokenizer(args: LFPOConfig) -> object:

@@ -275,6 +275,11 @@ def kept_columns(row: Row) -> Row:
     return {name: value for name, value in row.items() if name != "prompt" and fits(value)}
 
 
+def default_length(task: str | None) -> int:
+    """Tokens of a completion where no setting says it: the task's own, or PromptSource's for rows of a data set."""
+    return PromptSource.gen_length if task is None else get_task(task).gen_length
+
+
 def in_epochs(examples: Sequence[T], seed: int) -> Callable[[int], T]:
     """A function that returns the example of a number: all of them once an epoch, each epoch in an order of its own,
     the same before and after a resume."""

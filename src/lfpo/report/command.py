@@ -1,7 +1,10 @@
 """`lfpo report`: writes the page of a run or a comparison, or prints its text, or writes its figures."""
 
+from rich.console import Console
+
 from lfpo.config.errors import UserError, nearest
 from lfpo.config.files import user_path
+from lfpo.config.json import Json
 from lfpo.report.html import data_of_folder, write_report
 from lfpo.report.overview import print_overview
 from lfpo.report.text import print_report
@@ -17,12 +20,14 @@ folder of such runs, whose page lists them and draws them in one chart.
 FLAGS = ("--text", "--figures", "--help", "-h")
 
 
-def print_text(run: Run) -> None:
-    """Print a run, a comparison or a folder of runs."""
-    if (data := data_of_folder(run))["kind"] == "overview":
-        print_overview(run.dir)
+def print_text(run: Run, console: Console | None = None) -> Json:
+    """Print a run, a comparison or a folder of runs; returns the data of its page."""
+    data = data_of_folder(run)
+    if data["kind"] == "overview":
+        print_overview(data, console)
     else:
-        print_report(run, data=data)
+        print_report(run, console, data)
+    return data
 
 
 def run_report(rest: list[str]) -> None:

@@ -73,9 +73,9 @@ def _state(run: Run, metrics: Sequence[Json], config: Json, total: int) -> str:
     return f"{last} of {total}" + ("" if left is None else f", {duration(left)} left")
 
 
-def print_overview(folder: Path, console: Console | None = None) -> None:
-    """Print a row for each run of a folder."""
-    console, data = console or Terminal(), overview_data(folder)
+def print_overview(data: Json, console: Console | None = None) -> None:
+    """Print a row for each run of a folder. data: of its page."""
+    console = console or Terminal()
     table = Table(*(Column(name, overflow="fold") for name in SHOWN), title=data["name"], title_justify="left")
     for run in data["runs"]:
         table.add_row(*run["cells"])

@@ -13,10 +13,10 @@ from lfpo.base.terminal import Terminal
 from lfpo.config.errors import UserError
 from lfpo.config.files import user_path
 from lfpo.config.watch import WatchConfig
+from lfpo.report.command import print_text
 from lfpo.report.data import run_info
 from lfpo.report.html import data_of_folder, embedded, page
-from lfpo.report.overview import print_overview, runs_in
-from lfpo.report.text import print_report
+from lfpo.report.overview import runs_in
 from lfpo.runs.directory import Run
 
 HEADERS = {"Cache-Control": "no-store"}
@@ -43,8 +43,7 @@ def print_until_stopped(config: WatchConfig) -> None:
             if console.is_terminal:
                 console.clear()
             try:
-                data = data_of_folder(run)
-                print_overview(run.dir, console) if data["kind"] == "overview" else print_report(run, console, data)
+                data = print_text(run, console)
             except UserError as error:  # no metrics yet
                 console.print(str(error), style="dim", markup=False)
                 data = {}

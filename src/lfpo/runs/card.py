@@ -11,8 +11,7 @@ from lfpo.base.environment import versions
 from lfpo.config.build import yaml_text
 from lfpo.config.files import user_path
 from lfpo.config.json import Json
-from lfpo.prompts.sources import PromptSource
-from lfpo.prompts.tasks import get_task
+from lfpo.prompts.sources import default_length
 from lfpo.runs.directory import Run, data_of
 from lfpo.runs.display import evaluations, interval_text, measure_of, score_text
 
@@ -164,9 +163,7 @@ def completion_length(config: Json, run: Run | None = None) -> int:
     if run is not None and (first := _first_rollout(run)) is not None:
         return len(first["token_ids"])
     length = config.get("gen_length") or (config.get("sampler") or {}).get("gen_length")
-    if length is None and config.get("task"):
-        length = get_task(config["task"]).gen_length
-    return int(length or PromptSource.gen_length)
+    return int(length or default_length(config.get("task")))
 
 
 def _header(library: str, *tags: str, base: str | None = None) -> str:

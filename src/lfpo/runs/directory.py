@@ -13,7 +13,7 @@ from pathlib import Path
 from lfpo.base.environment import describe_environment, versions
 from lfpo.config.build import flattened, load_yaml, to_dict, yaml_text
 from lfpo.config.errors import UserError
-from lfpo.config.files import json_lines, read_json, replace_file, user_path, writing
+from lfpo.config.files import json_lines, read_json, replace_file, user_path, write_json, writing
 from lfpo.config.json import Json
 
 try:
@@ -125,9 +125,8 @@ class Run:
         if not self.silent:
             # Also what is new: a run may go on with other versions, on another machine.
             info = {**read_json(self.dir / "run.json"), **_started(), "iterations": iterations}
-            with writing(self.dir / "run.json", RESUME):
-                replace_file(self.dir / "run.json", json.dumps(info, indent=2) + "\n")
-            with writing(self.dir / "config.yaml", RESUME):
+            with writing(self.dir, RESUME):
+                write_json(self.dir / "run.json", info)
                 replace_file(self.dir / "config.yaml", yaml_text(to_dict(config)))
 
     def truncate_metrics(self, step: int) -> None:
@@ -211,7 +210,7 @@ def open_run(path: Path, config: object, *, resume: bool, kind: str) -> Run:
         # Of a run that is resumed nothing is written before `locked`: another process may be training there.
         if not (path / "config.yaml").exists():
             info = {"kind": kind, **_started(), "id": uuid.uuid4().hex[:12]}  # the id in trackers, kept over a resume
-            replace_file(path / "run.json", json.dumps(info, indent=2) + "\n")
+            write_json(path / "run.json", info)
             replace_file(path / "config.yaml", yaml_text(to_dict(config)))
     return Run(path)
 

@@ -194,6 +194,32 @@ class Display:
         return Text.assemble("reward ", (spark, "green"), f"\nrollout / reward / update {split} of {sum(times):.1f} s")
 
 
+class ProgressLines:
+    """A display that reports one line a logged step. steps/s, and the time left, are those since the line before."""
+
+    def __init__(self, total: int, report: Callable[[str], None]):
+        self.total, self.note = total, report
+        self.last: tuple[int, float] | None = None
+
+    def __enter__(self) -> ProgressLines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def update(self, metrics: Json) -> None:
+        step, now = metrics["step"], time.perf_counter()
+        rate = ""
+        if self.last is not None:
+            steps, seconds = step - self.last[0], now - self.last[1]
+            rate = f"  {steps / seconds:.2f} steps/s  {duration(seconds / steps * (self.total - step))} left"
+        self.last = step, now
+        shown = {"loss": metrics.get("loss"), "held-out loss": metrics.get("eval/loss")}
+        shown |= {"held-out preference accuracy": metrics.get("eval/preference_accuracy")}
+        text = "".join(f"  {name} {value:.4f}" for name, value in shown.items() if value is not None)
+        self.note(f"step {step}/{self.total}{text}{rate}")
+
+
 def _iterations(rows: list[Json], width: int) -> Table:
     """The last iterations, newest at the bottom; a narrow terminal shows fewer columns."""
     shown = [c for c in COLUMNS if width >= c[3]]

@@ -217,8 +217,7 @@ def _last_samplers(history: Sequence[Metrics]) -> list[str]:
 def _first_and_last_two(history: Sequence[Metrics], sampler: str) -> tuple[float, float, float] | None:
     """An eval sampler's first accuracy, the mean of its last two, and the standard error of the difference; None with
     fewer than three."""
-    names = [f"eval/{sampler}/{name}" for name in ("accuracy", "low", "high")]
-    found = [[m[name] for name in names] for m in history if all(_finite(m.get(name)) for name in names)]
+    found = _accuracies(history, sampler)
     if len(found) < 3:
         return None
     first, *last = (found[0], *found[-2:])
@@ -243,11 +242,16 @@ def _slid(history: Sequence[Metrics], sampler: str, beside: str) -> tuple[tuple[
 
 
 def _best_and_last(history: Sequence[Metrics], sampler: str, *beside: str) -> tuple[list[float], list[float]] | None:
-    """Accuracy of an eval sampler, both ends of its interval and the metrics `beside` it: of its most accurate and its
-    last evaluation. None without any."""
-    names = [*(f"eval/{sampler}/{name}" for name in ("accuracy", "low", "high")), *beside]
-    found = [[m[name] for name in names] for m in history if all(_finite(m.get(name)) for name in names)]
+    """`_accuracies` of an eval sampler's most accurate and its last evaluation; None without any."""
+    found = _accuracies(history, sampler, *beside)
     return (max(found, key=lambda values: values[0]), found[-1]) if found else None
+
+
+def _accuracies(history: Sequence[Metrics], sampler: str, *beside: str) -> list[list[float]]:
+    """Accuracy of an eval sampler, both ends of its interval and the metrics `beside` it, of each evaluation with them
+    all."""
+    names = [*(f"eval/{sampler}/{name}" for name in ("accuracy", "low", "high")), *beside]
+    return [[m[name] for name in names] for m in history if all(_finite(m.get(name)) for name in names)]
 
 
 def answers_alike(history: Sequence[Metrics]) -> str:

@@ -198,7 +198,7 @@ class Callbacks:
         self._at(step)
 
     def _passed(self, step: int) -> Any:
-        return self.trainer.length.passed(step, self.trainer.state["rows_skipped"])
+        return self.trainer.length.passed(step, self.trainer.state["row_offset"])
 
     def _at(self, step: int) -> None:
         self.state.global_step, self.state.epoch = step, float(self._passed(step))

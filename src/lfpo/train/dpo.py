@@ -1,7 +1,7 @@
 """Preference training, `lfpo dpo`: each step draws pairs and masks and follows the gradient of VRPO's loss."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from lfpo.config.dpo import DPOConfig
 from lfpo.config.errors import UserError
 from lfpo.config.json import Json
 from lfpo.config.sampler import Sampler
-from lfpo.config.training import examples_length
 from lfpo.core import collectives
 from lfpo.core.batch_metrics import means_of_sums
 from lfpo.core.forward import left_pad
@@ -30,27 +29,30 @@ from lfpo.models.mask_token import check_masks
 from lfpo.models.policies import load_policies
 from lfpo.objectives.vrpo import VRPO, elbos
 from lfpo.plan.flops import pass_flops
-from lfpo.prompts.examples import Preference, preference, read_examples, task_pair
-from lfpo.prompts.sources import fingerprint, in_epochs
+from lfpo.prompts.examples import Preference, preference, task_pair
 from lfpo.prompts.tasks import DataTask, Task, get_task
 from lfpo.runs.context import Context
-from lfpo.train.adamw import build_adamw
-from lfpo.train.rates import with_rate
-from lfpo.train.run import train_on_examples
-from lfpo.train.setup import about, check_ranks
-from lfpo.train.sft import encode_example, sampled_length, update
-from lfpo.train.trainer import Trainer
+from lfpo.train.examples import (
+    ExampleTrainer,
+    Source,
+    encode_example,
+    of_data_set,
+    own_examples,
+    sampled_length,
+    train_on_examples,
+)
+from lfpo.train.setup import check_ranks
 
 # A pair's prompt and its two completions, chosen first, as token ids; completions end with EOS or fill gen_length.
 Pair = tuple[list[int], list[int], list[int]]
 
 
 def train_dpo(config: DPOConfig, **options: Any) -> Path:
-    """Train; returns the final model's folder. options: resume and report, as of lfpo.train.run.train_on_examples."""
+    """Train; returns the final model's folder. options: resume and report, as of `train_on_examples`."""
     return train_on_examples(DPOTrainer, config, **options)
 
 
-class DPOTrainer(Trainer):
+class DPOTrainer(ExampleTrainer):
     """What a run of `lfpo dpo` trains."""
 
     kind = "dpo"
@@ -58,35 +60,25 @@ class DPOTrainer(Trainer):
     def __init__(self, config: DPOConfig):
         check_ranks(config, "dpo", "batch_size")
         self.policies, self.tokenizer = load_policies(config, None, None, needs_old=False, needs_base=True)
-        self.model = self.policies[CURRENT].train()
-        check_masks(self.model, "lfpo dpo")
+        model = self.policies[CURRENT].train()
+        check_masks(model, "lfpo dpo")
         self.objective = VRPO(mc_samples=config.mc_samples, beta=config.beta, after_eos=config.after_eos)
-        self.draw, self.held_out, rows = _pairs(config, self.tokenizer, self.model)
-        training = fingerprint(self.draw, rows or config.batch_size)
-        held_out = fingerprint(self.held_out.__getitem__, len(self.held_out))
-        self.data, self.row_fingerprints = training if rows else "", {"training": training, "held-out": held_out}
-        self.length = examples_length(config, config.max_steps, batch=config.batch_size, rows=rows)
-        self.total_steps = self.length.iterations
-        self.user_args, (args, about_rate) = config, with_rate(config, self.kind, self.model)
-        self.args = replace(args, max_steps=self.total_steps)
-        self.state: Json = {"rows_skipped": 0, "skipped": 0, "skipped_in_a_row": 0, "seconds": 0.0, "flops": 0.0}
-        self.optimizer, self.about = build_adamw(self.model, args), f"{about(config, self.model)}\n{about_rate}"
+        super().__init__(config, model, _pairs(config, self.tokenizer, model))
+        self.state |= {"seconds": 0.0, "flops": 0.0}
 
     def run_iteration(self, step: int, context: Context) -> Json:
         """One optimiser step; metrics every logging_steps."""
         config, started, observer, passes = self.args, time.perf_counter(), Observer(), list[PolicyForward]()
-        observer.passes = passes
-        # Each rank takes every world-th pair; the sum of the ranks' gradients is that of the whole batch.
-        own_indices = range(collectives.rank(), config.batch_size, collectives.world())
-        first = step * config.batch_size + self.state["rows_skipped"]
-        pairs = {(config.seed, "pair", n): self.draw(n) for n in (first + i for i in own_indices)}
+        observer.passes, first = passes, self.first_of(step)
+        numbers = [first + i for i in own_examples(config.batch_size)]
+        pairs = {(config.seed, "pair", number): self.draw(number) for number in numbers}
         views, options = self._views(self.objective, pairs)
-        # VRPO compares the two rows of a pair and reads no reward, which the loop of all objectives hands over.
+        # VRPO reads no rewards: it compares the two rows of a pair. The loop takes some for every objective.
         signal = torch.zeros(2 * len(pairs), dtype=torch.float64, device=self.model.device)
         loss, measures = accumulate_gradients(
             self.objective, self.policies, views, signal, observer=observer, **options
         )
-        about_step = update(self, step, loss, context)
+        about_step = self.update(step, loss, context)
         self.state["seconds"] += time.perf_counter() - started
         self.state["flops"] += collectives.sum_number(sum(pass_flops(self.policies[ran.policy], ran) for ran in passes))
         sums, done = {name: value.tolist() for name, value in measures.items()}, step + 1
@@ -103,12 +95,12 @@ class DPOTrainer(Trainer):
         completion the policy gives the larger ELBO; eval/rewards/accuracies and eval/rewards/margins of the rewards
         beta (e - e_base), as TRL names them (0 before training); eval/loss."""
         config, totals, world = self.args, dict[str, float](), collectives.world()
-        own_indices = list(range(collectives.rank(), len(self.held_out), world))
+        own_indices = own_examples(len(self.held_out))
         many = replace(self.objective, mc_samples=config.eval_masks)
         # With split weights forwards are collectives: a rank without pairs of its own runs some that do not count.
         for start in range(0, -(-len(self.held_out) // world) if config.fsdp else len(own_indices), config.batch_size):
             batch = own_indices[start : start + config.batch_size]
-            views, options = self._views(many, {("held-out pair", i): self.held_out[i] for i in batch or [0]})
+            views, options = self._views(many, {("held-out pair", i): self.held_out[i] for i in batch or (0,)})
             now, base = (
                 elbos(views, logp_at_targets(self.policies, views, policy, observer=Observer(), **options))
                 for policy in (CURRENT, BASE)
@@ -161,11 +153,8 @@ def as_trajectory(pairs: Sequence[Pair], model: MaskedDiffusionLM) -> Trajectory
     return trajectory.to(model.device)
 
 
-def _pairs(
-    config: DPOConfig, tokenizer: object, model: MaskedDiffusionLM
-) -> tuple[Callable[[int], Pair], list[Pair], int]:
-    """A function that returns the training pair of a number, the same before and after a resume; held-out pairs; and
-    the number of distinct training pairs, 0 for those of tasks."""
+def _pairs(config: DPOConfig, tokenizer: object, model: MaskedDiffusionLM) -> Source[Pair]:
+    """The pairs of the configuration's data set or tasks."""
 
     def encode(pair: Preference, length: int) -> Pair:
         prompt, chosen = encode_example(tokenizer, model, pair.prompt, pair.chosen, length, pair.where)
@@ -173,8 +162,7 @@ def _pairs(
         return prompt, chosen, rejected
 
     if not config.tasks:
-        pairs = read_examples(config, lambda row, where: encode(preference(row, where), config.gen_length))
-        return in_epochs(pairs["train"], config.seed), pairs["eval"], len(pairs["train"])
+        return of_data_set(config, lambda row, where: encode(preference(row, where), config.gen_length))
 
     tasks: dict[str, Task] = {}
     for name in config.tasks:

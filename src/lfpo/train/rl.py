@@ -24,7 +24,6 @@ from lfpo.core.algorithm import Algorithm
 from lfpo.core.batch import Batch
 from lfpo.core.learner import Learner
 from lfpo.core.model import CURRENT, OLD
-from lfpo.core.observer import Observer
 from lfpo.core.structure import PolicyForward
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.loading import trained_block_length
@@ -105,7 +104,7 @@ class LFPOTrainer(Trainer):
         self.length = self.user_args.length(len(source.rows))  # again, now without prompts that are left out
         self.args = args = replace(args, max_steps=self.length.iterations, learning_rate=policies.learning_rate)
         self.about += f"\n{'length':<8} {in_words(self.length, self.user_args.num_train_epochs)}"
-        self.total_steps, self.epoch_steps = self.length.iterations, self.length.per_epoch
+        self.total_steps = self.length.iterations
         self.row_fingerprints = fingerprints(source, args.prompts_per_iteration)
         self.data = self.row_fingerprints["training"] if source.rows and not source.stream else ""
         self.closing = contextlib.ExitStack()  # what is given back when training ends
@@ -117,8 +116,8 @@ class LFPOTrainer(Trainer):
             source = replace(source, reward_functions=by_tasks(source.reward_functions, args.engine, self.closing))
         inputs = replace(inputs, source=source)
         # Training time and FLOPs without evaluation; skipped updates; reward function -> batches in a row it failed.
-        self.state: Json = {"skipped": 0, "skipped_in_a_row": 0, "failing": {}, "seconds": 0.0, "flops": 0.0}
-        self.state |= {"rows_skipped": 0}
+        self.state: Json = {"row_offset": 0, "skipped": 0, "skipped_in_a_row": 0, "failing": {}, "seconds": 0.0}
+        self.state["flops"] = 0.0
         rollouts, self.queue = make_rollouts(args, self.objective, inputs, policies, self.engine, self.state)
         self.source, self.environment = source, inputs.environment
         self.sampler, self.eval_samplers = inputs.sampler, inputs.eval_samplers
@@ -175,15 +174,12 @@ class LFPOTrainer(Trainer):
         """Call this callback, or all of this class, no more."""
         self.events.remove(callback)
 
-    def iterate(self, iteration: int, observer: Observer) -> tuple[Batch, torch.Tensor, Json]:
-        """One iteration of Algorithm 1: see Algorithm.iterate."""
-        return self.algorithm.iterate(iteration, observer)
-
     def run_iteration(self, step: int, context: Context | None = None) -> Json:
-        """`iterate`, then its accounts: FLOPs, records of rollouts, the queue. context: of the run, if any."""
+        """One iteration of Algorithm 1, then its accounts: FLOPs, records of rollouts, the queue. context: of the run,
+        if any."""
         context, passes = context or Context(), list[PolicyForward]()
         context.observer.passes = passes
-        batch, signal_R, metrics = self.iterate(step, context.observer)
+        batch, signal_R, metrics = self.algorithm.iterate(step, context.observer)
         # This rank's own: what its rollouts ran, by their record, and the passes that the update has just noted.
         flops = rollout_flops(self.policies[OLD], batch.trajectory)
         flops += sum(pass_flops(self.policies[ran.policy], ran) for ran in passes)

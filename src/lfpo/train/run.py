@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from lfpo.base import distributed
-from lfpo.base.environment import keep_freed_memory, use_threads
-from lfpo.base.progress import duration
+from lfpo.base.environment import keep_freed_memory
 from lfpo.config.build import to_dict
 from lfpo.config.errors import CannotGoOn, UserError, last_line
 from lfpo.config.files import read_json, user_path
@@ -25,7 +22,7 @@ from lfpo.report import write_report
 from lfpo.runs.card import model_card
 from lfpo.runs.context import Context, Stopped, StopRequests
 from lfpo.runs.directory import Run, open_run, removed_if_unused
-from lfpo.runs.display import Display, Output
+from lfpo.runs.display import Display, ProgressLines
 from lfpo.runs.health import Health
 from lfpo.runs.trackers import reporting
 from lfpo.train.callbacks import Callbacks
@@ -33,32 +30,6 @@ from lfpo.train.checkpoint import export_model, latest_checkpoint, load_optimize
 from lfpo.train.trainer import Trainer
 
 RESUME = "--resume, in Python resume=True"
-
-
-class ProgressLines:
-    """A display that reports one line a logged step. steps/s, and the time left, are those since the line before."""
-
-    def __init__(self, total: int, report: Callable[[str], None]):
-        self.total, self.note = total, report
-        self.last: tuple[int, float] | None = None
-
-    def __enter__(self) -> ProgressLines:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def update(self, metrics: Json) -> None:
-        step, now = metrics["step"], time.perf_counter()
-        rate = ""
-        if self.last is not None:
-            steps, seconds = step - self.last[0], now - self.last[1]
-            rate = f"  {steps / seconds:.2f} steps/s  {duration(seconds / steps * (self.total - step))} left"
-        self.last = step, now
-        shown = {"loss": metrics.get("loss"), "held-out loss": metrics.get("eval/loss")}
-        shown |= {"held-out preference accuracy": metrics.get("eval/preference_accuracy")}
-        text = "".join(f"  {name} {value:.4f}" for name, value in shown.items() if value is not None)
-        self.note(f"step {step}/{self.total}{text}{rate}")
 
 
 class TrainingRun:
@@ -102,7 +73,6 @@ class TrainingRun:
             logged = self.restore()
             # Only now: a resume that could not be restored must leave the run's configuration as it was.
             self.folder.write_config(trainer.user_args, max(trainer.total_steps, self.done))
-            self.restore_health(logged)
             distributed.begin_work()
             keep_freed_memory(sum(original_shape(p).numel() for p in trainer.model.parameters()))
             shown = to_dict(self.args)
@@ -221,7 +191,7 @@ class TrainingRun:
             state={
                 **trainer.state,
                 "data": trainer.data,
-                "rows": self.done * trainer.length.batch + trainer.state["rows_skipped"],
+                "rows": self.done * trainer.length.batch + trainer.state["row_offset"],
                 "callbacks": self.callbacks.saved_state(),
             },
             card=self.card(),
@@ -264,8 +234,8 @@ class TrainingRun:
         except BaseException as error:  # also a KeyboardInterrupt or SystemExit of the user's code
             # An error of one rank among several reaches the others in different collectives, and saving is one, too.
             shared, told = isinstance(error, CannotGoOn) or collectives.world() == 1, isinstance(error, UserError)
-            # An error while a checkpoint is written is not followed by another attempt: it would most likely fail too.
-            # One of the program, on a rank of several, is raised as it is.
+            # No second attempt where a checkpoint was being written, which would most likely fail again; and none that
+            # the other ranks would not join.
             if self.saving or not (shared or told or isinstance(error, OSError)):
                 raise
             how = f"{RESUME}, goes on from iteration {self.saved}, the last one that was saved"
@@ -305,7 +275,7 @@ class TrainingRun:
             self.done = self.saved = self.context.observer.resumed_at = state["step"]
             callback_state = state.get("callbacks", {})
             # The run goes on with the next row, also where it takes batches of another size from now on.
-            trainer.state["rows_skipped"] = state["rows"] - self.done * trainer.length.batch
+            trainer.state["row_offset"] = state["rows"] - self.done * trainer.length.batch
             trainer.set_iterations(trainer.length.total(self.done, state["rows"]))
             self.display.total = trainer.total_steps
             self.note(f"resumed from {checkpoint}")
@@ -322,15 +292,10 @@ class TrainingRun:
             self.unlogged = before.pop()
             self.folder.truncate_metrics(self.done - 1)
         self.callbacks.restore(self.done, callback_state)
+        # Rules that hold already, and have a note, are not noted again.
+        notes = collectives.gather(self.folder.read_notes() if first else [])[0]
+        self.health = Health(before, {note["rule"] for note in notes})
         return before
-
-    def restore_health(self, logged: list[Json]) -> None:
-        """Of a resumed run, the rules of lfpo.runs.health that hold already. logged: its metrics."""
-        if not self.resume:
-            return
-        run, first = self.folder, collectives.rank() == 0
-        notes = collectives.gather(run.read_notes() if first else [])[0]
-        self.health = Health(logged, {note["rule"] for note in notes})
 
 
 def evaluated_after(step: int, metrics: Sequence[Json]) -> bool:
@@ -361,20 +326,3 @@ def run_trainer(trainer: Trainer, *, resume: object = False, display: Display | 
         )
     with distributed.watched(trainer.args.rank_timeout, trainer.args.progress_timeout):
         return TrainingRun(trainer, resume=resume, display=display).train()
-
-
-def train_on_examples(
-    make: Callable[[Any], Trainer], config: Any, *, resume: bool = False, report: Callable[[str], None] | None = None
-) -> Path:
-    """Run the trainer of `lfpo sft` or `dpo` that `make` gives for the configuration; returns the folder of the final
-    model, `output_dir/model`. report: takes each line of progress (None: it is printed). SIGTERM or SIGINT leaves a
-    checkpoint and raises Stopped, a KeyboardInterrupt."""
-    report = report or Output().say
-    distributed.start()
-    use_threads(config.threads)
-    trainer = make(config)
-    folder = run_trainer(trainer, resume=resume, display=ProgressLines(trainer.total_steps, report))
-    if collectives.rank() == 0:
-        report(f"saved {folder}")
-    distributed.stop()
-    return folder

@@ -12,8 +12,7 @@ Where noise is uniform over the vocabulary, random tokens stand in place of mask
 and half of the examples are conditioned on a first prediction without gradients (see lfpo.contrib.canvases.noise).
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,31 +21,32 @@ import torch
 from lfpo.config.errors import UserError
 from lfpo.config.json import Json
 from lfpo.config.sft import SFTConfig
-from lfpo.config.training import examples_length
 from lfpo.core import collectives
 from lfpo.core.doubled import noised_hidden, training_structure
-from lfpo.core.encoding import encode_prompt, misfit, unusable
-from lfpo.core.failures import count_skipped
 from lfpo.core.forward import left_pad
 from lfpo.core.fused import rectified_sum
 from lfpo.core.model import CURRENT
-from lfpo.core.optim import set_lr, step_if_finite
 from lfpo.core.passes import with_dummy_passes
 from lfpo.core.predictions import one_pass
 from lfpo.core.rng import generator, python_rng
 from lfpo.core.views import pack_by_tokens
 from lfpo.models import MaskedDiffusionLM, init_model
 from lfpo.models.policies import load_policies
-from lfpo.prompts.examples import demonstration, read_examples
-from lfpo.prompts.sources import fingerprint, in_epochs
+from lfpo.prompts.examples import demonstration
 from lfpo.prompts.tasks import get_task
 from lfpo.prompts.tokenizer import train_tokenizer
 from lfpo.runs.context import Context
-from lfpo.train.adamw import build_adamw
-from lfpo.train.rates import with_rate
-from lfpo.train.run import train_on_examples
-from lfpo.train.setup import about, check_ranks
-from lfpo.train.trainer import Trainer
+from lfpo.train.examples import (
+    ExampleTrainer,
+    Source,
+    encode_example,
+    of_data_set,
+    own_examples,
+    sampled_length,
+    through_eos,
+    train_on_examples,
+)
+from lfpo.train.setup import check_ranks
 
 MIN_T = 1e-3  # keeps 1/t finite; LLaDA uses the same bound
 
@@ -56,50 +56,37 @@ Example = tuple[list[int], list[int]]
 
 
 def train_sft(config: SFTConfig, **options: Any) -> Path:
-    """Train; returns the final model's folder. options: resume and report, as of lfpo.train.run.train_on_examples."""
+    """Train; returns the final model's folder. options: resume and report, as of `train_on_examples`."""
     return train_on_examples(SFTTrainer, config, **options)
 
 
-class SFTTrainer(Trainer):
+class SFTTrainer(ExampleTrainer):
     """What a run of `lfpo sft` trains."""
 
     kind = "sft"
+    steps_key = "steps"
 
     def __init__(self, config: SFTConfig):
         check_ranks(config, "sft")
         policies, self.tokenizer = load_policies(config, *_fresh(config), needs_base=False, needs_old=False)
-        self.model = policies[CURRENT].train()
+        model = policies[CURRENT].train()
         if config.block_length is not None:
-            set_block_length(self.model, config.block_length)
-        if config.masked_loss_weight != SFTConfig.masked_loss_weight and not has_next_loss(self.model):
+            set_block_length(model, config.block_length)
+        if config.masked_loss_weight != SFTConfig.masked_loss_weight and not has_next_loss(model):
             raise UserError(
-                f"masked_loss_weight {config.masked_loss_weight}: {self.model.family.name} models have no loss beside "
+                f"masked_loss_weight {config.masked_loss_weight}: {model.family.name} models have no loss beside "
                 "the masked one; leave it out"
             )
-        self.draw, self.held_out, rows = _example_source(config, self.tokenizer, self.model)
-        training = fingerprint(self.draw, rows or config.batch_size)
-        held_out = fingerprint(self.held_out.__getitem__, len(self.held_out))
-        # Examples of tasks follow from seed and number: only rows of a data set can change between a run and its
-        # resume.
-        self.data, self.row_fingerprints = training if rows else "", {"training": training, "held-out": held_out}
-        self.length = examples_length(config, config.steps, batch=config.batch_size, rows=rows)
-        self.total_steps = self.length.iterations
-        self.user_args, (args, about_rate) = config, with_rate(config, self.kind, self.model)
-        self.args = replace(args, steps=self.total_steps)
-        # losses: since the last logged line.
-        self.state: Json = {"losses": [], "rows_skipped": 0, "skipped": 0, "skipped_in_a_row": 0}
-        self.optimizer, self.about = build_adamw(self.model, args), f"{about(config, self.model)}\n{about_rate}"
+        super().__init__(config, model, _example_source(config, self.tokenizer, model))
+        self.state["losses"] = []  # since the last logged line
 
     def run_iteration(self, step: int, context: Context) -> Json:
         """One optimiser step; metrics every logging_steps."""
-        config, losses = self.args, self.state["losses"]
-        # Each rank takes every world-th example; the sum of the ranks' gradients is that of the whole batch.
-        own_indices = range(collectives.rank(), config.batch_size, collectives.world())
-        first = step * config.batch_size + self.state["rows_skipped"]
-        batch = {i: self.draw(first + i) for i in own_indices}
+        config, losses, first = self.args, self.state["losses"], self.first_of(step)
+        batch = {i: self.draw(first + i) for i in own_examples(config.batch_size)}
         dummy = self.draw(first) if config.fsdp else None
         loss = accumulate_sft_gradients(self.model, config, batch, generator(config.seed, step, "t"), dummy)
-        about_step = update(self, step, loss, context)
+        about_step = self.update(step, loss, context)
         losses.append(about_step["loss"])
         done = step + 1
         if done % config.logging_steps and done < self.total_steps:
@@ -113,12 +100,12 @@ class SFTTrainer(Trainer):
         """The loss on held-out examples, with the same noise each time. A collective."""
         config, total = self.args, 0.0
         for start in range(0, len(self.held_out), config.batch_size):
-            whole = range(start, min(start + config.batch_size, len(self.held_out)))
-            own = {i - start: self.held_out[i] for i in whole[collectives.rank() :: collectives.world()]}
+            size = min(config.batch_size, len(self.held_out) - start)
+            own = {i: self.held_out[start + i] for i in own_examples(size)}
             rng = generator(config.seed, "held-out", start)
-            passes = noised_passes(self.model, config, own, len(whole), rng)
+            passes = noised_passes(self.model, config, own, size, rng)
             dummy = self.held_out[start] if config.fsdp else None
-            total += len(whole) * sum(each.item() for each in losses(self.model, passes, dummy))
+            total += size * sum(each.item() for each in losses(self.model, passes, dummy))
         return {"eval/loss": collectives.sum_number(total) / len(self.held_out)} if self.held_out else {}
 
     def export(self) -> MaskedDiffusionLM:
@@ -127,19 +114,6 @@ class SFTTrainer(Trainer):
         for parameter, value in factors:  # the adapter is added in float32 when the model is saved
             parameter.data = value
         return model
-
-
-def update(trainer: Trainer, step: int, loss: float, context: Context) -> Json:
-    """One optimiser step with the gradients that are there; its metrics. loss: this rank's part."""
-    args, optimizer = trainer.args, trainer.optimizer
-    lr = set_lr(optimizer, args, step, trainer.total_steps)
-    loss, norm, stepped = step_if_finite(optimizer, trainer.model, loss, args.max_grad_norm)
-    if stepped:
-        trainer.state["skipped_in_a_row"] = 0
-    else:
-        context.observer.note(f"step {step + 1}: loss is {loss}, gradient norm {norm}; update skipped")
-        count_skipped(trainer.state, Path(args.output_dir), step)
-    return {"loss": loss, "grad_norm": norm, "learning_rate": lr}
 
 
 class Noise(NamedTuple):
@@ -274,41 +248,6 @@ def has_next_loss(model: MaskedDiffusionLM) -> bool:
     return model.causal_context and not model.asks_about_all
 
 
-def encode_example(
-    tokenizer: Any,
-    model: MaskedDiffusionLM,
-    prompt: str | list[dict[str, str]],
-    completion: str,
-    gen_length: int,
-    where: str,
-) -> tuple[list[int], list[int]]:
-    """Token ids of a prompt, and of its completion padded with EOS to gen_length. Raises UserError, starting with
-    `where`, if the prompt has no tokens, or either does not fit or has tokens that no text has."""
-    prompt_ids = encode_prompt(tokenizer, prompt, where)
-    ids = tokenizer.encode(completion, add_special_tokens=False)
-    if reason := misfit(prompt_ids, model, gen_length):
-        raise UserError(f"{where}: the prompt cannot be used: {reason}")
-    if reason := unusable(ids, model):
-        raise UserError(f"{where}: the completion cannot be used: {reason}")
-    if len(ids) > gen_length:
-        raise UserError(f"{where}: completion has {len(ids)} tokens, more than gen_length {gen_length}; raise it")
-    return prompt_ids, ids + [model.eos_id] * (gen_length - len(ids))
-
-
-def sampled_length(prompt: Sequence[int], completion: Sequence[int], model: MaskedDiffusionLM) -> int:
-    """Tokens of a completion as a sampler would have left it: to the end of the block that holds its first EOS. For a
-    model with full attention all tokens."""
-    if model.block_length is None:
-        return len(completion)
-    end = through_eos(completion, model)
-    return end + -(model.structure.shared(len(prompt)) + end) % model.block_length
-
-
-def through_eos(completion: Sequence[int], model: MaskedDiffusionLM) -> int:
-    """Tokens of a completion up to and including its first EOS."""
-    return completion.index(model.eos_id) + 1 if model.eos_id in completion else len(completion)
-
-
 def set_block_length(model: MaskedDiffusionLM, length: int) -> None:
     """Make a model attend block by block, or with another block length; config.json will say so. Raises UserError for a
     family whose config.json cannot say it."""
@@ -347,11 +286,8 @@ def _tokenizer_corpus(config: SFTConfig) -> list[str]:
     return texts
 
 
-def _example_source(
-    config: SFTConfig, tokenizer: Any, model: MaskedDiffusionLM
-) -> tuple[Callable[[int], Example], list[Example], int]:
-    """A function that returns the example of a number, the same before and after a resume; held-out examples, none for
-    tasks; and the number of distinct examples, 0 for those of tasks."""
+def _example_source(config: SFTConfig, tokenizer: Any, model: MaskedDiffusionLM) -> Source[Example]:
+    """The examples of the configuration's data set or tasks; these have no held-out ones."""
 
     def encode(prompt: str | list[dict[str, str]], completion: str, gen_length: int, where: str) -> Example:
         ids, answer = encode_example(tokenizer, model, prompt, completion, gen_length, where)
@@ -363,8 +299,7 @@ def _example_source(
         return encode(shown.prompt, shown.completion, config.gen_length, where)
 
     if not config.tasks:
-        examples = read_examples(config, read)
-        return in_epochs(examples["train"], config.seed), examples["eval"], len(examples["train"])
+        return of_data_set(config, read)
 
     tasks = {name: get_task(name) for name in config.tasks}
 

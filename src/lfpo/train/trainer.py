@@ -18,11 +18,12 @@ class Trainer(Protocol):
 
     args: its configuration; output_dir, save_steps, save_total_limit, report_to, rank_timeout and progress_timeout are
         read here. user_args: the same, before the length was counted; config.yaml holds it. kind: "train", "sft"
-        or "dpo". total_steps: iterations, those of `length`.
+        or "dpo". total_steps: iterations, those of `length`. steps_key: of `args`, which holds them.
     model, reference, tokenizer, optimizer: what checkpoints hold; reference is None where there is none.
     parts: what else checkpoints hold, by the name of its folder.
-    state: JSON data that checkpoints hold too (counters); restored in place. Its rows_skipped is added to the number of
-        the first row of an iteration.
+    state: JSON data that checkpoints hold too (counters); restored in place. Its row_offset: training rows that earlier
+        iterations took beyond those of today's batch size (below 0: fewer), after a resume with another one. Iteration
+        i begins with row i * batch + row_offset.
     held_out: examples that `evaluate` measures the loss on.
     data: the `fingerprint` of the training rows; "" where they are generated, or a stream.
     row_fingerprints: "training" and "held-out" -> the `fingerprint` of these rows, of generated ones that of the first
@@ -35,6 +36,7 @@ class Trainer(Protocol):
     args: Any
     user_args: Any
     kind: str
+    steps_key: str = "max_steps"
     total_steps: int
     length: Length
     model: MaskedDiffusionLM
@@ -67,7 +69,7 @@ class Trainer(Protocol):
     def set_iterations(self, number: int) -> None:
         """Make the run as long as this, as where a resume takes batches of another size."""
         self.total_steps = number
-        setattr(self.args, "steps" if hasattr(self.args, "steps") else "max_steps", number)
+        setattr(self.args, self.steps_key, number)
 
     def export(self) -> MaskedDiffusionLM:
         """The trained model as it is to be exported."""
