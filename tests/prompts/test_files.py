@@ -142,7 +142,7 @@ def test_cells_of_a_csv_are_numbers_where_the_whole_column_is(tmp_path: Path) ->
 def test_cells_become_exact_numbers_or_stay_text(tmp_path: Path, cells: list[str], values: list[object]) -> None:
     file = tmp_path / "rows.csv"
     file.write_text("prompt, x\n" + "".join(f"a,{cell}\n" for cell in cells))
-    found = [row["x"] for row in load_rows(file)]
+    found = [row.values["x"] for row in load_rows(file)]
 
     assert found == values and list(map(type, found)) == list(map(type, values))
 
