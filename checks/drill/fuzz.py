@@ -159,8 +159,8 @@ def _rows(folder: Path) -> Inputs:
 
     def take(value: bytes) -> None:
         file.write_bytes(value)
-        for one, _ in load_rows(file, required=("prompt",)):
-            encode_rows([one], tokenizer, model, 4)
+        for record in load_rows(file, required=("prompt",)):
+            encode_rows([record.values], tokenizer, model, 4)
 
     return lines | lines | st.binary(max_size=60), take
 

@@ -17,10 +17,10 @@ import pytest
 
 from lfpo.config.errors import UserError
 from lfpo.core.encoding import encode_prompt
+from lfpo.prompts.rows import Record
 from lfpo.prompts.sources import task_source
 from lfpo.prompts.tasks import DataTask, code_task, get_task
 from lfpo.prompts.tasks.code_task import STRICT, CodeTask
-from lfpo.prompts.tasks.records import Record
 from lfpo.rewards.program import parses
 from lfpo.sandbox import launch
 from written_runs import write_rows

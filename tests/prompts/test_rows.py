@@ -58,10 +58,14 @@ LISTS = "expected a list of dicts or a datasets.Dataset, found"
         ("org/name", f": {LISTS} 'org/name'"),
         (["prompt"], r"\[0\]: expected a JSON object, found str"),  # as a DataFrame gives the names of its columns
         (DataLoader([{"prompt": "x"}]), r"\[0\]: a prompt list must hold messages"),  # type: ignore[arg-type]
+        *(
+            ([{"prompt": "a"}, {"prompt": empty}], r"\[1\]: .*prompt")
+            for empty in (math.nan, None, np.float64("nan"), 3, "", " ")
+        ),
     ],
 )
 @pytest.mark.parametrize("split", ["train", "eval"])
-def test_rows_of_another_sort_are_named(rows: Any, said: str, split: str) -> None:
+def test_rows_that_hold_no_prompts_are_named(rows: Any, said: str, split: str) -> None:
     with pytest.raises(UserError, match=f"^{split}_dataset{said}"):
         read_rows(LFPOConfig("run"), split, rows)
 
@@ -69,7 +73,7 @@ def test_rows_of_another_sort_are_named(rows: Any, said: str, split: str) -> Non
 def test_empty_tools_and_tools_of_text_prompts_are_no_error(tmp_path: Path) -> None:
     rows = [{"prompt": [USER], "tools": None}, {"prompt": [USER], "tools": []}, {"prompt": "a", "tools": ["f"]}]
     (tmp_path / "rows.json").write_text(json.dumps(rows))
-    assert [row for row, _ in load_rows(tmp_path / "rows.json", required=("prompt",))] == rows
+    assert [row.values for row in load_rows(tmp_path / "rows.json", required=("prompt",))] == rows
 
 
 def test_a_single_row_of_messages_is_a_row_and_not_a_list_of_rows(tmp_path: Path) -> None:
@@ -79,7 +83,7 @@ def test_a_single_row_of_messages_is_a_row_and_not_a_list_of_rows(tmp_path: Path
         ("b.jsonl", json.dumps(row)),
     ):
         (tmp_path / name).write_text(text)
-        assert [found for found, _ in load_rows(tmp_path / name)] == [row]
+        assert [found.values for found in load_rows(tmp_path / name)] == [row]
 
 
 # Prompts that begin the answer
@@ -251,12 +255,6 @@ def test_a_template_that_raises_names_the_row(tmp_path: Path, template: str, rea
     assert str(caught.value).startswith(f"{tmp_path}/rows.jsonl:2: the chat template cannot render the prompt")
     assert reason in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("prompt", [math.nan, None, np.float64("nan"), 3, "", " "])
-def test_a_prompt_that_is_empty_is_one_sentence_with_its_row(prompt: Any) -> None:
-    with pytest.raises(UserError, match=r"train_dataset\[1\]: .*prompt"):
-        read_rows(config(), "train", [{"prompt": "a"}, {"prompt": prompt}])
 
 
 # Rows without an end

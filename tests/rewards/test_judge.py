@@ -141,6 +141,7 @@ READ = [
     ({"read": lambda text: torch.tensor(False)}, "", 0.0),
     ({"read": lambda text: np.float32(5)}, "", 0.5),
     ({"read": lambda text: None}, "", None),
+    ({"read": lambda text: np.array([1.0, 5.0])}, "", None),
     ({"read": lambda text: "7"}, "", None),
     ({"read": lambda text: math.nan}, "", None),
 ]

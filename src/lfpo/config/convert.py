@@ -6,11 +6,7 @@ from typing import Literal
 from lfpo.config.checks import Count, check_ranges
 from lfpo.config.errors import UserError
 from lfpo.config.files import user_path
-from lfpo.config.json import Json
 from lfpo.config.models import check_model_name
-
-KINDS = ("llama", "qwen2", "qwen3")
-MARKER = "logit_shift"  # in what lfpo writes under these model types
 
 
 @dataclass
@@ -51,19 +47,3 @@ def check_paths(config: ConvertConfig) -> None:
         raise UserError(f"{folder}: exists already and is not empty; remove it, or name another folder")
     if not (config.is_gguf and source.is_file()):
         check_model_name(config.source)
-
-
-def check_kind(config: Json, where: object) -> None:
-    """Raise UserError, beginning with `where`, unless a config.json is that of a model that can be converted."""
-    kind, classes = str(config.get("model_type")), " ".join(config.get("architectures") or [])
-    if MARKER in config or kind.startswith("a2d-"):
-        raise UserError(
-            f"{where}: is a masked diffusion model already (model_type {kind!r}), which lfpo loads as it is"
-        )
-    if kind not in KINDS:
-        why = f"model_type {kind!r}"
-    elif classes and "ForCausalLM" not in classes:
-        why = f"a model without a language model's head ({classes})"
-    else:
-        return
-    raise UserError(f"{where}: lfpo convert takes plain Llama, Qwen2 and Qwen3 language models; {why}")

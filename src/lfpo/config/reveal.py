@@ -23,6 +23,9 @@ class RuleKeys:
     """The schedule followed unless the sampler's `schedule` names another. None: the rule decides how many positions a
     step reveals, so `steps` and `schedule` must be left out."""
 
+    random: bool = False
+    """Whether it draws positions or tokens also at temperature 0."""
+
 
 _THRESHOLD = RuleKeys(needs="threshold", reads=("threshold",), schedule=None)
 _SCORED = RuleKeys(reads=("alg_temp",), schedule="dream")
@@ -34,11 +37,11 @@ _NOT_OF_CANVAS = ("temperature", "top_k", "top_p", "cfg_scale", "early_stop", "c
 # A rule of this name is in lfpo.rollout.reveal.rules.
 REVEAL_RULES: dict[str, RuleKeys] = {
     "low_confidence": RuleKeys(),
-    "random": RuleKeys(),
+    "random": RuleKeys(random=True),
     "low_confidence_static": RuleKeys(),
     "low_confidence_dynamic": RuleKeys(needs="threshold", reads=("threshold", "editing_threshold", "max_post_steps")),
     "sequential": RuleKeys(),
-    "origin": RuleKeys(schedule="dream"),
+    "origin": RuleKeys(schedule="dream", random=True),
     "maskgit_plus": _SCORED,
     "topk_margin": _SCORED,
     "entropy": _SCORED,
@@ -47,7 +50,7 @@ REVEAL_RULES: dict[str, RuleKeys] = {
     "threshold_leftmost": _THRESHOLD,
     "tau_budget": RuleKeys(needs="threshold", reads=("threshold",)),
     "factor": RuleKeys(needs="factor", reads=("factor",), schedule=None),
-    "canvas": RuleKeys(reads=CANVAS, ignores=_NOT_OF_CANVAS, schedule=None),
+    "canvas": RuleKeys(reads=CANVAS, ignores=_NOT_OF_CANVAS, schedule=None, random=True),
     "entropy_bound": RuleKeys(needs="entropy_bound", reads=("entropy_bound",), schedule=None),
 }
 

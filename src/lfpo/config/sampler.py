@@ -312,8 +312,8 @@ class SamplerConfig:
     @property
     def is_random(self) -> bool:
         """Whether two completions of a prompt may differ. An own reveal rule is taken to be random."""
-        own = self.rule_name not in REVEAL_RULES or self.rule_name == "canvas"
-        return bool(self.temperature or self.alg_temp or own) or self.rule_name in ("random", "origin")
+        own = self.rule_name not in REVEAL_RULES
+        return bool(self.temperature or self.alg_temp or own) or self.rule_keys.random
 
     @functools.cached_property
     def stops_at_eos(self) -> bool:

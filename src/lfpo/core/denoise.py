@@ -68,8 +68,8 @@ def denoise(
     pace = None
     if rule.plan is not None:
         knows_ends = not (sampler.stops_at_eos or model.block_length)
-        stores = forward_type.stores_blocks
-        pace = Pace(rule.plan, sampler, counts.tolist(), seeds, sizes_of_rows, knows_ends=knows_ends, stores=stores)
+        known = {"knows_ends": knows_ends, "stores_blocks": forward_type.stores_blocks}
+        pace = Pace(rule.plan, sampler, counts.tolist(), seeds, sizes_of_rows, **known)
     forward = forward_type(model, sampler, prompts, pace=pace, compiled=compiled, rollout_tokens=rollout_tokens)
     denoiser = Denoiser(model, sampler, rule, counts.to(device), hooks, forward)
     rows = before_first_step(prompts, seeds, sampler, model)

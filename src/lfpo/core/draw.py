@@ -52,6 +52,12 @@ def draw_from_logits(
     return Drawn(token, confidence.double(), entropy.double(), rule_confidence.double(), scored.double())
 
 
+def guided(logits: torch.Tensor, blind: torch.Tensor, cfg_scale: float) -> torch.Tensor:
+    """Logits with classifier-free guidance (arXiv 2207.12598) at LLaDA's scale, where 0 is none: away from the `blind`
+    ones, which did not see the prompt."""
+    return blind + (cfg_scale + 1) * (logits - blind)
+
+
 def inverse_cdf(scores_TV: torch.Tensor, uniform_T: torch.Tensor) -> torch.Tensor:
     """Draw from softmax(scores_TV) at each position by inverse transform sampling, [T] int64.
 

@@ -131,8 +131,9 @@ def optimizer_step(
     passes. A collective.
     """
     args, policies = learner.args, learner.policies
+    # 1. This rank's rows of the block, and the policies. The noise of a rollout is a function of its own seed, not of
+    # its place in a batch or on a rank.
     rows, trajectory = torch.isin(batch.rollout_B, step.block).nonzero().flatten(), batch.trajectory
-    # The noise of a rollout is a function of its own seed, not of its place in a batch or on a rank.
     seeds = [key(batch.turns[b].seed, step.iteration) for b in rows.tolist()]
     # Before the iteration's first step theta may still equal theta_old, as after a move with ema_decay 0.
     if step.number == 0 and equal_weights(policies[OLD], policies[CURRENT]):
@@ -140,7 +141,7 @@ def optimizer_step(
     # Under FSDP every pass is a collective: a rank runs a dummy view where the others have one pass more. Without FSDP
     # a rank without rows needs it only to make views of, of which there are then none.
     dummy = dummy_views(trajectory, policies[CURRENT]) if args.fsdp or not len(rows) else None
-    # Noised inputs: input_ids, target [S, L]. For LFPO K random masks of each completion (states "noised", the
+    # 2. Noised inputs: input_ids, target [S, L]. For LFPO K random masks of each completion (states "noised", the
     # default), or K states that the sampler visited (Eq. 11; states "stratified"). Where tokens are noised in another
     # way than by masks, the model says so (noised_views).
     if len(rows):
@@ -152,7 +153,7 @@ def optimizer_step(
     else:  # no views, but this rank joins the collectives below; any signal serves the dummy, which gets weight 0
         assert dummy is not None
         views, signal_B = dummy.select(rows), signal_B[:1]
-    # The loss at the targets (Eq. 8 to 10 for LFPO) and its gradient, in passes of update_tokens tokens.
+    # 3. The loss at the targets (Eq. 8 to 10 for LFPO) and its gradient, in passes of update_tokens tokens.
     theta = policies[CURRENT]
     theta.train()  # transformers checkpoints activations in training mode only
     observer.begin(f"optimiser step {step.number + 1} of {step.of}")
@@ -165,9 +166,9 @@ def optimizer_step(
         dummy=dummy if args.fsdp else None,
         observer=observer,
     )
-    # The learning rate follows optimiser steps: those before this one, of those of the whole run.
+    # 4. theta <- theta - lr AdamW(gradient), the gradient clipped to max_grad_norm over all ranks (Algorithm 1, line
+    # 13). The learning rate follows optimiser steps: those before this one, of those of the whole run.
     lr = set_lr(learner.optimizer, args, step.iteration * step.of + step.number, args.max_steps * step.of)
-    # theta <- theta - lr AdamW(gradient), the gradient clipped to max_grad_norm over all ranks (Algorithm 1, line 13).
     loss, norm, stepped = step_if_finite(learner.optimizer, theta, loss, args.max_grad_norm, observer.event)
     if stepped:
         learner.state["skipped_in_a_row"] = 0

@@ -31,7 +31,7 @@ class Pace:
     """Masked positions and active block of each row at each of its forwards.
 
     plan: of the rule (Rule.plan). counts: reveal_schedule. seeds, sizes: of each row, its seed, and the positions of
-        each block. stores: whether a forward that stores it follows each block but the last.
+        each block. stores_blocks: whether a forward that stores it follows each block but the last.
     knows_ends: whether the end of a row is known too; a row that stops at EOS may end sooner.
     """
 
@@ -44,12 +44,12 @@ class Pace:
         sizes: Sequence[Sequence[int]],
         *,
         knows_ends: bool,
-        stores: bool,
+        stores_blocks: bool,
     ):
         self.knows_ends, self.forwards = knows_ends, [0] * len(seeds)
         plans = plan(sampler, counts, seeds, sizes)
         # Of each row, active block and masked positions before each forward, and once more after the last one.
-        self.steps = [_steps(reveals, row, stores) for reveals, row in zip(plans, sizes, strict=True)]
+        self.steps = [_steps(reveals, row, stores_blocks) for reveals, row in zip(plans, sizes, strict=True)]
 
     def advance(self, rows: Sequence[int]) -> int:
         """Count one forward of each row; returns the masked positions in their active blocks before it."""
@@ -70,12 +70,12 @@ class Pace:
         return [self.steps[row][min(self.forwards[row], len(self.steps[row]) - 1)] for row in rows]
 
 
-def _steps(reveals: Sequence[Sequence[int]], sizes: Sequence[int], stores: bool) -> list[tuple[int, int]]:
+def _steps(reveals: Sequence[Sequence[int]], sizes: Sequence[int], stores_blocks: bool) -> list[tuple[int, int]]:
     """(active block, masked positions in it) before each forward of a row and after the last, from the positions that
-    each forward of each block reveals. stores: a forward that reveals nothing comes between two blocks."""
+    each forward of each block reveals. stores_blocks: whether one that reveals nothing comes between two blocks."""
     steps: list[tuple[int, int]] = []
     for block, (revealed, masked) in enumerate(zip(reveals, sizes, strict=True)):
-        if stores and block:
+        if stores_blocks and block:
             steps.append((block, 0))
         for count in revealed:
             steps.append((block, masked))

@@ -8,7 +8,7 @@ import torch
 
 from lfpo.config.sampler import Sampler
 from lfpo.core.active_rows import ActiveRows
-from lfpo.core.draw import Drawn, draw_from_logits
+from lfpo.core.draw import Drawn, draw_from_logits, guided
 from lfpo.core.forward import Forward
 from lfpo.core.hooks import DrawnTokens, Hook
 from lfpo.core.model import MaskedDiffusionLM
@@ -189,8 +189,7 @@ def draw(
         logits = model.head(hidden_TD[0][piece])
         dtype = torch.float64 if model.products == "float32" else torch.float32
         if sampler.cfg_scale:
-            unguided = model.head(hidden_TD[1][piece]).to(dtype)
-            logits = unguided + (sampler.cfg_scale + 1) * (logits - unguided)
+            logits = guided(logits, model.head(hidden_TD[1][piece]).to(dtype), sampler.cfg_scale)
         for some, noise in zip(logits.split(draw_rows), uniform_T[piece].split(draw_rows), strict=True):
             parts.append(draw_from_logits(some, sampler, model.mask_id, noise, score, dtype, without_mask))
     return Drawn(*map(torch.cat, zip(*parts, strict=True)))

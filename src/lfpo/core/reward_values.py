@@ -49,16 +49,24 @@ def number(value: Any) -> float | None:
     """A reward as a float, or None. Takes what float holds: bool, int, Decimal, Fraction, scalars of numpy and torch,
     and arrays and tensors of any shape that hold one number. Raises NotANumber for anything else, also NaN and
     infinities."""
-    inner = value
+    inner = single(value)
+    if inner is None:  # also in an array of one object
+        return None
     try:
-        inner = value.item() if hasattr(value, "item") else value  # of numpy and torch
-        if inner is None:  # also in an array of one object
-            return None
         if not isinstance(inner, str) and math.isfinite(as_float := float(inner)):
             return as_float
-    except (TypeError, ValueError, RuntimeError, OverflowError):  # no number, several, or one that float cannot hold
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # no number, or one that float cannot hold
         pass
     raise NotANumber(shortened(inner))
+
+
+def single(value: Any) -> Any:
+    """The value in a scalar of numpy or torch, or in an array of one; any other value as it is. Raises NotANumber for
+    an array of several."""
+    try:
+        return value.item() if hasattr(value, "item") else value
+    except (TypeError, ValueError, RuntimeError):
+        raise NotANumber(shortened(value)) from None
 
 
 def shortened(value: Any) -> str:

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from lfpo.config.errors import UserError
 from lfpo.core.doubled import noised_hidden, training_structure
+from lfpo.core.draw import guided
 from lfpo.core.encoding import unusable
 from lfpo.core.fused import in_chunks
 from lfpo.core.noise import uniform
@@ -188,8 +189,7 @@ def _weighted_logp(
     def logp(hidden_TD: torch.Tensor, labels_T: torch.Tensor, blind_TD: torch.Tensor | None = None) -> torch.Tensor:
         logits = model.head(hidden_TD)
         if blind_TD is not None:
-            blind = model.head(blind_TD)
-            logits = blind + (cfg_scale + 1) * (logits - blind)
+            logits = guided(logits, model.head(blind_TD), cfg_scale)
         return -F.cross_entropy(logits, labels_T, reduction="none")
 
     logp_T = in_chunks(logp, hidden, model.vocab_size).double().cpu()

@@ -16,10 +16,11 @@ import transformers
 from safetensors import safe_open
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from lfpo.config.convert import ConvertConfig, check_kind
+from lfpo.config.convert import ConvertConfig
 from lfpo.config.errors import UserError
 from lfpo.config.files import new_folder, read_json, user_path, write_json
 from lfpo.config.json import Json
+from lfpo.models.ar_families import CONVERTIBLE
 from lfpo.models.families import family_of
 from lfpo.models.family import build_backbone, replace_prefix
 from lfpo.models.gguf_tokenizer import ADVICE, own_tokenizer
@@ -111,6 +112,23 @@ def open_source(settings: ConvertConfig) -> Autoregressive:
     for name in files:
         like[name] = torch.empty(state[name].shape, dtype=read(name, slice(0, 1)).dtype, device="meta")
     return Autoregressive(folder, config, read_tokenizer(folder, family), like, read)
+
+
+def check_kind(config: Json, where: object) -> None:
+    """Raise UserError, beginning with `where`, unless a config.json is that of a model that can be converted."""
+    kind, classes = str(config.get("model_type")), " ".join(config.get("architectures") or [])
+    # logit_shift: in what lfpo writes under model types of autoregressive models.
+    if "logit_shift" in config or kind.startswith("a2d-"):
+        raise UserError(
+            f"{where}: is a masked diffusion model already (model_type {kind!r}), which lfpo loads as it is"
+        )
+    if kind not in CONVERTIBLE:
+        why = f"model_type {kind!r}"
+    elif classes and "ForCausalLM" not in classes:
+        why = f"a model without a language model's head ({classes})"
+    else:
+        return
+    raise UserError(f"{where}: lfpo convert takes plain Llama, Qwen2 and Qwen3 language models; {why}")
 
 
 def gguf_source(path: Path, dtype: str | None) -> Autoregressive:

@@ -28,11 +28,10 @@ from lfpo.models.loading import (
     save_tokenizer,
     token_ids,
 )
-from lfpo.models.lora import inject, load_adapter
+from lfpo.models.lora import ADAPTER, ADAPTER_CONFIG, inject, load_adapter
 from lfpo.models.tensor_files import save_tensors
 from lfpo.models.weights import EMBEDDINGS, pieces_of_each, state_shapes, tensor_files
 
-ADAPTER = "adapter_model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 
@@ -119,7 +118,7 @@ def merge_adapter(base: Base, adapter: Path, folder: Path, dtype: torch.dtype) -
 
 def with_saved_adapter(base: Base, adapter: Path, dtype: torch.dtype) -> MaskedDiffusionLM:
     """The base model with a saved LoRA adapter, in float32, beside its weights. dtype: see `merge_adapter`."""
-    saved = read_json(adapter / "adapter_config.json")
+    saved = read_json(adapter / ADAPTER_CONFIG)
     model = load_model(base.folder, dtype=base.held, four_bit=base.held if base.four_bit else None).to(dtype)
     for parameter in model.backbone.parameters():
         if hasattr(parameter, "quant_state"):
@@ -141,7 +140,7 @@ def export_adapter(adapter: Path, family: Family, base: str, folder: Path, *, ow
             f"transformers has the layers of {family.name} models twice, for context and canvas, and an adapter of one "
             "of them is not this model; export it merged"
         )
-    config = {**read_json(adapter / "adapter_config.json"), "base_model_name_or_path": base}
+    config = {**read_json(adapter / ADAPTER_CONFIG), "base_model_name_or_path": base}
     if not own_names and family.build is not None:
         raise UserError(_no_other_layout(family))
     if not own_names:
@@ -160,4 +159,4 @@ def export_adapter(adapter: Path, family: Family, base: str, folder: Path, *, ow
         save_tensors(tensors, folder / ADAPTER)
         # Whole names: LLaDA's `ff_out` is both the head and a layer's down projection.
         config["target_modules"] = sorted({k.removeprefix(prefix).partition(".lora_")[0] for k in tensors})
-    write_json(folder / "adapter_config.json", config)
+    write_json(folder / ADAPTER_CONFIG, config)

@@ -37,6 +37,7 @@ TAKEN = {"r", "lora_alpha", "target_modules", "target_parameters", "peft_type"}
 TAKEN |= {"task_type", "inference_mode", "base_model_name_or_path", "revision", "peft_version", "auto_mapping"}
 # The list in the code of d1 (arXiv 2504.12216) and its successors, in Llama's names.
 PUBLISHED = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj", "gate_proj")
+ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"  # peft's files of an adapter
 BASE_FILE = "base.json"  # beside a saved adapter: a digest of the weights that it was trained on
 
 
@@ -178,17 +179,17 @@ def save_adapter(policy: MaskedDiffusionLM, folder: Path) -> None:
     """Write a policy's factors in peft's format, which peft loads onto the same transformers model."""
     folder.mkdir(parents=True)
     tensors = {f"base_model.model.{n}": p.detach().cpu().contiguous() for n, p in policy.factors()}
-    save_tensors(tensors, folder / "adapter_model.safetensors")
+    save_tensors(tensors, folder / ADAPTER)
     write_json(folder / BASE_FILE, {"weights": policy.base_digest})
     config = policy.backbone.peft_config[policy.adapter].to_dict()
     plain = {k: sorted(v) if isinstance(v, set) else v for k, v in config.items()}
-    write_json(folder / "adapter_config.json", plain, default=str)
+    write_json(folder / ADAPTER_CONFIG, plain, default=str)
 
 
 def load_adapter(policy: MaskedDiffusionLM, folder: Path) -> None:
     """Copy saved factors into a policy's, in place. Raises UserError if layers, shapes, scaling or the base's weights
     differ."""
-    saved = load_file(folder / "adapter_model.safetensors")
+    saved = load_file(folder / ADAPTER)
     file = folder / BASE_FILE  # peft's own folders have none
     base = read_json(file).get("weights") if file.exists() else ""
     if base and policy.base_digest and base != policy.base_digest:
@@ -200,7 +201,7 @@ def load_adapter(policy: MaskedDiffusionLM, folder: Path) -> None:
     if saved.keys() != factors.keys() or any(saved[n].shape != p.shape for n, p in factors.items()):
         raise UserError(f"{folder}: the saved adapter has other layers or rank than 'lora' in the configuration")
     # lora_alpha changes what the factors add, and neither their names nor their shapes.
-    alpha = read_json(folder / "adapter_config.json")["lora_alpha"]
+    alpha = read_json(folder / ADAPTER_CONFIG)["lora_alpha"]
     if alpha != (own := policy.backbone.peft_config[policy.adapter].lora_alpha):
         raise UserError(f"{folder}: the saved adapter has lora_alpha {alpha}, and 'lora' in the configuration {own}")
     for name, parameter in factors.items():

@@ -8,9 +8,9 @@ from lfpo.config.errors import UserError
 from lfpo.config.plugins import resolve
 from lfpo.core.attempts import users_code
 from lfpo.prompts.files import TEXTS, load_rows
-from lfpo.prompts.rows import check_row
+from lfpo.prompts.rows import Record, check_row
 from lfpo.prompts.tasks import Row
-from lfpo.prompts.tasks.records import HubSplit, Record, load_hub
+from lfpo.prompts.tasks.records import HubSplit, load_hub
 
 
 def read_rows(
@@ -33,7 +33,7 @@ def read_rows(
         records = _from_python(python_rows, f"{split}_dataset", most)
     elif file is not None:
         texts = [old for old, new in args.columns.items() if new in TEXTS]
-        records = [Record(row, where) for row, where in load_rows(file, texts=texts)]
+        records = load_rows(file, texts=texts)
     elif args.dataset_name is not None and part is not None:
         source = HubSplit(args.dataset_name, part, (args.dataset_config,))
         records = load_hub(source, "or give data_file with its rows")

@@ -19,9 +19,7 @@ from pathlib import Path
 from lfpo.config.errors import UserError
 from lfpo.config.files import read_json, user_path
 from lfpo.config.json import Json
-from lfpo.prompts.rows import check_row
-
-Rows = list[tuple[Json, str]]  # (row, `file:line` or `file: row N`)
+from lfpo.prompts.rows import Record, check_row
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow")
 TEXTS = ("prompt", "completion", "chosen", "rejected")  # columns that are text, whatever their cells look like
@@ -39,7 +37,7 @@ CONVERSIONS: tuple[tuple[re.Pattern[str], Callable[[str], object]], ...] = (
 
 def load_rows(
     path: str | Path, required: tuple[str, ...] = (), *, typed: bool = True, texts: Collection[str] = ()
-) -> Rows:
+) -> list[Record]:
     """The rows of a file, of all files that a pattern (`data/*.jsonl`) names, in the order of their names, or of a
     folder that `datasets` saved.
 
@@ -47,19 +45,19 @@ def load_rows(
     are text. texts: columns that are text beside TEXTS. An empty cell is None.
     Raises UserError, which names file and line or row, for what cannot be read, and the file where it has no rows.
     """
-    rows: Rows = []
+    rows = list[Record]()
     cells: list[Json] = []  # rows whose values are all text
     for file in files_of(path):
         file_rows = _file_rows(file)
         if not file_rows:
             raise UserError(f"{file}: no rows")
         rows += file_rows
-        cells += [row for row, _ in file_rows] if typed and suffix_of(file) in (".csv", ".tsv") else []
+        cells += [record.values for record in file_rows] if typed and suffix_of(file) in (".csv", ".tsv") else []
     for name in dict.fromkeys(name for row in cells for name in row):
         if name not in (*TEXTS, *texts):
             _convert(name, cells)  # over all files: a column has one type
-    for row, where in rows:
-        check_row(row, where, required)
+    for record in rows:
+        check_row(record.values, record.where, required)
     return rows
 
 
@@ -96,7 +94,7 @@ def suffix_of(file: Path) -> str:
     return suffix if suffix in SUFFIXES else ""
 
 
-def _file_rows(file: Path) -> Rows:
+def _file_rows(file: Path) -> list[Record]:
     try:
         data = file.read_bytes()
         if file.suffix.lower() == ".gz":
@@ -114,30 +112,30 @@ def _file_rows(file: Path) -> Rows:
     return _list_rows(text, file) if text.lstrip()[:1] == "[" else _lines_rows(text, file)
 
 
-def _lines_rows(text: str, file: Path) -> Rows:
+def _lines_rows(text: str, file: Path) -> list[Record]:
     """The rows of JSONL text, an object a line."""
     # Not splitlines(): it also splits at U+2028 and the like, which may occur inside JSON strings.
     lines = text.removesuffix("\n").split("\n") if text.strip() else []
-    rows: Rows = []
+    rows = list[Record]()
     for number, line in enumerate(lines, start=1):
         where = f"{file}:{number}"
         try:
-            rows.append((json.loads(line), where))
+            rows.append(Record(json.loads(line), where))
         except ValueError as error:
             raise UserError(f"{where}: not valid JSON ({error}); each line must be one JSON object") from error
     return rows
 
 
-def _list_rows(text: str, file: Path) -> Rows:
+def _list_rows(text: str, file: Path) -> list[Record]:
     """The rows of a JSON list of objects."""
     try:
         rows = json.loads(text)
     except ValueError as error:
         raise UserError(f"{file}: not valid JSON ({error})") from error
-    return [(row, f"{file}: row {number}") for number, row in enumerate(rows, start=1)]
+    return [Record(row, f"{file}: row {number}") for number, row in enumerate(rows, start=1)]
 
 
-def _csv_rows(text: str, file: Path) -> Rows:
+def _csv_rows(text: str, file: Path) -> list[Record]:
     """A header line, then rows, separated by the one of comma, tab and semicolon that the header has most of."""
     csv.field_size_limit(LONGEST_CELL)
     own, header = "\t" if suffix_of(file) == ".tsv" else ",", text.strip().partition("\n")[0]
@@ -145,7 +143,7 @@ def _csv_rows(text: str, file: Path) -> Rows:
     # strict: without it a quote that is never closed takes the rest of the file into one cell.
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     names: list[str] = []
-    rows: Rows = []
+    rows = list[Record]()
     try:
         for cells in filter(None, reader):  # an empty line has no cells
             where = f"{file}:{reader.line_num}"
@@ -157,7 +155,7 @@ def _csv_rows(text: str, file: Path) -> Rows:
             if len(cells) > len(names):  # a comma in text without quotes would move every cell after it
                 raise UserError(f"{where}: {len(cells)} cells, and the header has {len(names)}; quote text with commas")
             values = [cell or None for cell in cells] + [None] * (len(names) - len(cells))
-            rows.append(({n: v for n, v in zip(names, values, strict=True) if n}, where))
+            rows.append(Record({n: v for n, v in zip(names, values, strict=True) if n}, where))
     except csv.Error as error:
         raise UserError(f"{file}:{reader.line_num}: not readable as CSV ({error})") from error
     return rows
@@ -173,7 +171,7 @@ def _convert(name: str, rows: list[Json]) -> None:
             return
 
 
-def _table_rows(data: bytes, file: Path) -> Rows:
+def _table_rows(data: bytes, file: Path) -> list[Record]:
     """The rows of a Parquet or Arrow file; struct fields that a row lacks are None there."""
     try:
         pyarrow, parquet = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.parquet"))
@@ -185,4 +183,4 @@ def _table_rows(data: bytes, file: Path) -> Rows:
     else:  # `datasets` writes streams, and pyarrow's Feather files
         opener = pyarrow.ipc.open_file if data.startswith(b"ARROW1") else pyarrow.ipc.open_stream
         table = opener(buffer).read_all()
-    return [(row, f"{file}: row {number}") for number, row in enumerate(table.to_pylist(), start=1)]
+    return [Record(row, f"{file}: row {number}") for number, row in enumerate(table.to_pylist(), start=1)]

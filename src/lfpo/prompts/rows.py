@@ -1,12 +1,49 @@
-"""What a row must hold: columns of text or of messages."""
+"""A row of a data set, and what it must hold: columns of text or of messages."""
 
 from collections.abc import Mapping, Sized
+from dataclasses import dataclass
 from typing import Any
 
 from lfpo.config.errors import UserError
 from lfpo.config.json import Json
 
 RENDERED = ("tools", "chat_template_kwargs")  # columns that TRL gives to the chat template
+
+
+@dataclass(frozen=True)
+class Record:
+    """One row of a data set.
+
+    values: field -> value. where: `file:line` or `file: row N`, or data set, split and row; error messages start with
+    it.
+    """
+
+    values: Json
+    where: str
+
+    def __contains__(self, field: str) -> bool:
+        return self.values.get(field) is not None
+
+    def __getitem__(self, field: str) -> Any:
+        """The value of a field. Raises UserError if it is missing or None."""
+        if field not in self:
+            raise UserError(f"{self.where}: field {field!r} is {absence(field, self.values)}")
+        return self.values[field]
+
+    def text(self, field: str) -> str:
+        """A field as text. Raises UserError if it is missing."""
+        return str(self[field])
+
+    def texts(self, field: str) -> list[str]:
+        """A list of texts. Raises UserError for anything else: of one text each character would be an item."""
+        value = self[field]
+        if not isinstance(value, list | tuple):
+            raise self.wrong(field, "a list of texts")
+        return list(value)
+
+    def wrong(self, field: str, expected: str) -> UserError:
+        """The error for a field that does not hold what is expected."""
+        return UserError(f"{self.where}: field {field!r} must be {expected}, found {str(self[field])[:60]!r}")
 
 
 def check_row(row: object, where: str, required: tuple[str, ...] = ("prompt",)) -> None:

@@ -136,29 +136,29 @@ def make_source(
         source = replace(source, files=[] if file is None else [file])
     else:
         correct = None if args.correct is None else _limited(args, args.correct)
-        given = [*functions, *([] if correct is None else [correct])]
+        called = [*functions, *([] if correct is None else [correct])]  # with the columns of the rows
         records = {}
         if "train" in splits:
             records["train"] = read_rows(args, "train", train_dataset, most)
             if not records["train"]:
                 raise UserError("train_dataset: no rows")
         if "eval" in splits and n_eval != 0:
-            records["eval"] = read_rows(args, "eval", eval_dataset, n_eval)
+            records["eval"] = read_rows(args, "eval", eval_dataset, n_eval)[:n_eval]
         rows = [record.values for record in records.get("train", [])]
-        held_out = records.get("eval", [])[:n_eval]
         source = PromptSource(
             name=str(args.dataset_name or Path(args.eval_file or args.data_file or "dataset").stem),
             # A stream keeps its order, so that a longer run, which reads more of it, begins with the same rows.
             train_row=(lambda i: rows[i % len(rows)]) if is_stream(train_dataset) else in_epochs(rows, seed),
-            eval_rows=[record.values for record in held_out],
+            eval_rows=[record.values for record in records.get("eval", [])],
             place=lambda split, i: records[split][i].where,
-            reward_functions=functions or given,
+            reward_functions=functions or called,  # without others the verifier gives the rewards, too
             verify=None if correct is None else verified_by(correct, args.reward_timeout),
             rows=rows,
             stream=is_stream(train_dataset),
-            files=sorted({file for f in given if (file := _file_of(f)) is not None}),
+            files=sorted({file for f in called if (file := _file_of(f)) is not None}),
         )
-        functions = given  # the verifier is called with the rows' columns, too
+        functions = called
+    # Now, on one row: a function that needs a column that there is not would fail after the first rollouts.
     first = [source.train_row(0)] if "train" in splits else source.eval_rows[:1]
     for function in functions if first else ():
         check_signature(function, first[0])

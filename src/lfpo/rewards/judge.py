@@ -16,7 +16,7 @@ from typing import Any
 from lfpo.config.errors import UserError
 from lfpo.config.json import Json
 from lfpo.core.attempts import RewardFailed, attempt
-from lfpo.core.reward_values import NotANumber, number
+from lfpo.core.reward_values import NotANumber, number, single
 from lfpo.rewards.answers import completion_text, prompt_text
 
 logger = logging.getLogger(__name__)
@@ -175,8 +175,8 @@ class Judge:
         found, why = attempt(partial(read, text), 0)
         if why is not None:
             return f"the score could not be read from the answer {text[-80:]!r}: {why}"
-        found = found.item() if hasattr(found, "item") else found  # of numpy or torch
         try:
+            found = single(found)
             score = number(self.scale[found] if isinstance(found, bool) else found)
         except NotANumber as error:
             return f"{error} is no score"

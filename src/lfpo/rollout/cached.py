@@ -47,8 +47,7 @@ class CachedForward(Forward):
     def __init__(self, *arguments: Any, rollout_tokens: int, **options: Any):
         super().__init__(*arguments, rollout_tokens=rollout_tokens, **options)
         totals = [len(p) + completion_columns(self.sampler, self.model) for p in self.prompts]
-        stores_blocks = bool(self.model.block_length)
-        self.cache = KeyValueCache(cache_capacity(totals, self.sampler, rollout_tokens, stores_blocks))
+        self.cache = KeyValueCache(cache_capacity(totals, self.sampler, rollout_tokens, self.stores_blocks))
         self.cached: list[int] = []  # the rows in the cache, in its order
 
     def rows_at_once(self, length: int) -> int:

@@ -23,7 +23,6 @@ from lfpo.config.files import new_folder, read_json, user_path, write_json
 from lfpo.config.json import Json
 from lfpo.core.optim import Average
 from lfpo.models.export import (
-    ADAPTER,
     Base,
     export_adapter,
     export_transformers,
@@ -31,6 +30,7 @@ from lfpo.models.export import (
     with_saved_adapter,
 )
 from lfpo.models.loading import load_model, read_config, resolve
+from lfpo.models.lora import ADAPTER
 from lfpo.models.weights import reading, weight_files
 from lfpo.report.data import run_data
 from lfpo.report.html import page

@@ -14,8 +14,9 @@ import importlib.machinery
 import sys
 
 from lfpo.core.scoring import Row
+from lfpo.prompts.rows import Record
 from lfpo.prompts.tasks.code_task import ACECODE_TRAIN, CodeTask, acecode_or, code_row
-from lfpo.prompts.tasks.records import HubSplit, Record
+from lfpo.prompts.tasks.records import HubSplit
 from lfpo.sandbox import installed_libraries
 from lfpo.sandbox.syntax import syntax_tree
 

@@ -21,8 +21,9 @@ from dataclasses import dataclass
 
 from lfpo.config.errors import UserError
 from lfpo.core.scoring import Row
+from lfpo.prompts.rows import Record
 from lfpo.prompts.tasks.data_task import DataTask
-from lfpo.prompts.tasks.records import HubSplit, Record
+from lfpo.prompts.tasks.records import HubSplit
 from lfpo.rewards import RewardFunction
 from lfpo.rewards.code import Grader, code_job, pass_rate, syntax_compliance
 from lfpo.rewards.program import extract_code

@@ -11,9 +11,10 @@ solution is in the test split are left out (SPG itself splits by solution).
 import itertools
 
 from lfpo.core.scoring import Row
+from lfpo.prompts.rows import Record
 from lfpo.prompts.tasks.data_task import DataTask
 from lfpo.prompts.tasks.prompting import ask, tagged
-from lfpo.prompts.tasks.records import HubSplit, Record
+from lfpo.prompts.tasks.records import HubSplit
 from lfpo.rewards.countdown import countdown_accuracy, reaches
 from lfpo.rewards.sudoku import is_grid, keeps, sudoku_accuracy
 

@@ -14,7 +14,9 @@ from lfpo.config.files import user_path
 from lfpo.core.attempts import RewardFailed, users_code
 from lfpo.core.rng import python_rng
 from lfpo.core.scoring import Row, accepted
-from lfpo.prompts.tasks.records import HubSplit, Record, find_split, load_hub, read_records, split_files
+from lfpo.prompts.files import load_rows
+from lfpo.prompts.rows import Record
+from lfpo.prompts.tasks.records import HubSplit, find_split, load_hub, split_files
 from lfpo.prompts.tasks.verdicts import verdicts
 from lfpo.rewards import RewardFunction
 from lfpo.rewards.formats import tag_format
@@ -159,7 +161,7 @@ def _records(task: DataTask, split: str) -> list[Record]:
     if split in local:
         path = user_path(local[split])
         files = find_split(path, dict(task.stems)[split]) if path.is_dir() else [path]
-        return [record for file in files for record in read_records(file)]
+        return [record for file in files for record in load_rows(file, typed=False)]
     if split not in hub:
         raise UserError(f"task {task.name!r}: no {split} split on the hub; give a file: {task.name}@{split}=FILE")
     return load_hub(hub[split], f"or use local files: {task.name}@FOLDER, see docs/tasks.md")

@@ -8,9 +8,10 @@ import dataclasses
 import re
 
 from lfpo.core.scoring import Row
+from lfpo.prompts.rows import Record
 from lfpo.prompts.tasks.data_task import DataTask
 from lfpo.prompts.tasks.prompting import ask, tagged
-from lfpo.prompts.tasks.records import HubSplit, Record
+from lfpo.prompts.tasks.records import HubSplit
 from lfpo.rewards.answers import last_boxed
 from lfpo.rewards.math import math_accuracy, number_accuracy
 from lfpo.rewards.numbers import to_number

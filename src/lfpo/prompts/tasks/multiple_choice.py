@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 from lfpo.core.rng import python_rng
 from lfpo.core.scoring import Row
+from lfpo.prompts.rows import Record
 from lfpo.prompts.tasks.data_task import DataTask
 from lfpo.prompts.tasks.prompting import ask, tagged
-from lfpo.prompts.tasks.records import HubSplit, Record
+from lfpo.prompts.tasks.records import HubSplit
 from lfpo.rewards.choices import choice_accuracy
 
 ROLE = "You are given a question with several options. Choose the right one."

@@ -1,50 +1,13 @@
-"""Reads the records of data sets, from local files (see lfpo.prompts.files) or the Hugging Face hub."""
+"""Where the rows of a task's split are: files of a folder, or a place on the Hugging Face hub, which is read here."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lfpo.config.errors import UserError
-from lfpo.config.json import Json
-from lfpo.prompts.files import SUFFIXES, load_rows, suffix_of
-from lfpo.prompts.rows import absence
-
-
-@dataclass(frozen=True)
-class Record:
-    """One row of a data set.
-
-    values: field -> value. where: `file:line`, or data set, split and row; error messages start with it.
-    """
-
-    values: Json
-    where: str
-
-    def __contains__(self, field: str) -> bool:
-        return self.values.get(field) is not None
-
-    def __getitem__(self, field: str) -> Any:
-        """The value of a field. Raises UserError if it is missing or None."""
-        if field not in self:
-            raise UserError(f"{self.where}: field {field!r} is {absence(field, self.values)}")
-        return self.values[field]
-
-    def text(self, field: str) -> str:
-        """A field as text. Raises UserError if it is missing."""
-        return str(self[field])
-
-    def texts(self, field: str) -> list[str]:
-        """A list of texts. Raises UserError for anything else: of one text each character would be an item."""
-        value = self[field]
-        if not isinstance(value, list | tuple):
-            raise self.wrong(field, "a list of texts")
-        return list(value)
-
-    def wrong(self, field: str, expected: str) -> UserError:
-        """The error for a field that does not hold what is expected."""
-        return UserError(f"{self.where}: field {field!r} must be {expected}, found {str(self[field])[:60]!r}")
+from lfpo.prompts.files import SUFFIXES, suffix_of
+from lfpo.prompts.rows import Record
 
 
 def find_split(folder: Path, stems: Sequence[str]) -> list[Path]:
@@ -81,11 +44,6 @@ def _candidates(folder: Path, stem: str) -> tuple[list[Path], bool]:
 def _stem(path: Path) -> str:
     """A file's name without what tells its format and compression."""
     return path.name[: path.name.lower().rindex(suffix_of(path))]
-
-
-def read_records(path: Path) -> list[Record]:
-    """All records of a file. Raises UserError naming the file, and the line if known, if it cannot be read."""
-    return [Record(row, where) for row, where in load_rows(path, typed=False)]
 
 
 @dataclass(frozen=True)
