@@ -11,7 +11,7 @@ from lfpo.eval.estimates import over_problems, students_interval
 from lfpo.report.charts import POLICY, SIGNAL, reward_parts
 from lfpo.report.completions import evaluation_samples, rollout_sample, rollouts_to_play, verdicts
 from lfpo.runs.directory import Run, data_of
-from lfpo.runs.display import evaluations, measure_of
+from lfpo.runs.results import evaluations, measure_of
 
 Metrics = Json  # a line of metrics.jsonl, or one evaluation in it
 

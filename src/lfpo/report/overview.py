@@ -16,7 +16,7 @@ from lfpo.config.files import read_json
 from lfpo.config.json import Json
 from lfpo.report.data import columns, evaluation_pairs, time_left
 from lfpo.runs.directory import Run, data_of
-from lfpo.runs.display import measure_of, score_text
+from lfpo.runs.results import measure_of, score_text
 
 QUIET = 1800.0  # seconds without a line of metrics after which an unfinished run counts as stopped
 SHOWN = ("name", "objective", "on", "learning rate", "state", "reward", "held out", "before", "after")

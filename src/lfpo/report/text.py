@@ -11,7 +11,8 @@ from lfpo.config.json import Json
 from lfpo.report.charts import POLICY, reward_parts, shown
 from lfpo.report.data import page_data
 from lfpo.runs.directory import Run
-from lfpo.runs.display import interval_text, measure_of, score_text, sparkline
+from lfpo.runs.display import sparkline
+from lfpo.runs.results import interval_text, measure_of, score_text
 
 
 def print_report(run: Run, console: Console | None = None, data: Json | None = None) -> None:

@@ -13,7 +13,7 @@ from lfpo.config.files import user_path
 from lfpo.config.json import Json
 from lfpo.prompts.sources import default_length
 from lfpo.runs.directory import Run, data_of
-from lfpo.runs.display import evaluations, interval_text, measure_of, score_text
+from lfpo.runs.results import evaluations, interval_text, measure_of, score_text
 
 DESCRIPTION = {
     "train": "A masked diffusion model trained by reinforcement learning with verifiable rewards ({objective}).",

@@ -21,6 +21,7 @@ from lfpo.base.progress import count, duration, seconds
 from lfpo.base.terminal import Terminal
 from lfpo.config.json import Json
 from lfpo.core.observer import Observer
+from lfpo.runs.results import evaluations, score_text
 
 SPARKS = "▁▂▃▄▅▆▇█"
 RECENT = 6  # iterations in the live table
@@ -231,43 +232,9 @@ def _iterations(rows: list[Json], width: int) -> Table:
     return table
 
 
-def evaluations(metrics: Json) -> dict[str, dict[str, float]]:
-    """The values of the keys eval/SAMPLER/NAME as SAMPLER -> NAME -> value."""
-    by_sampler: dict[str, dict[str, float]] = {}
-    for key in sorted(metrics):
-        if key.startswith("eval/") and key.count("/") > 1:
-            by_sampler.setdefault(key.split("/")[1], {})[key.split("/")[2]] = metrics[key]
-    return by_sampler
-
-
-def measure_of(values: Json) -> str:
-    """What an evaluation measured: "accuracy", or "reward", the mean reward where there is no verifier."""
-    return "accuracy" if "accuracy" in values else "reward"
-
-
-def score_text(values: Json) -> str:
-    """The accuracy in percent, or the mean reward, of an evaluation."""
-    return f"{100 * values['accuracy']:.1f}%" if "accuracy" in values else reward_text(values)
-
-
-def interval_text(values: Json) -> str:
-    """The 95 % interval of an evaluation in the units of `score_text`; "" where it has none."""
-    if "low" not in values:
-        return ""
-    if "accuracy" in values:
-        return f"{100 * values['low']:.1f} to {100 * values['high']:.1f}"
-    return f"{values['low']:.3f} to {values['high']:.3f}"
-
-
 def _score(values: dict[str, float]) -> str:
     name = "" if "accuracy" in values else "reward "
     return f"{name}{score_text(values)} at {values['nfe']:.1f} NFE"
-
-
-def reward_text(values: Json) -> str:
-    """The mean reward of an evaluation; "-" where a reward function failed or no completion could be judged."""
-    reward = values.get("reward")
-    return "-" if reward is None or math.isnan(reward) else f"{reward:.3f}"
 
 
 def sparkline(values: list[float], width: int = 40) -> str:
