@@ -194,7 +194,7 @@ def test_a_full_disk_alone_is_told_to_be_freed(number: int, tmp_path: Path, monk
     def fails(*given: object) -> None:
         raise OSError(number, "what happened")
 
-    monkeypatch.setattr("lfpo.eval.store.replace_file", fails)
+    monkeypatch.setattr("lfpo.config.files.replace_file", fails)
     monkeypatch.setattr("lfpo.runs.directory.replace_file", fails)
     for write in (lambda: write_result(tmp_path / "a.json", {}), lambda: Run(tmp_path).write_rows("b", [])):
         with pytest.raises(UserError, match=r"could not be written \(what happened\)") as raised:

@@ -255,7 +255,8 @@ def test_a_run_without_evaluation_plays_its_rollouts(tmp_path: Path):
     ("call", "said"),
     [
         (lambda folder: write_report(Run(folder / "sft")), "a run of `lfpo sft`"),
-        (lambda folder: Server(WatchConfig(str(folder / "sft"))), "a run of `lfpo sft`"),
+        (lambda folder: Server(WatchConfig(str(folder / "sft"))), "holds a run of `lfpo sft`"),
+        (lambda folder: Server(WatchConfig(str(folder / "dpo"))), "holds a run of `lfpo dpo`"),
         (lambda folder: Server(WatchConfig(str(folder / "empty"))), "holds no run"),
         (lambda folder: overview_data(folder / "empty"), "no metrics"),
         (lambda folder: Server(WatchConfig(str(folder / "run"), host="host.invalid")), "could not listen"),
@@ -263,7 +264,8 @@ def test_a_run_without_evaluation_plays_its_rollouts(tmp_path: Path):
 )
 def test_what_cannot_be_shown_is_told(call: Callable[[Path], object], said: str, tmp_path: Path):
     write_run(tmp_path / "run", ["text"])
-    (write_run(tmp_path / "sft", ["text"]) / "run.json").write_text('{"kind": "sft"}')
+    for kind in ("sft", "dpo"):
+        (write_run(tmp_path / kind, ["text"]) / "run.json").write_text(json.dumps({"kind": kind}))
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=said):
         call(tmp_path)

@@ -50,14 +50,14 @@ class LFPO(settings.LFPO, Objective):
         # that is good throughout is pulled towards, too.
         centred_R = centred(reward_R, group_R)
         if self.deviation == "batch":
-            level_R = group_means(reward_R, group_R) - reward_R.min()
+            above_lowest_R = group_means(reward_R, group_R) - reward_R.min()
             # 1e-4, as in TRL's GRPO: a batch of equal rewards has no deviation to divide by.
-            advantage = (centred_R + (1 - self.baseline) * level_R) / (reward_R.std(correction=0) + 1e-4)
+            advantage = (centred_R + (1 - self.baseline) * above_lowest_R) / (reward_R.std(correction=0) + 1e-4)
         else:
             # A group's rewards are measured by their own range, and its level by ranks: no reward of another group, be
             # it an outlier or of a task on another scale, changes the unit.
-            level_R = group_means(batch_ranks(reward_R), group_R)
-            advantage = centred_R / group_ranges(reward_R, group_R) + (1 - self.baseline) * level_R
+            above_lowest_R = group_means(batch_ranks(reward_R), group_R)
+            advantage = centred_R / group_ranges(reward_R, group_R) + (1 - self.baseline) * above_lowest_R
         # DiffusionNFT's r = 1/2 + clip(A, -c, c) / 2c.
         return 0.5 + advantage.clamp(-self.clip, self.clip) / (2 * self.clip)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lfpo.config.build import flattened
 from lfpo.config.errors import UserError
-from lfpo.config.files import json_lines, plain, read_json, replace_file, sha256_of, writing
+from lfpo.config.files import json_lines, plain, read_json, replace_file, sha256_of, write_json, writing
 from lfpo.config.json import Json
 from lfpo.models.loading import GENERATION, TOKENIZER_FILES
 
@@ -61,7 +61,7 @@ def write_records(path: Path, files: dict[str, list[Record]]) -> None:
 
 def write_result(path: Path, result: Record) -> None:
     with writing(path):
-        replace_file(path, json.dumps(result, indent=2) + "\n")
+        write_json(path, result)
 
 
 def file_sha256(folder: Path) -> str:

@@ -189,9 +189,8 @@ def init_model(
                 weight.fill_(1)
             else:
                 weight.normal_(std=std, generator=generator)
-        if (
-            family.head_bias is not None
-        ):  # the columns behind the states': the bias, and what fills up (modernbert.EXTRA)
+        # The columns behind those of the hidden states: the bias, and padding (modernbert.EXTRA).
+        if family.head_bias is not None:
             backbone.lm_head.weight[:, backbone.config.hidden_size :] = 0
     backbone.requires_grad_(True)
     ids = token_ids(config, None, tokenizer)

@@ -212,8 +212,8 @@ class ProgressLines:
         step, now = metrics["step"], time.perf_counter()
         rate = ""
         if self.last is not None:
-            steps, seconds = step - self.last[0], now - self.last[1]
-            rate = f"  {steps / seconds:.2f} steps/s  {duration(seconds / steps * (self.total - step))} left"
+            steps, elapsed = step - self.last[0], now - self.last[1]
+            rate = f"  {steps / elapsed:.2f} steps/s  {duration(elapsed / steps * (self.total - step))} left"
         self.last = step, now
         shown = {"loss": metrics.get("loss"), "held-out loss": metrics.get("eval/loss")}
         shown |= {"held-out preference accuracy": metrics.get("eval/preference_accuracy")}

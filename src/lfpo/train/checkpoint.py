@@ -24,7 +24,7 @@ from lfpo.config.files import read_json, sha256_of, write_json
 from lfpo.config.json import Json
 from lfpo.core import collectives
 from lfpo.models import MaskedDiffusionLM, save_model
-from lfpo.models.lora import load_adapter, save_adapter
+from lfpo.models.lora import ADAPTER_CONFIG, load_adapter, save_adapter
 from lfpo.models.tensor_files import read_like, tensor_paths, write_shards
 from lfpo.models.weights import read_weights
 
@@ -178,7 +178,7 @@ def save_policy(policy: MaskedDiffusionLM, folder: Path, tokenizer: object) -> N
 def load_weights(model: MaskedDiffusionLM, folder: Path) -> None:
     """Copy a saved policy's weights, or its adapter, into `model`, in place: parameters stay the same objects. Raises
     UserError where the folder holds an adapter and the model has none, the reverse, or another model's weights."""
-    if (folder / "adapter_config.json").exists() != (model.adapter is not None):
+    if (folder / ADAPTER_CONFIG).exists() != (model.adapter is not None):
         saved_kind, has = ("all weights", "has") if model.adapter else ("an adapter", "has no")
         raise UserError(
             f"{folder}: holds {saved_kind}, and the configuration {has} 'lora'; resume with the configuration it "

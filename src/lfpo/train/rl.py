@@ -116,8 +116,8 @@ class LFPOTrainer(Trainer):
             source = replace(source, reward_functions=by_tasks(source.reward_functions, args.engine, self.closing))
         inputs = replace(inputs, source=source)
         # Training time and FLOPs without evaluation; skipped updates; reward function -> batches in a row it failed.
-        self.state: Json = {"row_offset": 0, "skipped": 0, "skipped_in_a_row": 0, "failing": {}, "seconds": 0.0}
-        self.state["flops"] = 0.0
+        self.state: Json = {"row_offset": 0, "skipped": 0, "skipped_in_a_row": 0, "failing": {}}
+        self.state |= {"seconds": 0.0, "flops": 0.0}
         rollouts, self.queue = make_rollouts(args, self.objective, inputs, policies, self.engine, self.state)
         self.source, self.environment = source, inputs.environment
         self.sampler, self.eval_samplers = inputs.sampler, inputs.eval_samplers
