@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from lfpo.config.arguments import configure, file_first, read_arguments
+from lfpo.config.arguments import called, configure, file_first, read_arguments
 from lfpo.config.build import build, merge
 from lfpo.config.errors import UserError
 from lfpo.config.help import describe
@@ -131,7 +131,7 @@ def compare(rest: list[str]) -> None:
     values, overrides = read_arguments(rest, about, CompareConfig)
     if isinstance(overrides.get("objectives"), str | list):
         values = pick_objectives(values, overrides.pop("objectives"))
-    config = build(CompareConfig, merge(values, overrides), "lfpo compare")
+    config = build(CompareConfig, merge(values, overrides), called("compare", rest))
     check_folder(config)
     from lfpo.compare.grid import run_compare
 
@@ -198,7 +198,7 @@ def plan(rest: list[str]) -> None:
     about = describe(PlanConfig, "plan", takes_file=True)
     rest = file_first(rest)
     values, overrides = read_arguments(rest, about, PlanConfig, LFPOConfig)
-    config, args = configure(values, overrides)
+    config, args = configure(values, overrides, called("plan", rest))
     from lfpo.plan.command import run_plan
 
     recipe = rest[0] if rest and not rest[0].startswith("--") else None

@@ -97,4 +97,10 @@ def configure(
     for name, value in switches.items():
         if not isinstance(value, bool):  # --resume goes on from the newest checkpoint, never from the one named
             raise UserError(f"--{name} takes no value, found {value!r}")
-    return build(cls, merge(values, overrides), f"lfpo {command}"), {name for name, value in switches.items() if value}
+    config = build(cls, merge(values, overrides), called(command, rest if takes_file else []))
+    return config, {name for name, value in switches.items() if value}
+
+
+def called(command: str, rest: list[str]) -> str:
+    """A command with the configuration file in its arguments, as errors begin: `lfpo train my.yaml`."""
+    return " ".join(["lfpo", command, *(name for name in file_first(rest)[:1] if not name.startswith("--"))])

@@ -180,7 +180,8 @@ def build(cls: type[T], values: Json, where: str = "config", defaults: T | None 
     arguments: Json = {}
     for written, value in values.items():
         name = aliases.get(written, written)
-        listed = f"; `{where} --help` lists the keys" if where.startswith("lfpo ") and ":" not in where else None
+        command = " ".join(where.split()[:2])  # without the file that it was given
+        listed = f"; `{command} --help` lists the keys" if where.startswith("lfpo ") and ":" not in where else None
         if problem := refusal(written, getattr(cls, "REFUSED", {}), [*fields, *aliases], listed):
             raise UserError(f"{where}: {problem}")
         if name in arguments:

@@ -60,16 +60,16 @@ class PlanConfig:
         )
 
 
-def configure(values: Json, overrides: Json) -> tuple[PlanConfig, LFPOConfig]:
+def configure(values: Json, overrides: Json, where: str = "lfpo plan") -> tuple[PlanConfig, LFPOConfig]:
     """The plan's own keys, which are taken out of `overrides`, and the recipe's.
 
-    values: a recipe file's. overrides: the command line's.
+    values: a recipe file's. overrides: the command line's. where: how errors begin.
     """
     plan_values = {name: overrides.pop(name) for name in list(overrides) if name in PlanConfig.__dataclass_fields__}
     known = [f.name for f in (*fields(LFPOConfig), *fields(PlanConfig))] + [*LFPOConfig.ALIASES]
     listed = "; `lfpo plan --help` and `lfpo train --help` list the keys"
     for problem in (refusal(name, LFPOConfig.REFUSED, known, listed) for name in overrides):
         if problem is not None:
-            raise UserError(f"lfpo plan: {problem}")
+            raise UserError(f"{where}: {problem}")
     recipe = merge({"output_dir": "runs/plan", **values}, overrides)
-    return build(PlanConfig, plan_values, "lfpo plan"), build(LFPOConfig, recipe, "lfpo plan")
+    return build(PlanConfig, plan_values, where), build(LFPOConfig, recipe, where)
