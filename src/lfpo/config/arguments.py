@@ -97,7 +97,7 @@ def configure(
     for name, value in switches.items():
         if not isinstance(value, bool):  # --resume goes on from the newest checkpoint, never from the one named
             raise UserError(f"--{name} takes no value, found {value!r}")
-    config = build(cls, merge(values, overrides), called(command, rest if takes_file else []))
+    config: Any = build(cls, merge(values, overrides), called(command, rest if takes_file else []))
     return config, {name for name, value in switches.items() if value}
 
 
