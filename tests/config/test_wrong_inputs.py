@@ -107,7 +107,8 @@ COMMANDS = {
     "train algorithm/spg": "did you mean 'algorithms/spg'",
     "train old --resume": "config 'old': a folder; give a YAML file (a run's: old/config.yaml)",
     "train old/config.yaml --resume --model embedded-block": "holds a run with model embedded, not embedded-block",
-    "train sudoku --nothing_like_it 1": "lfpo train sudoku: unknown key 'nothing_like_it'; `lfpo train --help` lists",
+    "train sudoku --nothing_like_it 1": "lfpo train sudoku: unknown key 'nothing_like_it'; "
+    "`lfpo train --help` lists the keys",
     "train sudoku --objective spg": "objective: expected key: value pairs, found 'spg'",
     "push old a,b/c": "'a,b/c' must have the form USER/NAME",
     "compare compare --output_dir full": "full: exists already and holds no comparison",
