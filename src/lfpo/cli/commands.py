@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from lfpo.config.arguments import called, configure, file_first, read_arguments
+from lfpo.config.arguments import called, configure, file_of, read_arguments
 from lfpo.config.build import build, merge
 from lfpo.config.errors import UserError
 from lfpo.config.help import describe
@@ -196,13 +196,11 @@ def plan(rest: list[str]) -> None:
     from lfpo.config.train import LFPOConfig
 
     about = describe(PlanConfig, "plan", takes_file=True)
-    rest = file_first(rest)
     values, overrides = read_arguments(rest, about, PlanConfig, LFPOConfig)
     config, args = configure(values, overrides, called("plan", rest))
     from lfpo.plan.command import run_plan
 
-    recipe = rest[0] if rest and not rest[0].startswith("--") else None
-    run_plan(config, args, recipe=recipe, overrides=overrides)
+    run_plan(config, args, recipe=file_of(rest), overrides=overrides)
 
 
 def schema(rest: list[str]) -> None:

@@ -103,4 +103,11 @@ def configure(
 
 def called(command: str, rest: list[str]) -> str:
     """A command with the configuration file in its arguments, as errors begin: `lfpo train my.yaml`."""
-    return " ".join(["lfpo", command, *(name for name in file_first(rest)[:1] if not name.startswith("--"))])
+    file = file_of(rest)
+    return f"lfpo {command} {file}" if file else f"lfpo {command}"
+
+
+def file_of(rest: list[str]) -> str | None:
+    """The configuration file or recipe among a command's arguments; None where there is none."""
+    first = next(iter(file_first(rest)), "--")
+    return None if first.startswith("--") else first
