@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn import functional as F
 
-from lfpo.contrib.states import of_states, with_states
 from lfpo.core.advantages import group_advantages
 from lfpo.core.fused import rectified_sum
 from lfpo.core.groups import batch_ranks, group_means, group_ranges
@@ -301,14 +299,12 @@ class BlameLFPO(LFPO):
         masked_BC = torch.where(blamed_B[:, None], trajectory.masked_before(own_B), masked_BC)
         decided_BC = (trajectory.reveal_step == own_B[:, None]) & trajectory.until_eos
         target_BC = torch.where(blamed_B[:, None], decided_BC, target_BC)
-        views = noised(trajectory, torch.arange(len(seeds), device=masked_BC.device), masked_BC, target_BC)
-        blamed_SL = F.pad((target_BC & blamed_B[:, None]).float(), (views.target.shape[1] - target_BC.shape[1], 0))
-        return with_states(views, signal_B, blamed_SL)
+        return noised(trajectory, torch.arange(len(seeds), device=masked_BC.device), masked_BC, target_BC)
 
     def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
         r_T, w_T = predictions.at_targets(signal_B), predictions.logp(OLD).exp()
         if not self.blame_p_old:
-            w_T = torch.where(of_states(predictions)[1] > 0, torch.ones_like(w_T), w_T)
+            w_T = torch.where(r_T > 0.5, w_T, torch.ones_like(w_T))
         theta, theta_old = predictions.policies[CURRENT], predictions.policies[OLD]
         heads = (theta.head_weight, theta_old.head_weight)
         states = (predictions.hidden(CURRENT), predictions.hidden(OLD))
