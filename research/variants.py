@@ -13,9 +13,8 @@ from lfpo.core.lfpo import LFPO
 from lfpo.core.measures import Measures, measure_targets
 from lfpo.core.model import CURRENT, OLD
 from lfpo.core.predictions import Predictions
-from lfpo.core.rng import generator
 from lfpo.core.trajectory import Trajectory
-from lfpo.core.views import Views, noised, stratified_masks
+from lfpo.core.views import Views
 from lfpo.objectives.agrpo import AGRPO
 from lfpo.objectives.coupled_grpo import CoupledGRPO
 from lfpo.objectives.diffu_grpo import DiffuGRPO
@@ -269,46 +268,3 @@ class PartsLFPO(LFPO):
         loss_T, measures = clipped_loss(knobs, (logp_T - old_T).exp(), advantage_T)
         w_T = old_T.exp() if self.target_weight == "p_old" else torch.ones_like(old_T)
         return (w_T * loss_T).sum(), measures | measure_targets(predictions, r_T, neutral=0.5, beta=self.beta)
-
-
-@dataclass(frozen=True)
-class BlameLFPO(LFPO):
-    """LFPO that pushes away only what a wrong rollout decided in the state where it decided it.
-
-    Rollouts with r > 1/2 are LFPO's. Of others, the state before one of their own steps, whose targets are the tokens
-    that the step revealed: at a random mask the token was not drawn from that state's distribution.
-
-    blame_p_old: whether these targets weigh by p_old of their token; otherwise 1.
-    """
-
-    blame_p_old: bool = False
-
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"reveal_step"})
-
-    def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int = 0) -> Views:
-        masked_BC = stratified_masks(trajectory.was_revealed, seeds, inner, count=1, least=1)[0]
-        target_BC = masked_BC & trajectory.until_eos
-        blamed_B = signal_B <= 0.5
-        # The passes go through a rollout's steps in random order, without replacement while there are any left.
-        own_B = torch.zeros_like(blamed_B, dtype=torch.long)
-        for row, steps in enumerate(trajectory.distinct_steps()):
-            order = torch.randperm(len(steps), generator=generator(seeds[row], "blame"))
-            own_B[row] = steps[order[inner % len(steps)]]
-        masked_BC = torch.where(blamed_B[:, None], trajectory.masked_before(own_B), masked_BC)
-        decided_BC = (trajectory.reveal_step == own_B[:, None]) & trajectory.until_eos
-        target_BC = torch.where(blamed_B[:, None], decided_BC, target_BC)
-        return noised(trajectory, torch.arange(len(seeds), device=masked_BC.device), masked_BC, target_BC)
-
-    def loss(self, predictions: Predictions, signal_B: torch.Tensor) -> tuple[torch.Tensor, Measures]:
-        r_T, w_T = predictions.at_targets(signal_B), predictions.logp(OLD).exp()
-        if not self.blame_p_old:
-            w_T = torch.where(r_T > 0.5, w_T, torch.ones_like(w_T))
-        theta, theta_old = predictions.policies[CURRENT], predictions.policies[OLD]
-        heads = (theta.head_weight, theta_old.head_weight)
-        states = (predictions.hidden(CURRENT), predictions.hidden(OLD))
-        options: Any = {"positive_weight": self.positive_weight, "negative_weight": self.negative_weight}
-        options |= {"beta": self.beta, "precision": theta.products, "logit_map": theta.logit_map}
-        loss = rectified_sum(*states, *heads, predictions.labels_T, r_T, w_T, **options)
-        return loss, measure_targets(predictions, r_T, neutral=0.5, beta=self.beta)

@@ -235,29 +235,6 @@ def test_rising_states_are_those_of_unigrpo(words_batch: tuple[Any, Any]):
     assert torch.equal(ours.input_ids, theirs.input_ids) and torch.equal(ours.target, theirs.target)
 
 
-def test_without_wrong_rollouts_blame_is_lfpo(words_batch: tuple[Any, Any]):
-    right_R = torch.full_like(words_batch[1].reward_R, 0.9)
-    own, _ = gradient_of(words_batch, right_R, name="lfpo")
-    assert torch.equal(gradient_of(words_batch, right_R, name="research.variants:BlameLFPO")[0], own)
-
-
-@pytest.mark.parametrize("p_old", [False, True])
-def test_blame_falls_on_what_a_wrong_rollout_decided(words_batch: tuple[Any, Any], p_old: bool):
-    """Every view of a wrong rollout shows what was revealed before a step, and its targets are that step's tokens."""
-    batch = words_batch[1]
-    signal_R, trajectory = torch.full_like(batch.reward_R, 0.9), batch.trajectory
-    signal_R[::2] = 0.1
-    one, views = gradient_of(words_batch, signal_R, name="research.variants:BlameLFPO", blame_p_old=p_old)
-    start = views.target.shape[1] - trajectory.tokens.shape[1]
-    for row in range(0, len(signal_R), 2):
-        target, steps = views.target[row, start:], trajectory.reveal_step[row]
-        (step,) = steps[target].unique().tolist()
-        assert torch.equal(target, (steps == step) & trajectory.until_eos[row])
-        hidden = views.input_ids[row, start:] == views.mask_id
-        assert torch.equal(hidden, (steps >= step) | (steps < 0))
-    assert bool(one.isfinite().all()) and one.norm() > 0
-
-
 def test_samples_give_every_pass_at_k_and_different_right_answers(monkeypatch: pytest.MonkeyPatch):
     """Of four samples one problem has two right ones of one kind, the other one: pass@2 is 5/6 and 1/2."""
     texts = ["a", "a", "b", "c", "d", "e", "f", "g"]
