@@ -197,11 +197,11 @@ def words_batch() -> tuple[Any, Any]:
     return trainer, trainer.algorithm.sample_and_score(0, Observer())
 
 
-def gradient_of(words_batch: tuple[Any, Any], signal_R: Any = None, **knobs: Any) -> Any:
+def gradient_of(words_batch: tuple[Any, Any], **knobs: Any) -> Any:
     """The gradient at theta_old of all passes of an objective, and the views of the last."""
     trainer, batch = words_batch
     objective = make_objective(knobs)
-    signal_R = objective.signal(batch.reward_R, batch.group_R) if signal_R is None else signal_R
+    signal_R = objective.signal(batch.reward_R, batch.group_R)
     seeds = [turn.seed for turn in batch.turns]
     trainer.model.zero_grad()
     for inner in range(objective.num_iterations):

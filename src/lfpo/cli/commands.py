@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from lfpo.config.arguments import called, configure, file_of, read_arguments
+from lfpo.config.arguments import called, configure, read_arguments, split_file
 from lfpo.config.build import build, merge
 from lfpo.config.errors import UserError
 from lfpo.config.help import describe
@@ -200,7 +200,7 @@ def plan(rest: list[str]) -> None:
     config, args = configure(values, overrides, called("plan", rest))
     from lfpo.plan.command import run_plan
 
-    run_plan(config, args, recipe=file_of(rest), overrides=overrides)
+    run_plan(config, args, recipe=split_file(rest)[0], overrides=overrides)
 
 
 def schema(rest: list[str]) -> None:

@@ -64,9 +64,8 @@ def read_arguments(rest: list[str], about: str, *classes: type, takes_file: bool
         print(about, flush=True)
         raise SystemExit(0)
     values: Json = {}
-    rest = file_first(rest) if takes_file else rest
-    if takes_file and rest and not rest[0].startswith("--"):
-        path, *rest = rest
+    path, rest = split_file(rest) if takes_file else (None, rest)
+    if path is not None:
         values = load_yaml(path)
         if Path(path).name == "config.yaml" and (Path(path).parent / "run.json").exists():
             values["output_dir"] = str(Path(path).parent)  # a run's own folder, wherever it was moved to
@@ -103,11 +102,11 @@ def configure(
 
 def called(command: str, rest: list[str]) -> str:
     """A command with the configuration file in its arguments, as errors begin: `lfpo train my.yaml`."""
-    file = file_of(rest)
+    file, _ = split_file(rest)
     return f"lfpo {command} {file}" if file else f"lfpo {command}"
 
 
-def file_of(rest: list[str]) -> str | None:
-    """The configuration file or recipe among a command's arguments; None where there is none."""
-    first = next(iter(file_first(rest)), "--")
-    return None if first.startswith("--") else first
+def split_file(rest: list[str]) -> tuple[str | None, list[str]]:
+    """The configuration file or recipe among a command's arguments (None: there is none), and the other arguments."""
+    rest = file_first(rest)
+    return (rest[0], rest[1:]) if rest and not rest[0].startswith("--") else (None, rest)
