@@ -201,7 +201,7 @@ def test_values_of_python_programs_are_taken() -> None:
 @pytest.mark.parametrize("given", [["--config", "sudoku"], ["--config=sudoku"]])
 def test_a_file_may_be_named_as_trl_names_it(given: list[str]) -> None:
     for rest in ([*given, "--max_steps", "3"], ["--max_steps", "3", *given]):
-        values, overrides = read_arguments(rest, "", LFPOConfig)
+        values, overrides = read_arguments(rest, "", LFPOConfig, recipes_of="train")
         assert values == load_yaml("sudoku") and overrides == {"max_steps": 3}
 
 

@@ -32,6 +32,8 @@ COMMANDS = {
     "trian demo": "unknown command 'trian'; did you mean 'train'",
     "train sudokoo": "did you mean 'sudoku'",
     "plan nope": "no such file; `lfpo recipes` lists",
+    "train real-finetune": "recipe 'real-finetune' is for `lfpo sft`, not for `lfpo train`",
+    "sft sudoku": "recipe 'sudoku' is for `lfpo train`, not for `lfpo sft`",
     "train nothing.yaml": "'nothing.yaml': no such file",
     "train broken.yaml": "broken.yaml:2: not readable as YAML (expected",
     "train twice.yaml": "key 'max_steps' is given twice",

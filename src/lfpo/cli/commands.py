@@ -104,7 +104,7 @@ def eval_(rest: list[str]) -> None:
     from lfpo.config.eval import EvalConfig, configure_each
 
     about = describe(EvalConfig, "eval", takes_file=False)
-    _, overrides = read_arguments(rest, about, EvalConfig, takes_file=False)
+    _, overrides = read_arguments(rest, about, EvalConfig)
     configs = configure_each(overrides)
     from lfpo.base import distributed
     from lfpo.eval.command import run_each
@@ -128,7 +128,7 @@ def compare(rest: list[str]) -> None:
     from lfpo.config.compare import CompareConfig, check_folder, pick_objectives
 
     about = describe(CompareConfig, "compare", takes_file=True)
-    values, overrides = read_arguments(rest, about, CompareConfig)
+    values, overrides = read_arguments(rest, about, CompareConfig, recipes_of="compare")
     if isinstance(overrides.get("objectives"), str | list):
         values = pick_objectives(values, overrides.pop("objectives"))
     config = build(CompareConfig, merge(values, overrides), called("compare", rest))
@@ -196,7 +196,7 @@ def plan(rest: list[str]) -> None:
     from lfpo.config.train import LFPOConfig
 
     about = describe(PlanConfig, "plan", takes_file=True)
-    values, overrides = read_arguments(rest, about, PlanConfig, LFPOConfig)
+    values, overrides = read_arguments(rest, about, PlanConfig, LFPOConfig, recipes_of="train")
     config, args = configure(values, overrides, called("plan", rest))
     from lfpo.plan.command import run_plan
 
@@ -220,7 +220,7 @@ def schema(rest: list[str]) -> None:
 
 
 def recipes(rest: list[str]) -> None:
-    read_arguments(rest, "usage: lfpo recipes\n\nList the shipped recipes.", takes_file=False)
+    read_arguments(rest, "usage: lfpo recipes\n\nList the shipped recipes.")
     from lfpo.cli.list_recipes import run_recipes
 
     run_recipes()
@@ -238,7 +238,7 @@ def demo(rest: list[str]) -> None:
 
 def doctor(rest: list[str]) -> None:
     about = "Show versions, devices and sandbox rungs, and check that lfpo works."
-    read_arguments(rest, f"usage: lfpo doctor\n\n{about}", takes_file=False)
+    read_arguments(rest, f"usage: lfpo doctor\n\n{about}")
     from lfpo.cli.doctor import run_doctor
 
     run_doctor()

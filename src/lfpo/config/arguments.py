@@ -6,9 +6,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from lfpo.config.build import build, load_yaml, merge, typed
+from lfpo.config.build import build, command_of, load_yaml, merge, typed
 from lfpo.config.checks import options, type_hints
 from lfpo.config.errors import UserError
+from lfpo.config.files import user_path
 from lfpo.config.help import describe
 from lfpo.config.json import Json
 
@@ -55,18 +56,22 @@ def parse_overrides(arguments: list[str], texts: Collection[str] = ()) -> Json:
     return result
 
 
-def read_arguments(rest: list[str], about: str, *classes: type, takes_file: bool = True) -> tuple[Json, Json]:
+def read_arguments(rest: list[str], about: str, *classes: type, recipes_of: str | None = None) -> tuple[Json, Json]:
     """A command's arguments, [CONFIG] --key value ...: the values of the configuration file or recipe, and the others.
 
     about: the help, which is printed for -h and --help; then the command exits. classes: whose keys are given.
+    recipes_of: the command whose files and recipes are read (None: it takes no file). Raises UserError for another's.
     """
     if {"-h", "--help"} & set(rest):
         print(about, flush=True)
         raise SystemExit(0)
     values: Json = {}
-    path, rest = split_file(rest) if takes_file else (None, rest)
+    path, rest = split_file(rest) if recipes_of else (None, rest)
     if path is not None:
         values = load_yaml(path)
+        meant = command_of(values)
+        if meant != recipes_of and not user_path(path).is_file():  # a shipped recipe, so its keys are right
+            raise UserError(f"recipe {path!r} is for `lfpo {meant}`, not for `lfpo {recipes_of}`")
         if Path(path).name == "config.yaml" and (Path(path).parent / "run.json").exists():
             values["output_dir"] = str(Path(path).parent)  # a run's own folder, wherever it was moved to
     return values, parse_overrides(rest, set().union(*map(text_keys, classes)))
@@ -91,7 +96,7 @@ def configure(
     Raises UserError for a wrong key or value.
     """
     about = describe(cls, command, takes_file, flags)
-    values, overrides = read_arguments(rest, about, cls, takes_file=takes_file)
+    values, overrides = read_arguments(rest, about, cls, recipes_of=command if takes_file else None)
     switches = {name: overrides.pop(name) for name in flags if name in overrides}
     for name, value in switches.items():
         if not isinstance(value, bool):  # --resume goes on from the newest checkpoint, never from the one named

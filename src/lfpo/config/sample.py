@@ -57,7 +57,7 @@ class SampleConfig(ProblemConfig):
 def demo_config(arguments: list[str]) -> LFPOConfig:
     """The recipe `demo` with the keys of the command line, into a new folder under runs/."""
     about = "usage: lfpo demo [--key value ...]\n\nTrain with the recipe `demo`; its keys are lfpo train's."
-    _, overrides = read_arguments(arguments, about, LFPOConfig, takes_file=False)
+    _, overrides = read_arguments(arguments, about, LFPOConfig)
     folder = next(name for number in itertools.count(1) if not Path(name := f"runs/demo-{number}").exists())
     values = merge(load_yaml("demo"), {"output_dir": folder})
     return build(LFPOConfig, merge(values, overrides), "lfpo demo")
