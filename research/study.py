@@ -160,7 +160,8 @@ def graded(cell: dict[str, Any], config: LFPOConfig) -> float:
     only how many are right as a whole."""
     rows, found = decoded(cell, config, cell["problems"], 0.0)
     function = resolve(config.reward_funcs[0], {}, kind="reward")
-    return round(sum(function([row["prompt"] for row in rows], found.completions, **columns_of(rows))) / len(rows), 5)
+    texts = [answer.completion for answer in found.answers]
+    return round(sum(function([row["prompt"] for row in rows], texts, **columns_of(rows))) / len(rows), 5)
 
 
 def passed(cell: dict[str, Any], config: LFPOConfig, problems: int, each: int) -> float:
@@ -178,7 +179,8 @@ def sampled(cell: dict[str, Any], config: LFPOConfig, problems: int, each: int, 
     found = decoded(cell, config, indices, config.sampler.temperature, config.sampler)[1]
     groups = [slice(i, i + each) for i in range(0, len(indices), each)]
     right = [sum(map(bool, found.values[group])) for group in groups]
-    kinds = [len({c for c, ok in zip(found.completions[g], found.values[g], strict=True) if ok}) for g in groups]
+    texts = [answer.completion for answer in found.answers]
+    kinds = [len({text for text, ok in zip(texts[g], found.values[g], strict=True) if ok}) for g in groups]
     passed = {str(n): round(sum(pass_at_k(each, c, n) for c in right) / problems, 5) for n in k}
     return {"pass": passed, "distinct": round(sum(kinds) / problems, 4)}
 

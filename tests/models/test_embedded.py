@@ -113,7 +113,7 @@ def test_evaluation_depends_on_its_seed_only():
     rows = [task.row("test", i) for i in range(6)]
     sampler = SamplerConfig(temperature=1.0).for_length(task.gen_length)
     results = [
-        evaluate(as_it_is(model, t), model, tokenizer, rows, task_judge(task), sampler, seed=s).completions
+        evaluate(as_it_is(model, t), model, tokenizer, rows, task_judge(task), sampler, seed=s).answers
         for s, t in ((1, 10**6), (1, 40), (2, 10**6))
     ]
     assert results[0] == results[1] != results[2]

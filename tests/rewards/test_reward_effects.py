@@ -26,7 +26,6 @@ from lfpo.config.errors import UserError
 from lfpo.config.plugins import resolve
 from lfpo.core import learner
 from lfpo.core.attempts import handling
-from lfpo.eval.evaluate import grade
 from lfpo.prompts.sources import task_judge
 from lfpo.prompts.tasks import Row
 from lfpo.runs.context import StopRequests
@@ -192,7 +191,7 @@ def test_a_verifier_gets_copies_too():
         return [True] * len(rows)
 
     judge = task_judge(SimpleNamespace(correct_all=verifies))  # type: ignore[arg-type]
-    assert grade(judge, rows, ["x", "y"], {}).values == [True, True] and rows == ROWS
+    assert judge(rows, ["x", "y"], {}).values == [True, True] and rows == ROWS
 
 
 def test_rows_are_the_same_after_a_run_whose_function_edits_them(model: Path, tmp_path: Path):

@@ -1,7 +1,6 @@
 """`lfpo eval`: one model and one protocol on any number of tasks; prints a table and writes one JSON file a task."""
 
 import functools
-import itertools
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ from lfpo.core.encoding import encode_rows
 from lfpo.core.messages import prefill
 from lfpo.core.scoring import without_prefill
 from lfpo.eval.estimates import scores
-from lfpo.eval.evaluate import Answer, answers_of, generate, grade
+from lfpo.eval.evaluate import Answer, judge_answers, sample_answers
 from lfpo.eval.store import (
     Record,
     check_writable,
@@ -173,25 +172,18 @@ def sample_and_grade(
     graded, so that a grader that fails costs none."""
     source, rank, world, started = job.source, collectives.rank(), collectives.world(), time.perf_counter()
     wanted = [(i, j) for i in range(len(job.prompted)) for j in range(config.n_samples)]
+    pairs = [wanted[i] for i in collectives.own_indices(len(wanted))]
     title = source.name if world == 1 else f"{source.name} (rank {rank} of {world})"
-    with progress(title, len(wanted[rank::world]), "completions", console) as state:
+    with progress(title, len(pairs), "completions", console) as state:
         engine = as_it_is(model, config.rollout_tokens)
         engine.forwarded = state.forward
-        own = list[tuple[Answer, Json]]()
-
-        def advance(answers: list[Answer]) -> None:
-            state.advance(len(answers))
-
-        if pairs := wanted[rank::world]:
-            given = (engine, model, tokenizer, job.prompted, pairs, job.sampler)
-            sampled = generate(*given, seed=config.seed, finished=advance)
-            of_rollouts = sampled.for_rewards()
-            for i, answer in enumerate(answers_of(sampled, pairs, tokenizer)):
-                own.append((answer, {name: values[i] for name, values in of_rollouts.items()}))
+        own, trajectory = sample_answers(
+            *(engine, model, tokenizer, job.prompted, pairs, job.sampler),
+            seed=config.seed,
+            finished=lambda answers: state.advance(len(answers)),
+        )
     seconds = max(collectives.gather(time.perf_counter() - started))
-    every = sorted(itertools.chain(*collectives.gather(own)), key=lambda found: (found[0].problem, found[0].sample))
-    answers = [answer for answer, _ in every]
-    of_rollouts = {name: [values[name] for _, values in every] for name in every[0][1]}
+    answers = [answer for part in collectives.gather(own) for answer in part]
     rows = [source.eval_rows[a.problem] for a in answers]
     records = [{**asdict(a), "prompt": job.prompted[a.problem]["prompt"]} for a in answers]
 
@@ -200,32 +192,14 @@ def sample_and_grade(
             collectives.on_every_rank(lambda: write_records(path, files) if rank == 0 else None)
 
     write(completions=records)
-    tokens = sum(a.length for a in answers)
     if len(answers) > 1:
         console.print(f"{source.name}: grading {len(answers)} completions", highlight=False)
-    judged = grade(source.judge, rows, [a.completion for a in answers], of_rollouts)
+    judged = judge_answers(source.judge, source.eval_rows, own, trajectory)
     for function, why in judged.failed.items():
         raise UserError(
             f"{source.name}: {function!r} failed: {why}; the completions are kept, so mend it and run again"
         )
-    found = scores([a.problem for a in answers], judged.values)
-    result = {
-        "task": source.name,
-        "model": config.model,
-        source.measure: found.pop("mean"),
-        **found,
-        "mean_steps": sum(a.steps for a in answers) / len(answers),
-        "mean_nfe": sum(a.nfe for a in answers) / len(answers),
-        "mean_length": tokens / len(answers),
-        "tokens_per_second": tokens / max(seconds, 1e-9),
-        "seconds_per_problem": seconds / len(answers),
-        "protocol": config.protocol,
-        **job.settings,
-        "rollout_tokens": config.rollout_tokens,
-        "processes": world,
-        "environment": describe_environment(),
-        "python": versions()["python"],
-    }
+    result = result_of(job, config, answers, judged.values, seconds)
     key = "reward" if source.verify is None else "correct"
     for record, row, value in zip(records, rows, judged.values, strict=True):
         record |= {"columns": kept_columns(row), key: value}
@@ -236,3 +210,27 @@ def sample_and_grade(
     if (path := job.path) is not None:
         collectives.on_every_rank(lambda: write_result(path, result) if rank == 0 else None)
     return result
+
+
+def result_of(
+    job: Job, config: EvalConfig, answers: Sequence[Answer], values: Sequence[bool | float | None], seconds: float
+) -> Record:
+    """The numbers of a task, and what decides them. values: of each answer. seconds: of sampling."""
+    found, count, tokens = scores([a.problem for a in answers], values), len(answers), sum(a.length for a in answers)
+    return {
+        "task": job.source.name,
+        "model": config.model,
+        job.source.measure: found.pop("mean"),
+        **found,
+        "mean_steps": sum(a.steps for a in answers) / count,
+        "mean_nfe": sum(a.nfe for a in answers) / count,
+        "mean_length": tokens / count,
+        "tokens_per_second": tokens / max(seconds, 1e-9),
+        "seconds_per_problem": seconds / count,
+        "protocol": config.protocol,
+        **job.settings,
+        "rollout_tokens": config.rollout_tokens,
+        "processes": collectives.world(),
+        "environment": describe_environment(),
+        "python": versions()["python"],
+    }

@@ -1,5 +1,6 @@
 """Samples completions of problems and grades them: in memory for training and comparisons, or for `lfpo eval`."""
 
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -7,14 +8,13 @@ import torch
 
 from lfpo.base import distributed
 from lfpo.config.errors import UserError
-from lfpo.config.json import Json
 from lfpo.config.sampler import Sampler
 from lfpo.core import collectives
 from lfpo.core.completions import decode_completions
 from lfpo.core.encoding import encode_rows
 from lfpo.core.engine import Engine, Request
 from lfpo.core.rng import key
-from lfpo.core.trajectory import Trajectory, join
+from lfpo.core.trajectory import Trajectory
 from lfpo.eval.estimates import scores
 from lfpo.models import MaskedDiffusionLM
 from lfpo.prompts.sources import Judge, Judged
@@ -37,18 +37,24 @@ class Answer:
 @dataclass(frozen=True)
 class EvalResult:
     """mean: over problems, of verdicts (accuracy) or rewards, with its 95 % interval (see lfpo.eval.estimates); None
-    where nothing was judged or a function failed. values: of each completion its verdict or reward. failed: function ->
-    why it failed. mean_steps, mean_nfe: of a completion. Row b of trajectory is completion b."""
+    where nothing was judged or a function failed. values: of each answer its verdict or reward. failed: function -> why
+    it failed. trajectory: of this rank's share of the rows; None where it has none."""
 
     mean: float | None
     interval: tuple[float, float] | None
     not_judged: int
-    mean_steps: float
-    mean_nfe: float
-    completions: list[str]
+    answers: list[Answer]
     values: list[bool | float | None]
     failed: dict[str, str]
-    trajectory: Trajectory
+    trajectory: Trajectory | None
+
+    @property
+    def mean_steps(self) -> float:
+        return statistics.fmean(answer.steps for answer in self.answers)
+
+    @property
+    def mean_nfe(self) -> float:
+        return statistics.fmean(answer.nfe for answer in self.answers)
 
 
 def evaluate(
@@ -66,40 +72,28 @@ def evaluate(
 
     engine: samples from `model`. judge: says what completions get (PromptSource.judge). finished: called with this
     rank's answers as they are complete, a few at a time.
-    Each rank samples and judges its share of the rows; all ranks return the whole result. The noise of row i is keyed
+    Each rank samples and judges its share of the rows; all ranks return the answers of all. The noise of row i is keyed
     by (seed, i).
     """
     distributed.start()
-    own_rows = collectives.own_indices(len(rows))
-    wanted = [(i, 0) for i in own_rows]
-
-    def sampled() -> list[Trajectory]:
-        if wanted:
-            return [generate(engine, model, tokenizer, rows, wanted, sampler, seed=seed, finished=finished).to("cpu")]
-        engine.idle()
-        return []
-
-    own = collectives.raise_on_all(sampled)  # a rank without rows would wait for one that stopped
-    texts = [text for t in own for text in decode_completions(tokenizer, t.tokens, t.eos_id)]
-    parts = collectives.gather((own, texts))
-    completions = [text for _, texts in parts for text in texts]
-    trajectory = join([t for sampled, _ in parts for t in sampled], model.pad_id)
-    judged = grade(judge, rows, completions, trajectory.for_rewards())
+    wanted = [(i, 0) for i in collectives.own_indices(len(rows))]
+    own, trajectory = collectives.raise_on_all(  # a rank that waits would wait for one that stopped
+        lambda: sample_answers(engine, model, tokenizer, rows, wanted, sampler, seed=seed, finished=finished)
+    )
+    judged = judge_answers(judge, rows, own, trajectory)
     estimates = scores(range(len(rows)), judged.values)
     return EvalResult(
         mean=None if judged.failed else estimates["mean"],
         interval=None if judged.failed else estimates["interval"],
         not_judged=estimates["not_judged"],
-        mean_steps=float(trajectory.scheduled_steps.double().mean()),
-        mean_nfe=float(trajectory.nfe.double().mean()),
-        completions=completions,
+        answers=[answer for answers in collectives.gather(own) for answer in answers],
         values=judged.values,
         failed=judged.failed,
-        trajectory=trajectory.to(model.device),
+        trajectory=trajectory,
     )
 
 
-def generate(
+def sample_answers(
     engine: Engine,
     model: MaskedDiffusionLM,
     tokenizer: object,
@@ -109,11 +103,15 @@ def generate(
     *,
     seed: int,
     finished: Callable[[list[Answer]], None] | None = None,
-) -> Trajectory:
-    """Sample the `wanted` (problem, sample) pairs, at least one; row i of the trajectory is `wanted[i]`.
+) -> tuple[list[Answer], Trajectory | None]:
+    """Sample the `wanted` (problem, sample) pairs, this rank's: their answers, and the trajectory with the same rows
+    (None: there are no pairs).
 
     The other arguments are those of `evaluate`. Raises UserError as `finite`.
     """
+    if not wanted:
+        engine.idle()
+        return [], None
     numbers = sorted({problem for problem, _ in wanted})
     encoded = encode_rows([rows[i] for i in numbers], tokenizer, model, sampler.gen_length)
     prompts = dict(zip(numbers, encoded, strict=True))
@@ -125,7 +123,8 @@ def generate(
 
     seeds = [key(seed, "eval", problem, sample) for problem, sample in wanted]
     request = Request([prompts[problem] for problem, _ in wanted], seeds, sampler)
-    return finite(engine.sample(request, hand_over if finished else None), model)
+    trajectory = finite(engine.sample(request, hand_over if finished else None), model)
+    return answers_of(trajectory, wanted, tokenizer), trajectory
 
 
 def finite(trajectory: Trajectory, model: MaskedDiffusionLM) -> Trajectory:
@@ -153,13 +152,14 @@ def answers_of(trajectory: Trajectory, pairs: Sequence[tuple[int, int]], tokeniz
     return [Answer(p, s, texts[i], steps[i], nfe[i], lengths[i]) for i, (p, s) in enumerate(pairs)]
 
 
-def grade(judge: Judge, rows: Sequence[Row], completions: Sequence[str], of_rollouts: Json) -> Judged:
-    """What each completion of its row gets; each rank judges its share. of_rollouts: as a Judge takes it."""
-    own = collectives.own_indices(len(rows))
+def judge_answers(judge: Judge, rows: Sequence[Row], own: Sequence[Answer], trajectory: Trajectory | None) -> Judged:
+    """What the answers of all ranks get, by rank; each rank judges its own. trajectory: has a row of each own answer;
+    None where there are none."""
 
     def judged() -> Judged:
-        share = {name: [values[i] for i in own] for name, values in of_rollouts.items()}
-        return judge([rows[i] for i in own], [completions[i] for i in own], share) if own else Judged([], {})
+        if trajectory is None:
+            return Judged([], {})
+        return judge([rows[a.problem] for a in own], [a.completion for a in own], trajectory.for_rewards())
 
     parts = collectives.gather(collectives.raise_on_all(judged))
     failed = {name: why for part in parts for name, why in part.failed.items()}

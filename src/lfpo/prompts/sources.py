@@ -121,8 +121,8 @@ def make_source(
     Raises UserError where these do not go together.
     """
     functions = _functions(args, reward_funcs)
-    if functions and environment is not None:
-        raise UserError("an environment gives the rewards itself; leave out reward_funcs")
+    if (functions or args.correct) and environment is not None:
+        raise UserError("an environment gives the rewards itself; leave out reward_funcs and correct")
     check_source(args, functions, train_dataset, environment)
     if args.task is not None:
         if eval_dataset is not None:

@@ -53,54 +53,58 @@ def held_out(trainer: Evaluated, step: int, context: Context) -> dict[str, float
     started, metrics, records = time.perf_counter(), dict[str, float](), list[Json]()
     # theta, not theta_old, which the engine samples rollouts from; a name, so that it is no version of the queue's.
     trainer.engine.update(f"theta after {step}", trainer.model)
+    source, measured = trainer.source, _judged if trainer.environment is None else _played
     for name, sampler in trainer.eval_samplers.items():
-        if trainer.environment is None:
-            results, rows = _judged(trainer, name, sampler, context)
-        else:
-            results, rows = _played(trainer, trainer.environment, name, sampler, context)
+        results, values, failed, own_records = measured(trainer, name, sampler, context)
+        for function in sorted(failed):
+            why = failed[function]
+            context.observer.note(f"{function!r} failed on held-out rows, so their results are null: {why}")
+        found = scores(range(len(source.eval_rows)), values)
+        # A mean over the rows that did not fail would look like a better or worse model.
+        mean, interval = (None, None) if failed else (found["mean"], found["interval"])
+        if mean is not None or source.verify is None:
+            results[source.measure] = math.nan if mean is None else mean
+        if interval is not None:
+            results["low"], results["high"] = interval
         metrics |= {f"eval/{name}/{key}": value for key, value in results.items()}
-        records += [{"sampler": name, **row} for row in rows]
+        records += [{"sampler": name, **row} for part in collectives.gather(own_records) for row in part]
     if trainer.args.log_completions:
         collectives.raise_on_all(lambda: context.folder.write_rows(f"eval/step-{step}.jsonl", records))
     return metrics | {"time/eval": time.perf_counter() - started}
 
 
-def _judged(trainer: Evaluated, name: str, sampler: Sampler, context: Context) -> tuple[dict[str, float], list[Json]]:
-    """Metrics and records of completions that a verifier or reward functions judge."""
-    source, tokenizer, progress = trainer.source, trainer.tokenizer, context.observer
-    rows = source.eval_rows
+# Of each sampler: mean steps and forwards, what each row got, function -> why it failed, records of this rank's rows.
+Measured = tuple[dict[str, float], list[bool | float | None], dict[str, str], list[Json]]
+
+
+def _judged(trainer: Evaluated, name: str, sampler: Sampler, context: Context) -> Measured:
+    """Completions that a verifier or reward functions judge. A record is a completion; without KEPT its value alone."""
+    source, tokenizer, progress, rows = trainer.source, trainer.tokenizer, context.observer, trainer.source.eval_rows
+    own = collectives.own_indices(len(rows))
 
     def on_finished(answers: list[Answer]) -> None:
         progress.advance(len(answers), sum(answer.length for answer in answers))
         for _ in answers:
             progress.event("on_prediction_step")
 
-    progress.begin(f"evaluation, {name}", len(collectives.own_indices(len(rows))), "problems")
+    progress.begin(f"evaluation, {name}", len(own), "problems")
     engine, model, seed = trainer.engine, trainer.model, trainer.args.seed
     result = evaluate(engine, model, tokenizer, rows, source.judge, sampler, seed=seed, finished=on_finished)
-    results = {"steps": result.mean_steps, "nfe": result.mean_nfe}
-    if result.mean is not None or source.verify is None:
-        results[source.measure] = math.nan if result.mean is None else result.mean
-    if result.interval is not None:
-        results["low"], results["high"] = result.interval
-    _say_why(result.failed, context)
     records = []
-    for b, row in enumerate(rows):
-        record: Json = {"problem": b}
-        if b < KEPT:
-            record |= completion_record(result.trajectory, b, row, result.completions[b], tokenizer)
+    for b, problem in enumerate(own):
+        record: Json = {"problem": problem}
+        if problem < KEPT and (t := result.trajectory) is not None:
+            record |= completion_record(t, b, rows[problem], result.answers[problem].completion, tokenizer)
         # Every verdict or reward, so that two evaluations can be compared problem by problem.
-        records.append(record | {"reward" if source.verify is None else "correct": result.values[b]})
-    return results, records
+        records.append(record | {"reward" if source.verify is None else "correct": result.values[problem]})
+    return {"steps": result.mean_steps, "nfe": result.mean_nfe}, result.values, result.failed, records
 
 
-def _played(
-    trainer: Evaluated, environment: Environment, name: str, sampler: Sampler, context: Context
-) -> tuple[dict[str, float], list[Json]]:
-    """Metrics and records of episodes; a record is a turn. The mean reward is NaN if an environment failed: a mean over
-    other rows would look like a better or worse model."""
+def _played(trainer: Evaluated, name: str, sampler: Sampler, context: Context) -> Measured:
+    """Episodes of the environment. A record is a turn."""
     model, tokenizer, all_rows = trainer.model, trainer.tokenizer, trainer.source.eval_rows
-    numbers = collectives.own_indices(len(all_rows))  # of this rank's rows
+    environment, numbers = trainer.environment, collectives.own_indices(len(all_rows))  # of this rank's rows
+    assert environment is not None
     rows = [all_rows[i] for i in numbers]
     encoded = encode_rows(rows, tokenizer, model, sampler.gen_length)
     request = Request(encoded, [key(trainer.args.seed, "eval", i, 0) for i in numbers], sampler)
@@ -114,8 +118,7 @@ def _played(
     turns, t, rewards, sums = play(environment, trainer.engine, model, tokenizer, request, rows, on_finished)
     parts = collectives.gather((rewards.reward_B.tolist(), rewards.failed))
     failed = {name: why for _, of_rank in parts for name, why in of_rank.items()}
-    found = scores(range(len(all_rows)), [None if r != r else r for values, _ in parts for r in values])
-    _say_why(failed, context)
+    values = [None if r != r else r for rewards_of_rank, _ in parts for r in rewards_of_rank]
     records = []
     if t is not None:
         sums |= {"steps": (float(t.scheduled_steps.sum()), len(t)), "nfe": (float(t.nfe.sum()), len(t))}
@@ -124,14 +127,4 @@ def _played(
                 record = completion_record(t, b, turn.row, turn.text, tokenizer)
                 reward = rewards.parts[environment.name][turn.rollout]
                 records.append({"problem": problem, **record, **turn.note, "reward": reward})
-    results = means_of_sums(collectives.gather(sums))
-    results["reward"] = math.nan if failed or found["mean"] is None else found["mean"]
-    if found["interval"] and not failed:
-        results["low"], results["high"] = found["interval"]
-    return results, [r for part in collectives.gather(records) for r in part]
-
-
-def _say_why(failed: dict[str, str], context: Context) -> None:
-    """Say why functions failed in an evaluation. failed: the same on all ranks."""
-    for name in sorted(failed):
-        context.observer.note(f"{name!r} failed on held-out rows, so their results are null: {failed[name]}")
+    return means_of_sums(collectives.gather(sums)), values, failed, records
