@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from math import log
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
@@ -38,7 +39,7 @@ from lfpo.core.lfpo import LFPO
 from lfpo.core.measures import Measures, add_measures, measure_targets
 from lfpo.core.model import BASE, CURRENT, OLD
 from lfpo.core.observer import Observer
-from lfpo.core.optim import step_if_finite
+from lfpo.core.optim import take_step
 from lfpo.core.passes import fully_masked
 from lfpo.core.predictions import Predictions
 from lfpo.core.views import Views
@@ -310,8 +311,11 @@ def test_loss_and_norm_of_a_step_by_hand():
     loss, _ = accumulate_gradients(objective, {CURRENT: model, OLD: model}, views, double(1, 0), update_tokens=100)
     assert loss == pytest.approx(3 * log(2))
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    loss, norm, stepped = step_if_finite(optimizer, model, loss, 0.1)
-    assert (loss, norm, stepped) == pytest.approx((3 * log(2), log(2) / 2, True))
+    rate = {"learning_rate": 1.0, "lr_scheduler_type": "constant", "warmup_steps": 0}
+    args, state = SimpleNamespace(max_grad_norm=0.1, **rate), {"skipped_in_a_row": 2}
+    taken = take_step(optimizer, model, args, loss, number=0, total=1, state=state, observer=Observer())
+    assert taken == pytest.approx({"loss": 3 * log(2), "grad_norm": log(2) / 2, "learning_rate": 1.0})
+    assert state == {"skipped_in_a_row": 0}
     assert model.scale.item() == pytest.approx(1.1, abs=1e-5)  # clipped to 0.1, the norm is that before
 
 

@@ -15,9 +15,8 @@ from lfpo.config.engine import EngineSettings
 from lfpo.config.errors import UserError
 from lfpo.config.train import LFPOConfig
 from lfpo.core.lfpo import LFPO
-from lfpo.core.optim import Average
 from lfpo.models import load_model, load_tokenizer
-from lfpo.train.average import AverageFiles, in_place
+from lfpo.train.average import Average
 from lfpo.train.checkpoint import latest_checkpoint
 from lfpo.train.rl import LFPOTrainer
 from small_runs import LFPO_PAPER
@@ -203,15 +202,15 @@ def test_the_average_by_hand(tmp_path: Path):
     weight.data.fill_(8.0)
     average.update()  # the ninth: 10 / 19 is above the decay
     assert average.values[0].item() == pytest.approx(0.5 * now + 4.0)
-    with in_place(average):
+    with average.in_place():
         assert weight.item() == pytest.approx(0.5 * now + 4.0)
     assert weight.item() == 8.0
-    AverageFiles(average).save(tmp_path)
+    average.save(tmp_path)
     other = Average([weight], 0.5)
-    AverageFiles(other).load(tmp_path)
+    other.load(tmp_path)
     assert other.updates == 9 and torch.equal(other.values[0], average.values[0])
     with pytest.raises(UserError, match="average_decay"):
-        AverageFiles(Average([weight, weight], 0.5)).load(tmp_path)
+        Average([weight, weight], 0.5).load(tmp_path)
 
 
 @pytest.mark.long

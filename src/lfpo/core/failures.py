@@ -1,7 +1,5 @@
 """What fails in training, and ends it after too many times in a row: reward functions, environments and updates."""
 
-from pathlib import Path
-
 from lfpo.config.errors import CannotGoOn
 from lfpo.config.json import Json
 from lfpo.core.batch import Batch
@@ -33,14 +31,14 @@ def count_failures(state: Json, batch: Batch, iteration: int, observer: Observer
             raise CannotGoOn(f"{kind} {name!r} failed for {times} batches in a row, last with: {failed[name]}")
 
 
-def count_skipped(state: Json, run_dir: Path, iteration: int) -> None:
-    """Count an update that was not applied; after MAX_SKIPPED in a row stop. state: skipped, skipped_in_a_row. Raises
-    CannotGoOn, which names run_dir."""
+def count_skipped(state: Json, run_dir: str, number: int) -> None:
+    """Count an optimiser step that was not taken; after MAX_SKIPPED in a row stop. state: skipped, skipped_in_a_row.
+    Raises CannotGoOn, which names run_dir and the step."""
     state["skipped"] += 1
     state["skipped_in_a_row"] += 1
     if state["skipped_in_a_row"] >= MAX_SKIPPED:
         state["skipped_in_a_row"] = 0  # in the checkpoint: a resumed run may skip as often again
         raise CannotGoOn(
-            f"{run_dir}: loss or gradient was not finite {MAX_SKIPPED} times in a row (iteration {iteration + 1}); "
+            f"{run_dir}: loss or gradient was not finite {MAX_SKIPPED} times in a row (optimiser step {number + 1}); "
             "lower learning_rate; if no update was applied at all, load a checkpoint whose weights are finite"
         )

@@ -17,10 +17,9 @@ Shapes: R rollouts of an iteration on all ranks, B of them on this rank; S views
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 
@@ -30,12 +29,11 @@ from lfpo.core import collectives
 from lfpo.core.batch import Batch, Update
 from lfpo.core.batch_metrics import means_of_sums
 from lfpo.core.collectives import local
-from lfpo.core.failures import count_skipped
 from lfpo.core.measures import Measures, add_measures
 from lfpo.core.model import CURRENT, OLD, MaskedDiffusionLM
 from lfpo.core.objective import Objective, check_range, signal_of, sum_of_signals
 from lfpo.core.observer import Observer
-from lfpo.core.optim import Average, ema_update, set_lr, step_if_finite
+from lfpo.core.optim import ema_update, take_step
 from lfpo.core.passes import dummy_views, logp_at_targets, with_dummy_passes
 from lfpo.core.predictions import Predictions, one_pass
 from lfpo.core.rng import generator, key
@@ -47,18 +45,16 @@ class Learner:
     """What learns from scored rollouts: phases 2 and 3 of an iteration.
 
     policies: by their names in lfpo.core.model; theta is CURRENT, theta_old is OLD.
-    optimizer: of theta. average: theta's moving average, which follows each step; None where none is kept.
-    state: counters that checkpoints hold, changed in place: skipped, skipped_in_a_row.
-    run_dir: named in errors.
+    optimizer: of theta. state: counters that checkpoints hold, changed in place: skipped, skipped_in_a_row.
+    after_step: called after each step that is taken; theta's moving average follows it there.
     """
 
     args: LFPOConfig
     objective: Objective
     policies: Mapping[str, MaskedDiffusionLM]
     optimizer: torch.optim.Optimizer
-    average: Average | None
     state: Json
-    run_dir: Path
+    after_step: Callable[[], object] | None = None
     checked_range: bool = False  # whether a scored batch was compared with what the objective needs of rewards
 
     def at(self, iteration: int) -> Objective:
@@ -168,17 +164,17 @@ def optimizer_step(
     )
     # 4. theta <- theta - lr AdamW(gradient), the gradient clipped to max_grad_norm over all ranks (Algorithm 1, line
     # 13). The learning rate follows optimiser steps: those before this one, of those of the whole run.
-    lr = set_lr(learner.optimizer, args, step.iteration * step.of + step.number, args.max_steps * step.of)
-    loss, norm, stepped = step_if_finite(learner.optimizer, theta, loss, args.max_grad_norm, observer.event)
-    if stepped:
-        learner.state["skipped_in_a_row"] = 0
-        if learner.average is not None:
-            learner.average.update()
-    else:
-        count_skipped(learner.state, learner.run_dir, step.iteration)
+    taken = take_step(
+        *(learner.optimizer, theta, args, loss),
+        number=step.iteration * step.of + step.number,
+        total=args.max_steps * step.of,
+        state=learner.state,
+        observer=observer,
+        after_step=learner.after_step,
+    )
     if step.number < step.of - 1:  # as in transformers, whose on_step_end follows the last step
         observer.event("on_substep_end")
-    return {"loss": loss, "grad_norm": norm, "learning_rate": lr}, measured
+    return taken, measured
 
 
 def accumulate_gradients(

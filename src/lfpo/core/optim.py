@@ -1,9 +1,7 @@
-"""One step of the optimiser, its learning rate, and the weights that follow: theta_old, and an average of theta.
-
-Learning rates are per optimiser step."""
+"""One step of the optimiser, its learning rate, and the move of theta_old."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -11,37 +9,54 @@ from torch import distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from lfpo.config.json import Json
 from lfpo.core import collectives
 from lfpo.core.collectives import local
+from lfpo.core.failures import count_skipped
 from lfpo.core.model import MaskedDiffusionLM
+from lfpo.core.observer import Observer
 from lfpo.core.rank_tensors import sum_gradients, total_of_parts
 
 
-def step_if_finite(
+def take_step(
     optimizer: torch.optim.Optimizer,
     model: nn.Module,
+    args: Any,
     loss: float,
-    max_grad_norm: float,
-    event: Callable[[str], None] = lambda name: None,
-) -> tuple[float, float, bool]:
-    """End an optimiser step: sum loss and gradients over ranks, clip, step where both are finite, drop the gradients.
+    *,
+    number: int,
+    total: int,
+    state: Json,
+    observer: Observer,
+    after_step: Callable[[], object] | None = None,
+) -> dict[str, float]:
+    """End optimiser step `number` (from 0) of `total`: sum loss and gradients over ranks, clip, step where both are
+    finite, drop the gradients. Returns loss, grad_norm (before clipping) and learning_rate.
 
-    loss: this rank's part. max_grad_norm: 0 does not clip. event: told on_pre_optimizer_step and on_optimizer_step of a
-    step that is taken, while its gradients are there.
-    Returns the summed loss, the gradients' norm before clipping, and whether the step was taken.
+    args: a configuration with output_dir, max_grad_norm (0 does not clip) and what `lr_at` reads. loss: this rank's
+    part. state: counts steps that are not taken. Of one that is, observer.event gets on_pre_optimizer_step and
+    on_optimizer_step while its gradients are there; then after_step is called.
     """
+    lr = lr_at(args, number, total)
+    for group in optimizer.param_groups:
+        group["lr"] = lr
     parameters = [p for p in model.parameters() if p.requires_grad]
     loss = collectives.sum_number(loss)
     if dist.is_initialized():
         sum_gradients(parameters)
-    norm = clip_gradients(parameters, max_grad_norm)
-    finite = math.isfinite(norm) and math.isfinite(loss)
-    if finite:
-        event("on_pre_optimizer_step")
+    norm = clip_gradients(parameters, args.max_grad_norm)
+    if finite := math.isfinite(norm) and math.isfinite(loss):
+        state["skipped_in_a_row"] = 0
+        observer.event("on_pre_optimizer_step")
         optimizer.step()
-        event("on_optimizer_step")
+        observer.event("on_optimizer_step")
+        if after_step is not None:
+            after_step()
     optimizer.zero_grad()
-    return loss, norm, finite
+    if not finite:
+        observer.note(f"optimiser step {number + 1}: loss is {loss}, gradient norm {norm}; update skipped")
+        count_skipped(state, args.output_dir, number)
+    return {"loss": loss, "grad_norm": norm, "learning_rate": lr}
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
@@ -81,14 +96,6 @@ def lr_at(args: Any, step: int, total: int) -> float:
     return peak * (0.5 * (1 + math.cos(math.pi * progress)) if args.lr_scheduler_type == "cosine" else 1 - progress)
 
 
-def set_lr(optimizer: torch.optim.Optimizer, args: object, step: int, total: int) -> float:
-    """Set the learning rate of step `step` of `total`, and return it."""
-    lr = lr_at(args, step, total)
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-    return lr
-
-
 @torch.no_grad()
 def ema_update(reference: MaskedDiffusionLM, model: MaskedDiffusionLM, decay: float) -> None:
     """theta_old <- decay theta_old + (1 - decay) theta, in the reference's own dtype."""
@@ -98,26 +105,3 @@ def ema_update(reference: MaskedDiffusionLM, model: MaskedDiffusionLM, decay: fl
         on_device.lerp_(new.to(old.dtype), 1 - decay)
         if on_device is not old:
             old.copy_(on_device)
-
-
-class Average:
-    """An exponential moving average of the trained weights, for evaluation and export.
-
-    average <- d average + (1 - d) theta after each optimiser step, with d = min(decay, (1 + t) / (10 + t)) at update t,
-    so that the first weights do not stay in a short run's average.
-
-    parameters: theta's trained parameters; split ones (FSDP) are averaged as they are split. The average has their
-    dtype and device.
-    """
-
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], decay: float):
-        self.parameters, self.decay, self.updates = parameters, decay, 0
-        self.values = [p.detach().clone() for p in parameters]
-
-    @torch.no_grad()
-    def update(self) -> None:
-        """Move the average towards the current weights."""
-        self.updates += 1
-        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
-        for value, p in zip(self.values, self.parameters, strict=True):
-            value.lerp_(p.detach(), 1 - decay)

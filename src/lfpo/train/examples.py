@@ -12,8 +12,7 @@ from lfpo.config.json import Json
 from lfpo.config.training import examples_length
 from lfpo.core import collectives
 from lfpo.core.encoding import encode_prompt, misfit, unusable
-from lfpo.core.failures import count_skipped
-from lfpo.core.optim import set_lr, step_if_finite
+from lfpo.core.optim import take_step
 from lfpo.models import MaskedDiffusionLM
 from lfpo.prompts.examples import read_examples
 from lfpo.prompts.sources import fingerprint, in_epochs
@@ -61,15 +60,13 @@ class ExampleTrainer(Trainer):
 
     def update(self, step: int, loss: float, context: Context) -> Json:
         """One optimiser step with the gradients that are there; its metrics. loss: this rank's part."""
-        args, optimizer = self.args, self.optimizer
-        lr = set_lr(optimizer, args, step, self.total_steps)
-        loss, norm, stepped = step_if_finite(optimizer, self.model, loss, args.max_grad_norm)
-        if stepped:
-            self.state["skipped_in_a_row"] = 0
-        else:
-            context.observer.note(f"step {step + 1}: loss is {loss}, gradient norm {norm}; update skipped")
-            count_skipped(self.state, Path(args.output_dir), step)
-        return {"loss": loss, "grad_norm": norm, "learning_rate": lr}
+        return take_step(
+            *(self.optimizer, self.model, self.args, loss),
+            number=step,
+            total=self.total_steps,
+            state=self.state,
+            observer=context.observer,
+        )
 
 
 def own_examples(count: int) -> range:

@@ -21,7 +21,6 @@ from lfpo.config.errors import UserError, first_line
 from lfpo.config.export import ExportConfig, PushConfig, located, output_folder
 from lfpo.config.files import new_folder, read_json, user_path, write_json
 from lfpo.config.json import Json
-from lfpo.core.optim import Average
 from lfpo.models.export import (
     Base,
     export_adapter,
@@ -36,7 +35,7 @@ from lfpo.report.data import run_data
 from lfpo.report.html import page
 from lfpo.runs.card import converted_card, family_use, model_card, published, transformers_use
 from lfpo.runs.directory import Run
-from lfpo.train.average import AverageFiles, swap
+from lfpo.train.average import Average
 from lfpo.train.checkpoint import CARD, latest_checkpoint, numbered, save_policy, step_of, verify
 
 REASON = 160  # most characters of the hub's answer in a message
@@ -154,8 +153,8 @@ def averaged(source: WeightSource, folder: Path) -> WeightSource:
         model = load_model(source.weights, dtype=source.dtype)
     # The decay is not used: the average is read, swapped with the weights, and updated no more.
     average = Average(model.own_parameters(), 0.0)
-    AverageFiles(average).load(saved)
-    swap(average)
+    average.load(saved)
+    average.swap()
     save_policy(model, folder / "average", None)
     return replace(source, weights=folder / "average")
 

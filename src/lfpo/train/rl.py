@@ -35,7 +35,6 @@ from lfpo.rewards import RewardFunction
 from lfpo.runs.context import Context
 from lfpo.runs.directory import Run
 from lfpo.runs.display import Display
-from lfpo.train.average import AverageFiles, in_place, swap
 from lfpo.train.callbacks import Callbacks
 from lfpo.train.export import make_repository, run_push
 from lfpo.train.held_out import held_out
@@ -124,12 +123,12 @@ class LFPOTrainer(Trainer):
         self.policies, self.tokenizer = policies.by_role, policies.tokenizer
         self.model, self.reference = self.policies[CURRENT], self.policies[OLD]  # theta, theta_old
         self.optimizer, self.average = policies.optimizer, policies.average
-        average = AverageFiles(self.average) if self.average is not None else None
-        self.parts = {name: part for name, part in (("average", average), ("queue", self.queue)) if part is not None}
+        self.exported = False  # whether the model's weights are the average
+        parts = {"average": self.average, "queue": self.queue}
+        self.parts = {name: part for name, part in parts.items() if part is not None}
         self.run = replace(self.run, silent=collectives.rank() != 0)
-        self.learner = Learner(
-            args, self.objective, self.policies, self.optimizer, self.average, self.state, self.run.dir
-        )
+        after_step = None if self.average is None else self.average.update
+        self.learner = Learner(args, self.objective, self.policies, self.optimizer, self.state, after_step)
         size = args.prompts_per_iteration, args.num_generations
         self.algorithm = Algorithm(rollouts, *size, self.learner, self.state)
         # Last: callbacks may read any attribute of the trainer.
@@ -146,8 +145,7 @@ class LFPOTrainer(Trainer):
         # Now, not when hours of training are over: a wrong name or token is told at once.
         if args.push_to_hub and collectives.rank() == 0:
             make_repository(str(args.hub_model_id), private=args.hub_private_repo)
-        if isinstance(kept := self.parts.get("average"), AverageFiles):  # `export` has put it into the model
-            self.average = self.learner.average = kept.average
+        self.exported = False
         with self.closing:
             folder = run_trainer(self, resume=resume, display=display)
         if args.push_to_hub:
@@ -205,12 +203,12 @@ class LFPOTrainer(Trainer):
         lfpo.train.held_out). Needs no run; with the context of one, completions are written there."""
         context = context or Context()
         self.engine.forwarded = context.observer.forward
-        with in_place(self.average) if self.average is not None else contextlib.nullcontext():
+        with self.average.in_place() if self.average is not None and not self.exported else contextlib.nullcontext():
             return held_out(self, step, context)
 
     def export(self) -> MaskedDiffusionLM:
         """The trained model; from now on its weights are the average, if one is kept."""
-        if self.average is not None:
-            swap(self.average)
-            self.average = self.learner.average = None
+        if self.average is not None and not self.exported:
+            self.average.swap()
+        self.exported = True
         return self.model

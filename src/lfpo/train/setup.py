@@ -22,7 +22,6 @@ from lfpo.core.batch import RolloutSource
 from lfpo.core.engine import Engine
 from lfpo.core.model import CURRENT, OLD
 from lfpo.core.objective import Objective
-from lfpo.core.optim import Average
 from lfpo.core.rollouts import FreshRollouts
 from lfpo.models import MaskedDiffusionLM
 from lfpo.models.autocast import precision_of
@@ -35,6 +34,7 @@ from lfpo.rewards import RewardFunction
 from lfpo.rollout.episodes import Environment, Played
 from lfpo.rollout.variants import check_context
 from lfpo.train.adamw import build_adamw
+from lfpo.train.average import Average
 from lfpo.train.queue import Queued, RolloutQueue
 from lfpo.train.rates import with_rate
 
