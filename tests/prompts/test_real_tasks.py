@@ -312,13 +312,6 @@ def test_a_gated_data_set_says_how_to_get_access(hub: Hub) -> None:
         data_task("gpqa").row("test", 0)
 
 
-def test_the_datasets_library_is_needed_for_the_hub_only(monkeypatch: pytest.MonkeyPatch, here: None) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    assert data_task("gsm8k@gsm8k").row("test", 0)
-    with pytest.raises(UserError, match="needs the datasets library"):
-        data_task("gsm8k").row("test", 0)
-
-
 def test_hub_rows_of_several_configurations_are_joined(hub: Hub) -> None:
     row = {"problem": "1?", "level": "1", "type": "x", "solution": "\\boxed{1}"}
     hub.rows = lambda config, split: [row, {}] if config == "geometry" else [row]

@@ -132,8 +132,7 @@ def test_conversations_are_read_as_trl_writes_them():
     said = [[{"role": "assistant", "content": text}] for text in (good, bad)]
     explicit = preference({"prompt": [user], "chosen": said[0], "rejected": said[1]}, "f:1")
     implicit = preference({"chosen": [user, *said[0]], "rejected": [user, *said[1]]}, "f:1")
-    assert explicit == implicit
-    assert (explicit.prompt, explicit.chosen, explicit.rejected) == ([user], good, bad)
+    assert explicit == implicit == ([user], good, bad)
 
 
 USER, ASSISTANT, OTHER = ({"role": r, "content": c} for r, c in (("user", "x"), ("assistant", "a"), ("assistant", "b")))
@@ -203,7 +202,7 @@ def test_a_task_s_pair_is_a_right_and_a_wrong_answer(name: str):
     task = get_task(name)
     assert isinstance(task, Task)
     for i in random.Random(0).sample(range(1000), 20):
-        pair = task_pair(task, "test", i, 0)
-        row = next(r for j in range(5) if (r := task.row("test", i + j * 10**6, 0))["prompt"] == pair.prompt)
-        assert task.correct(pair.chosen, row) and not task.correct(pair.rejected, row)
+        prompt, chosen, rejected = task_pair(task, "test", i, 0)
+        row = next(r for j in range(5) if (r := task.row("test", i + j * 10**6, 0))["prompt"] == prompt)
+        assert task.correct(chosen, row) and not task.correct(rejected, row)
     assert task_pair(task, "test", 3, 0) == task_pair(task, "test", 3, 0) != task_pair(task, "test", 4, 0)

@@ -20,9 +20,8 @@ from lfpo.prompts.tasks import get_task
 from lfpo.rollout.sampling import as_it_is
 from lfpo.sandbox import available_rungs
 
-PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "matplotlib", "rich")
-OPTIONAL = {"datasets": "hub tasks", "peft": "LoRA", "accelerate": "trackers", "math_verify": "symbolic maths"}
-OPTIONAL |= {"bitsandbytes": "8 and 4 bits", "triton": "kernels on GPUs"}
+PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "datasets", "peft", "math_verify")
+OPTIONAL = {"matplotlib": "figures", "bitsandbytes": "8 and 4 bits", "triton": "kernels on GPUs"}
 
 
 def run_doctor() -> None:

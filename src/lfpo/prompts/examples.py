@@ -1,7 +1,6 @@
 """What `lfpo sft` and `lfpo dpo` train on, in TRL's formats: a completion of a prompt, or a better and a worse one."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from lfpo.config.data import ExampleConfig
@@ -14,28 +13,10 @@ from lfpo.prompts.tasks import Task
 
 T = TypeVar("T")
 Messages = list[Json]
-
+Demonstration = tuple[str | Messages, str]  # a prompt and its completion
+Preference = tuple[str | Messages, str, str]  # a prompt, a better completion and a worse one
 
 COLUMNS = ("prompt", "chosen", "rejected")
-
-
-@dataclass(frozen=True)
-class Demonstration:
-    """A prompt, as text or messages, and its completion. where: for error messages."""
-
-    prompt: str | Messages
-    completion: str
-    where: str
-
-
-@dataclass(frozen=True)
-class Preference:
-    """A prompt, as text or messages, and two completions, the first of them better. where: for error messages."""
-
-    prompt: str | Messages
-    chosen: str
-    rejected: str
-    where: str
 
 
 def read_examples(args: ExampleConfig, example: Callable[[Json, str], T]) -> dict[str, list[T]]:
@@ -59,7 +40,7 @@ def demonstration(row: Json, where: str) -> Demonstration:
             raise UserError(f"{where}: 'messages' holds one message; give what it answers before it")
     row = _with_texts(row, ("completion",), where)
     check_row(row, where, required=("prompt", "completion"))
-    return Demonstration(row["prompt"], row["completion"], where)
+    return row["prompt"], row["completion"]
 
 
 def _with_texts(row: Json, columns: Sequence[str], where: str) -> Json:
@@ -90,7 +71,7 @@ def preference(row: Json, where: str) -> Preference:
     check_row(row, where, required=COLUMNS)
     if row["chosen"] == row["rejected"]:
         raise UserError(f"{where}: chosen and rejected are the same; a pair must differ")
-    return Preference(row["prompt"], row["chosen"], row["rejected"], where)
+    return row["prompt"], row["chosen"], row["rejected"]
 
 
 def _with_common_beginning(chosen: Messages, rejected: Messages, where: str) -> Json:
@@ -114,5 +95,5 @@ def task_pair(task: Task, split: str, index: int, seed: int) -> Preference:
         row = task.row(split, index, seed)
         chosen, rejected = task.demonstrate(row, rng, 1.0), task.demonstrate(row, rng, 0.0)
         if not task.correct(rejected, row):
-            return Preference(row["prompt"], chosen, rejected, f"task {task.name}")
+            return row["prompt"], chosen, rejected
         index += 10**6

@@ -1,14 +1,12 @@
 """Reads the rows of a user's files: JSONL, JSON, CSV, TSV, Parquet, Arrow; also by gzip, and several by a pattern.
 
 A file's name says its format; every other name is JSONL or a JSON list. JSON and CSV are read by the standard library,
-so that no extra is needed and a cell such as 007 stays as it is written. pyarrow, which `datasets` brings, reads
-Parquet and Arrow.
+so that a cell such as 007 stays as it is written. pyarrow, which `datasets` brings, reads Parquet and Arrow.
 """
 
 import csv
 import glob
 import gzip
-import importlib
 import io
 import json
 import re
@@ -173,10 +171,9 @@ def _convert(name: str, rows: list[Json]) -> None:
 
 def _table_rows(data: bytes, file: Path) -> list[Record]:
     """The rows of a Parquet or Arrow file; struct fields that a row lacks are None there."""
-    try:
-        pyarrow, parquet = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.parquet"))
-    except ImportError:
-        raise UserError(f"{file}: reading it needs pyarrow: pip install datasets") from None
+    import pyarrow  # type: ignore[import-untyped]
+    from pyarrow import parquet
+
     buffer = pyarrow.BufferReader(data)
     if suffix_of(file) == ".parquet":
         table = parquet.read_table(buffer)

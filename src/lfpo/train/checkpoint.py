@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -27,33 +26,13 @@ from lfpo.models import MaskedDiffusionLM, save_model
 from lfpo.models.lora import ADAPTER_CONFIG, load_adapter, save_adapter
 from lfpo.models.tensor_files import read_like, tensor_paths, write_shards
 from lfpo.models.weights import read_weights
+from lfpo.train.trainer import Trainer
 
 CARD = "README.md"
 TABLES = ("qmap1", "qmap2")  # bitsandbytes' fields with the values of the 256 codes, equal for all tensors
 
 
-class Part(Protocol):
-    """Something of a trainer that checkpoints hold in a folder of its own."""
-
-    def save(self, folder: Path) -> None:
-        """Write it into an existing empty folder. A collective. Raises OSError or SafetensorError."""
-
-    def load(self, folder: Path) -> None:
-        """Read what `save` wrote, in place. The folder is missing where the run did not have this part when it was
-        saved. Raises UserError where the run cannot go on from there."""
-
-
-class Saved(Protocol):
-    """What a checkpoint holds of a trainer (see lfpo.train.trainer.Trainer)."""
-
-    model: MaskedDiffusionLM
-    reference: MaskedDiffusionLM | None
-    tokenizer: Any
-    optimizer: torch.optim.Optimizer
-    parts: Mapping[str, Part]
-
-
-def save_checkpoint(run_dir: Path, step: int, trainer: Saved, *, state: Json, card: str = "", keep: int = 2) -> Path:
+def save_checkpoint(run_dir: Path, step: int, trainer: Trainer, *, state: Json, card: str = "", keep: int = 2) -> Path:
     """Write `checkpoints/step-N`, remove all but the newest `keep`, and return its path. A collective: every rank calls
     it.
 

@@ -156,13 +156,15 @@ def as_trajectory(pairs: Sequence[Pair], model: MaskedDiffusionLM) -> Trajectory
 def _pairs(config: DPOConfig, tokenizer: object, model: MaskedDiffusionLM) -> Source[Pair]:
     """The pairs of the configuration's data set or tasks."""
 
-    def encode(pair: Preference, length: int) -> Pair:
-        prompt, chosen = encode_example(tokenizer, model, pair.prompt, pair.chosen, length, pair.where)
-        rejected = encode_example(tokenizer, model, pair.prompt, pair.rejected, length, pair.where)[1]
-        return prompt, chosen, rejected
+    def encode(pair: Preference, length: int, where: str) -> Pair:
+        prompt, *completions = pair
+        (ids, chosen), (_, rejected) = (
+            encode_example(tokenizer, model, prompt, completion, length, where) for completion in completions
+        )
+        return ids, chosen, rejected
 
     if not config.tasks:
-        return of_data_set(config, lambda row, where: encode(preference(row, where), config.gen_length))
+        return of_data_set(config, lambda row, where: encode(preference(row, where), config.gen_length, where))
 
     tasks: dict[str, Task] = {}
     for name in config.tasks:
@@ -175,6 +177,6 @@ def _pairs(config: DPOConfig, tokenizer: object, model: MaskedDiffusionLM) -> So
     def from_tasks(index: int, split: str = "train") -> Pair:
         rng = python_rng(config.seed, "pair", split, index)
         name = rng.choices(list(tasks), weights=list(config.tasks.values()))[0]
-        return encode(task_pair(tasks[name], split, index, config.seed), length)
+        return encode(task_pair(tasks[name], split, index, config.seed), length, f"task {name}")
 
     return from_tasks, [from_tasks(i, "test") for i in range(config.eval_size)], 0

@@ -295,8 +295,7 @@ def _example_source(config: SFTConfig, tokenizer: Any, model: MaskedDiffusionLM)
         return ids, (answer + [model.eos_id] * length)[:length]
 
     def read(row: Json, where: str) -> Example:
-        shown = demonstration(row, where)
-        return encode(shown.prompt, shown.completion, config.gen_length, where)
+        return encode(*demonstration(row, where), config.gen_length, where)
 
     if not config.tasks:
         return of_data_set(config, read)

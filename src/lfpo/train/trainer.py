@@ -1,6 +1,7 @@
 """What a run runs: the interface that trainers of `lfpo train`, `sft` and `dpo` have in common."""
 
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -10,7 +11,17 @@ from lfpo.config.json import Json
 from lfpo.config.length import Length
 from lfpo.models import MaskedDiffusionLM
 from lfpo.runs.context import Context
-from lfpo.train.checkpoint import Part
+
+
+class Part(Protocol):
+    """Something of a trainer that checkpoints hold in a folder of its own."""
+
+    def save(self, folder: Path) -> None:
+        """Write it into an existing empty folder. A collective. Raises OSError or SafetensorError."""
+
+    def load(self, folder: Path) -> None:
+        """Read what `save` wrote, in place. The folder is missing where the run did not have this part when it was
+        saved. Raises UserError where the run cannot go on from there."""
 
 
 class Trainer(Protocol):

@@ -62,10 +62,8 @@ class HubSplit:
 
 def load_hub(source: HubSplit, instead: str) -> list[Record]:
     """All records of a split. Raises UserError, which names the alternative `instead`, if it cannot be loaded."""
-    try:
-        import datasets
-    except ImportError:
-        raise UserError(f"{source.path}: needs the datasets library (pip install datasets), {instead}") from None
+    import datasets
+
     records = []
     for config in source.configs:
         try:
