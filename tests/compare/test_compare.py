@@ -189,6 +189,10 @@ def test_cells_are_checked_before_any_runs(tmp_path: Path, capsys: pytest.Captur
     recipe.write_text("data_file: x.jsonl\neval_samplers: {threshold: {}}\n")
     with pytest.raises(UserError, match="has no held-out problems"):
         check(small(tmp_path, recipe=str(recipe)))
+    recipe.write_text("task: choice\neval_samplers: {greedy: {}}\n")  # as the tutorial's
+    assert [*cell_config(small(tmp_path, recipe=str(recipe), overrides={}), Cell("lfpo", 1)).eval_samplers] == [
+        "threshold"
+    ]
     with pytest.raises(UserError, match=r"has no eval sampler 'treshold'.*'threshold'"):
         check(small(tmp_path, curve_sampler="treshold"))
     config = small(tmp_path, objectives={"a": {"name": "agrpo"}})

@@ -89,5 +89,6 @@ def test_a_resume_writes_nothing_before_it_holds_the_folder_and_text_stays_text(
     before = (tmp_path / "run/run.json").read_bytes()
     run = open_run(tmp_path / "run", config, resume=True, kind="train")
     assert (tmp_path / "run/run.json").read_bytes() == before
-    run.write_config(config, 3)
-    assert json.loads((tmp_path / "run/run.json").read_text()) == {**json.loads(before), "iterations": 3}
+    run.write_config(config, iterations=3, learning_rate=1e-4)
+    chosen = {"iterations": 3, "learning_rate": 1e-4}
+    assert json.loads((tmp_path / "run/run.json").read_text()) == json.loads(before) | chosen

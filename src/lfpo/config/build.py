@@ -96,7 +96,10 @@ def _find(path: Path, beside: Path) -> Path:
         return (RECIPES / f"{short[name]}.yaml").resolve()
     if (beside / path).is_dir():
         raise UserError(f"config {str(path)!r}: a folder; give a YAML file (a run's: {path / 'config.yaml'})")
-    near = nearest(name, [*short, *recipe_names(parts=True)], "; `lfpo recipes` lists the shipped ones")
+    beside_it = [str(path.with_name(file.name)) for file in (beside / path).parent.glob("*.yaml")]
+    near = nearest(
+        str(path), [*beside_it, *short, *recipe_names(parts=True)], "; `lfpo recipes` lists the shipped ones"
+    )
     raise UserError(f"config {str(path)!r}: no such file{near}")
 
 

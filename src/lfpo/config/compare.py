@@ -2,9 +2,9 @@
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from lfpo.config.build import build, load_yaml, merge, to_dict
 from lfpo.config.checks import Count, check_ranges, refuse
@@ -34,9 +34,13 @@ OF_ROWS += ("reward_funcs", "reward_weights", "correct")
 class CompareConfig:
     """Configuration of `lfpo compare`: every objective trains on one recipe with every seed."""
 
+    REFUSED: ClassVar[dict[str, str]] = {
+        field.name: "is a key of lfpo train; give its file by --recipe FILE, or the key by --overrides"
+        for field in fields(LFPOConfig)
+    }
+
     recipe: str
-    """Training recipe or file, with a task, or rows of one's own and held-out ones, and the eval sampler
-    `curve_sampler`."""
+    """Training recipe or file, with a task, or rows of one's own and held-out ones."""
 
     output_dir: str
     """Folder for runs, table and figure. Finished runs in it never run again."""
@@ -56,7 +60,8 @@ class CompareConfig:
     """Keys that replace the recipe's for all objectives."""
 
     curve_sampler: str = "threshold"
-    """The recipe's eval sampler whose accuracy is measured while training, every `eval_steps`."""
+    """The eval sampler, of the recipe or `greedy` or `threshold`, whose accuracy is measured while training, every
+    `eval_steps`."""
 
     thresholds: list[float] = field(default_factory=lambda: list(THRESHOLDS))
     """Confidence thresholds that each trained model decodes at, for accuracy over forwards."""
@@ -138,7 +143,7 @@ def cell_config(config: CompareConfig, cell: Cell) -> LFPOConfig:
         values["objective"] = own
     values |= {"seed": cell.seed, "threads": config.threads, "eval_size": config.problems, "output_dir": "-"}
     built = build(LFPOConfig, values, f"lfpo compare: {cell.label}")
-    chosen, named = config.curve_sampler, built.eval_samplers
+    chosen, named = config.curve_sampler, {**LFPOConfig("-").eval_samplers, **built.eval_samplers}
     for lacking, why in (
         (
             not (built.task or built.eval_file or built.dataset_test_split),

@@ -73,7 +73,8 @@ def _prepared(record: Record, columns: Mapping[str, str], prepare: Callable[[Row
     for old, new in columns.items():
         if old not in row or new in row:
             problem = f"has a column {new!r} already" if old in row else f"has no column {old!r}"
-            raise UserError(f"{record.where}: 'columns' renames {old!r} to {new!r}, and the row {problem}")
+            found = f"(found: {', '.join(map(str, row))})"
+            raise UserError(f"{record.where}: 'columns' renames {old!r} to {new!r}, and the row {problem} {found}")
         row[new] = row.pop(old)
     if prepare is not None:
         with users_code(f"{record.where}: map_row"):

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from lfpo.config.errors import UserError
+from lfpo.config.errors import UserError, nearest
 from lfpo.config.files import read_json, user_path
 from lfpo.config.json import Json
 from lfpo.prompts.rows import Record, check_row
@@ -70,8 +70,11 @@ def files_of(path: str | Path) -> list[Path]:
                 "that `datasets` saved"
             )
         return saved
-    if file.exists() or not glob.has_magic(str(file)):
+    if file.exists():
         return [file]
+    if not glob.has_magic(str(file)):
+        near = nearest(str(path), [str(file.with_name(other.name)) for other in file.parent.glob("*")], "")
+        raise UserError(f"{file}: no such file{near}")
     files = sorted(Path(name) for name in glob.glob(str(file), recursive=True) if Path(name).is_file())
     # `datasets` writes results of map and filter beside the data, which would give each row twice.
     files = [f for f in files if not f.match("cache-*.arrow") and f in (_saved_files(f.parent) or [f])]
@@ -100,8 +103,6 @@ def _file_rows(file: Path) -> list[Record]:
         if suffix_of(file) in (".parquet", ".arrow"):
             return _table_rows(data, file)
         text = data.decode("utf-8-sig")
-    except FileNotFoundError:
-        raise UserError(f"{file}: no such file") from None
     except (OSError, EOFError, zlib.error, ValueError) as error:  # pyarrow's own are ValueErrors
         what = {".parquet": "Parquet", ".arrow": "Arrow"}.get(suffix_of(file), "UTF-8 text")
         raise UserError(f"{file}: not readable as {what} ({' '.join(str(error).split())})") from error

@@ -57,7 +57,7 @@ def run_data(run: Run) -> Json:
         "seconds": _latest(metrics, "time/total"),
         "rate": rate(metrics),
         "left": time_left(metrics, config, total),
-        "learning_rate": config["learning_rate"],
+        "learning_rate": config["learning_rate"] or info.get("learning_rate"),
         "seed": config["seed"],
         "environment": info["environment"],
         "versions": info["versions"],

@@ -52,7 +52,7 @@ def summary(run: Run) -> Json | None:
         "name": run.dir.name,
         "objective": config["objective"]["name"],
         "on": data_of(config) or "rows given in Python",
-        "learning rate": f"{rate:g}" if (rate := config.get("learning_rate")) else "",
+        "learning rate": f"{rate:g}" if (rate := config.get("learning_rate") or info.get("learning_rate")) else "",
         "state": _state(run, metrics, config, info["iterations"]),
         "reward": f"{rewards[-1]:.3f}" if rewards else "",
         "held out": ", ".join(pair["name"] for pair in pairs),

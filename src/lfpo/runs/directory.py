@@ -120,11 +120,12 @@ class Run:
         """The lines of notes.jsonl; [] where there are no notes."""
         return _read_lines(self.dir / "notes.jsonl")
 
-    def write_config(self, config: object, iterations: int) -> None:
-        """Write the configuration that the run goes on with, as it was given, and the number of its iterations."""
+    def write_config(self, config: object, *, iterations: int, learning_rate: float) -> None:
+        """Write the configuration that the run goes on with, as it was given, and what it leaves open."""
         if not self.silent:
             # Also what is new: a run may go on with other versions, on another machine.
-            info = {**read_json(self.dir / "run.json"), **_started(), "iterations": iterations}
+            chosen = {"iterations": iterations, "learning_rate": learning_rate}
+            info = {**read_json(self.dir / "run.json"), **_started(), **chosen}
             with writing(self.dir, RESUME):
                 write_json(self.dir / "run.json", info)
                 replace_file(self.dir / "config.yaml", yaml_text(to_dict(config)))

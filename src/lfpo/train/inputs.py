@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lfpo.prompts.examples import demonstration, preference, read_examples
+from lfpo.prompts.files import files_of
 from lfpo.prompts.tasks import get_task
 from lfpo.runs import trackers
 from lfpo.runs.directory import check_folder
@@ -21,6 +22,8 @@ def check_run(args: Any, kind: str, *, resume: bool = False) -> None:
         check_folder(Path(args.output_dir), args, resume=resume, kind=kind)
     trackers.check_installed(args.report_to)
     if kind == "train":  # its trainer reads the prompts before the model
+        for name in filter(None, (args.data_file, args.eval_file)):
+            files_of(name)
         return
     for task in args.tasks:
         get_task(task)

@@ -72,7 +72,8 @@ class TrainingRun:
         with self.folder.locked(), removed_if_unused(self.folder):
             logged = self.restore()
             # Only now: a resume that could not be restored must leave the run's configuration as it was.
-            self.folder.write_config(trainer.user_args, max(trainer.total_steps, self.done))
+            iterations, rate = max(trainer.total_steps, self.done), self.args.learning_rate
+            self.folder.write_config(trainer.user_args, iterations=iterations, learning_rate=rate)
             distributed.begin_work()
             keep_freed_memory(sum(original_shape(p).numel() for p in trainer.model.parameters()))
             shown = to_dict(self.args)
