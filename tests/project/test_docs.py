@@ -134,6 +134,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, text in re.findall(r"^```\w+\n# (\w+\.\w+)\n(.*?)^```", tutorial, re.DOTALL | re.MULTILINE):
         (tmp_path / name).write_text(text)
     runpy.run_path(str(tmp_path / "make_data.py"))  # train.csv and test.csv
+    runpy.run_path(str(tmp_path / "make_sort.py"))
     return tmp_path
 
 
