@@ -77,7 +77,7 @@ def evaluate(
     """
     distributed.start()
     wanted = [(i, 0) for i in collectives.own_indices(len(rows))]
-    own, trajectory = collectives.raise_on_all(  # a rank that waits would wait for one that stopped
+    own, trajectory = collectives.raise_on_all(  # else the other ranks would wait for one that failed
         lambda: sample_answers(engine, model, tokenizer, rows, wanted, sampler, seed=seed, finished=finished)
     )
     judged = judge_answers(judge, rows, own, trajectory)
