@@ -13,7 +13,7 @@ from lfpo.config.sampler import SamplerConfig
 from lfpo.contrib.canvases.sampler import DRAW, NOISE, START, accept
 from lfpo.contrib.canvases.trajectory import NEVER, CanvasTrajectory
 from lfpo.core.draw import inverse_cdf
-from lfpo.core.noise import uniform
+from lfpo.core.rng import uniform
 from lfpo.models import load_model
 from lfpo.rollout.sampling import rollout
 from tiny_gemma import CANVAS, CHARACTERS, PAD, TURN, VOCABULARY, both, write_gemma

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lfpo.core.noise import uniform
+from lfpo.core.rng import uniform
 
 ALL = 2**64 - 1
 

@@ -15,7 +15,7 @@ from lfpo.config.errors import UserError
 from lfpo.config.sampler import SamplerConfig
 from lfpo.core.compiled import bucket
 from lfpo.core.forward import FORWARD_TOKENS, pieces
-from lfpo.core.noise import uniform
+from lfpo.core.rng import uniform
 from lfpo.core.rule import PLAN, Proposal, Reveal, Rule
 from lfpo.core.structure import FULL
 from lfpo.core.trajectory import Trajectory

@@ -12,7 +12,7 @@ from lfpo.core.draw import Drawn, draw_from_logits, guided
 from lfpo.core.forward import Forward
 from lfpo.core.hooks import DrawnTokens, Hook
 from lfpo.core.model import MaskedDiffusionLM
-from lfpo.core.noise import uniform
+from lfpo.core.rng import uniform
 from lfpo.core.rule import TOKENS, Proposal, Reveal, Rule, Score, revealed_of
 
 # Elements of the logits that one product with the head makes. On a GPU 2,048 positions of a large vocabulary, because

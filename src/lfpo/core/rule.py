@@ -8,8 +8,8 @@ import torch
 
 from lfpo.config.reveal import RuleKeys
 from lfpo.core.active_rows import ActiveRows
-from lfpo.core.noise import uniform
 from lfpo.core.pace import Plan
+from lfpo.core.rng import uniform
 
 # What a row's random numbers are for: drawing tokens, the rule's choices at one forward, the rule's choices for a row.
 TOKENS, ORDER, PLAN = range(3)

@@ -24,8 +24,7 @@ from lfpo.core.doubled import noised_hidden, training_structure
 from lfpo.core.draw import guided
 from lfpo.core.encoding import unusable
 from lfpo.core.fused import in_chunks
-from lfpo.core.noise import uniform
-from lfpo.core.rng import key
+from lfpo.core.rng import key, uniform
 from lfpo.core.structure import Structure
 from lfpo.core.views import pack_by_tokens
 from lfpo.eval.evaluate import check_finite

@@ -13,8 +13,7 @@ from lfpo.core import collectives
 from lfpo.core.doubled import noised_hidden
 from lfpo.core.fused import rows_of_a_chunk
 from lfpo.core.model import NO_TOKEN, OLD, MaskedDiffusionLM
-from lfpo.core.noise import uniform
-from lfpo.core.rng import key
+from lfpo.core.rng import key, uniform
 from lfpo.core.structure import Structure
 from lfpo.core.views import BlockViews, Views
 

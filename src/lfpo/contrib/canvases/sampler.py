@@ -24,7 +24,7 @@ from lfpo.core.draw import inverse_cdf
 from lfpo.core.forward import left_pad
 from lfpo.core.fused import rows_of_a_chunk
 from lfpo.core.model import MaskedDiffusionLM
-from lfpo.core.noise import uniform
+from lfpo.core.rng import uniform
 from lfpo.core.structure import Doubled, mask_bias
 from lfpo.core.trajectory import Trajectory, join
 from lfpo.core.views import pack_by_tokens

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from lfpo.config.sampler import Sampler
-from lfpo.core.noise import uniform
 from lfpo.core.reveal import ranked
+from lfpo.core.rng import uniform
 from lfpo.core.rule import PLAN, Proposal, Reveal
 
 
