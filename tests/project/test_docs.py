@@ -235,7 +235,8 @@ def those(pattern: re.Pattern[str], but: re.Pattern[str]) -> list[Any]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("arguments", those(LONG, ELSEWHERE))
-def test_a_long_command(arguments: list[str], folder: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_long_command(arguments: list[str], folder: Path, trained: Path, capsys: pytest.CaptureFixture[str]):
+    shutil.copytree(trained, folder / "runs/sft")  # the tutorial's fine-tuned model
     typed(shlex.join(arguments), folder, capsys)
 
 
