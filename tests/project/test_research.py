@@ -237,9 +237,9 @@ def test_rising_states_are_those_of_unigrpo(words_batch: tuple[Any, Any]):
 
 def test_samples_give_every_pass_at_k_and_different_right_answers(monkeypatch: pytest.MonkeyPatch):
     """Of four samples one problem has two right ones of one kind, the other one: pass@2 is 5/6 and 1/2."""
-    texts = ["a", "a", "b", "c", "d", "e", "f", "g"]
+    answers = [SimpleNamespace(completion=text) for text in "aabcdefg"]
     correct = [True, True, False, False, True, False, False, False]
-    found = SimpleNamespace(values=correct, completions=texts)
+    found = SimpleNamespace(values=correct, answers=answers)
     monkeypatch.setattr(study, "decoded", lambda *_: ([], found))
     config: Any = SimpleNamespace(sampler=SimpleNamespace(temperature=1.0))
     result = study.sampled({"problems": [4, 7]}, config, problems=2, each=4, k=[1, 2, 4])
