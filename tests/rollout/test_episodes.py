@@ -248,8 +248,9 @@ KEYS: list[tuple[dict[str, Any], str]] = [
     ({"engine": {"reward_workers": 1}}, "'engine.reward_workers' does not work with 'environment'"),
     (
         {"reward_funcs": ["reward_samples.even_tokens"]},
-        "an environment gives the rewards itself; leave out reward_funcs",
+        "an environment gives the rewards itself; leave out reward_funcs and correct",
     ),
+    ({"correct": "reward_samples.even_tokens"}, "an environment gives the rewards itself; leave out reward_funcs and"),
     ({"reward_memory": 1.0}, "reward_memory limits the functions of reward_funcs"),
     ({"reward_weights": [1.0]}, "1 weights for 0 functions"),
     (

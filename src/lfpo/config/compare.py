@@ -35,9 +35,9 @@ class CompareConfig:
     """Configuration of `lfpo compare`: every objective trains on one recipe with every seed."""
 
     REFUSED: ClassVar[dict[str, str]] = {
-        field.name: "is a key of lfpo train; give its file by --recipe FILE, or the key by --overrides"
-        for field in fields(LFPOConfig)
-    }
+        key.name: "is a key of lfpo train; give the file by --recipe FILE, one key by --overrides.KEY VALUE"
+        for key in fields(LFPOConfig)
+    } | {key: f"is decided by the comparison's {decided_by!r}" for key, decided_by in DECIDED.items()}
 
     recipe: str
     """Training recipe or file, with a task, or rows of one's own and held-out ones."""
@@ -95,8 +95,8 @@ class CompareConfig:
         for label, settings in self.objectives.items():
             own, name = settings.get("config", {}), f"objective {label!r}"
             refuse((label == BASE or "/" in label, f"{name}: a label must not be {BASE!r} and must not contain '/'"))
-            for key, decided_by in DECIDED.items():
-                said = f"{key!r} is decided by the comparison's {decided_by!r}"
+            for key in DECIDED:
+                said = f"{key!r} {self.REFUSED[key]}"
                 refuse((key in self.overrides, f"overrides: {said}"), (key in own, f"{name}: config: {said}"))
             all_settings({key: value for key, value in settings.items() if key != "config"})
 

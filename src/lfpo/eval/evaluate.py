@@ -104,8 +104,8 @@ def sample_answers(
     seed: int,
     finished: Callable[[list[Answer]], None] | None = None,
 ) -> tuple[list[Answer], Trajectory | None]:
-    """Sample the `wanted` (problem, sample) pairs, this rank's: their answers, and the trajectory with the same rows
-    (None: there are no pairs).
+    """Sample this rank's `wanted` (problem, sample) pairs. Returns their answers, and the trajectory with the same rows
+    (None where there are no pairs).
 
     The other arguments are those of `evaluate`. Raises UserError as `finite`.
     """
@@ -153,8 +153,8 @@ def answers_of(trajectory: Trajectory, pairs: Sequence[tuple[int, int]], tokeniz
 
 
 def judge_answers(judge: Judge, rows: Sequence[Row], own: Sequence[Answer], trajectory: Trajectory | None) -> Judged:
-    """What the answers of all ranks get, by rank; each rank judges its own. trajectory: has a row of each own answer;
-    None where there are none."""
+    """The verdicts or rewards of all ranks' answers, in the order of ranks; each rank judges its own. trajectory: row b
+    is own[b]; None where this rank has no answers."""
 
     def judged() -> Judged:
         if trajectory is None:

@@ -8,7 +8,7 @@ from lfpo.config.errors import UserError
 from lfpo.config.plugins import resolve
 from lfpo.core.attempts import users_code
 from lfpo.prompts.files import TEXTS, load_rows
-from lfpo.prompts.rows import Record, check_row
+from lfpo.prompts.rows import Record, check_row, found
 from lfpo.prompts.tasks import Row
 from lfpo.prompts.tasks.records import HubSplit, load_hub
 
@@ -73,8 +73,7 @@ def _prepared(record: Record, columns: Mapping[str, str], prepare: Callable[[Row
     for old, new in columns.items():
         if old not in row or new in row:
             problem = f"has a column {new!r} already" if old in row else f"has no column {old!r}"
-            found = f"(found: {', '.join(map(str, row))})"
-            raise UserError(f"{record.where}: 'columns' renames {old!r} to {new!r}, and the row {problem} {found}")
+            raise UserError(f"{record.where}: 'columns' renames {old!r} to {new!r}, and the row {problem} {found(row)}")
         row[new] = row.pop(old)
     if prepare is not None:
         with users_code(f"{record.where}: map_row"):

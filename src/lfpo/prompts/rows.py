@@ -99,4 +99,9 @@ def _check_rendered(row: Json | Mapping[str, Any], where: str) -> None:
 
 def absence(name: str, row: Mapping[str, object]) -> str:
     """How a row lacks a value, for messages."""
-    return "null, or an empty cell" if name in row else f"missing (found: {', '.join(map(str, row)) or 'none'})"
+    return "null, or an empty cell" if name in row else f"missing {found(row)}"
+
+
+def found(row: Mapping[str, object]) -> str:
+    """The columns of a row, for messages."""
+    return f"(found: {', '.join(map(str, row)) or 'none'})"

@@ -73,12 +73,14 @@ def held_out(trainer: Evaluated, step: int, context: Context) -> dict[str, float
     return metrics | {"time/eval": time.perf_counter() - started}
 
 
-# Of each sampler: mean steps and forwards, what each row got, function -> why it failed, records of this rank's rows.
+# What one sampler gives: mean steps and forwards; the value of each row; function -> why it failed; the records of this
+# rank's rows.
 Measured = tuple[dict[str, float], list[bool | float | None], dict[str, str], list[Json]]
 
 
 def _judged(trainer: Evaluated, name: str, sampler: Sampler, context: Context) -> Measured:
-    """Completions that a verifier or reward functions judge. A record is a completion; without KEPT its value alone."""
+    """Completions that a verifier or reward functions judge. A record is a completion; after the first KEPT
+    problems it holds the value alone."""
     source, tokenizer, progress, rows = trainer.source, trainer.tokenizer, context.observer, trainer.source.eval_rows
     own = collectives.own_indices(len(rows))
 
