@@ -8,6 +8,7 @@ import re
 import runpy
 import shlex
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -135,6 +136,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).write_text(text)
     runpy.run_path(str(tmp_path / "make_data.py"))  # train.csv and test.csv
     runpy.run_path(str(tmp_path / "make_sort.py"))
+    for file in tmp_path.glob("*.py"):  # an earlier test imported its own, from a folder that may be gone
+        monkeypatch.delitem(sys.modules, file.stem, raising=False)
     return tmp_path
 
 
