@@ -12,7 +12,7 @@ def sample(rng: random.Random) -> Row:
 
 
 def demonstrate(row: Row, rng: random.Random, right_share: float) -> str:
-    """The right answer, however often a right one is asked for: what makes this base weak is how few it has seen."""
+    """Always the right answer: this base is weak because it trains for few steps."""
     return row["answer"]
 
 
