@@ -268,3 +268,15 @@ class PartsLFPO(LFPO):
         loss_T, measures = clipped_loss(knobs, (logp_T - old_T).exp(), advantage_T)
         w_T = old_T.exp() if self.target_weight == "p_old" else torch.ones_like(old_T)
         return (w_T * loss_T).sum(), measures | measure_targets(predictions, r_T, neutral=0.5, beta=self.beta)
+
+
+@dataclass(frozen=True)
+class InformedLFPO(LFPO):
+    """LFPO that makes no views of neutral rollouts (r = 1/2), those of groups in which all are wrong.
+
+    Their gradient is 0 where theta is theta_old; later it only holds theta back.
+    """
+
+    def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int = 0) -> Views:
+        views = super().views(trajectory, signal_B, seeds, inner)
+        return views.select(((signal_B[views.row] - self.neutral).abs() > 1e-9).nonzero().flatten())
