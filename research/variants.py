@@ -274,7 +274,7 @@ class PartsLFPO(LFPO):
 class InformedLFPO(LFPO):
     """LFPO that makes no views of neutral rollouts (r = 1/2), those of groups in which all are wrong.
 
-    Their gradient is 0 where theta is theta_old; later it only holds theta back.
+    At theta_old their gradient is 0. Later their loss only keeps theta close to theta_old.
     """
 
     def views(self, trajectory: Trajectory, signal_B: torch.Tensor, seeds: Sequence[int], inner: int = 0) -> Views:

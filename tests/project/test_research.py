@@ -235,6 +235,15 @@ def test_rising_states_are_those_of_unigrpo(words_batch: tuple[Any, Any]):
     assert torch.equal(ours.input_ids, theirs.input_ids) and torch.equal(ours.target, theirs.target)
 
 
+def test_neutral_rollouts_have_no_gradient_at_theta_old(words_batch: tuple[Any, Any]):
+    """Without their views the gradient is the same but for the number of targets that it is divided by."""
+    own, views = gradient_of(words_batch, name="lfpo", num_iterations=1)
+    informed, fewer = gradient_of(words_batch, name="research.variants:InformedLFPO", num_iterations=1)
+    assert 0 < len(fewer.row) < len(views.row)
+    total = float(views.weight.sum()) * own
+    torch.testing.assert_close(float(fewer.weight.sum()) * informed, total, rtol=1e-3, atol=1e-5 * float(total.abs().max()))
+
+
 def test_samples_give_every_pass_at_k_and_different_right_answers(monkeypatch: pytest.MonkeyPatch):
     """Of four samples one problem has two right ones of one kind, the other one: pass@2 is 5/6 and 1/2."""
     answers = [SimpleNamespace(completion=text) for text in "aabcdefg"]
