@@ -241,7 +241,9 @@ def test_neutral_rollouts_have_no_gradient_at_theta_old(words_batch: tuple[Any, 
     informed, fewer = gradient_of(words_batch, name="research.variants:InformedLFPO", num_iterations=1)
     assert 0 < len(fewer.row) < len(views.row)
     total = float(views.weight.sum()) * own
-    torch.testing.assert_close(float(fewer.weight.sum()) * informed, total, rtol=1e-3, atol=1e-5 * float(total.abs().max()))
+    torch.testing.assert_close(
+        float(fewer.weight.sum()) * informed, total, rtol=1e-3, atol=1e-5 * float(total.abs().max())
+    )
 
 
 def test_samples_give_every_pass_at_k_and_different_right_answers(monkeypatch: pytest.MonkeyPatch):
